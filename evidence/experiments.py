@@ -91,6 +91,12 @@ CONFIRMATION = Experiment(
 )
 """The best student and the next, with seeds that nothing was chosen by."""
 MACCHIATO = Experiment("macchiato", ("evidence/specs/macchiato.yaml",), TAUGHT)
+LEADS = Experiment(
+    "macchiato-leads", ("evidence/specs/macchiato-leads.yaml", "evidence/specs/macchiato-delta.yaml"), TAUGHT, RECIPE
+)
+"""Why Macchiato retrieves little, even with the training that the others get."""
+SLOWER = Experiment("macchiato-slower", ("evidence/specs/macchiato-full.yaml",), TAUGHT, (*RECIPE, "recipe.transfer.lr=3e-3"))
+"""And whether its transfer went too fast."""
 LOLA_LENGTHS = Experiment("lola-lengths", ("evidence/specs/lola.yaml",), SCORED, trained=(STUDENTS, "lolcats"))
 LOLA = Experiment(
     "lola",
@@ -115,4 +121,6 @@ LATTE = Experiment(
         seeds=SEEDS,
     ),
 )
-EXPERIMENTS = {one.name: one for one in (TEACHERS, STUDENTS, CONFIRMATION, MACCHIATO, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)}
+EXPERIMENTS = {
+    one.name: one for one in (TEACHERS, STUDENTS, CONFIRMATION, MACCHIATO, LEADS, SLOWER, LOLA_LENGTHS, LOLA, TRANSFER, LATTE)
+}

@@ -54,6 +54,19 @@ CACHED = {
     "LAWCAT": LAWCAT,
 }
 
+LEADS = {
+    "Macchiato, trained as the others": MACCHIATO,
+    "no mixer": "macchiato-leads/macchiato-no-mixer",
+    "a convolution as mixer": "macchiato-leads/macchiato-convolution",
+    "no mixer, 128 latents": "macchiato-leads/macchiato-more-latents",
+    "a tenth of the rate in transfer": "macchiato-slower/macchiato-full",
+    "a delta rule beside": "macchiato-leads/macchiato-delta",
+}
+
+
+def _lead(name: str, columns: tuple[str, ...]) -> Place:
+    return Place(LEADS[name], columns)
+
 
 def _cached(name: str) -> Place:
     return Place(CACHED[name], STORIES[0])
@@ -121,6 +134,36 @@ CLAIMS = (
                 _cached("positions in the window"),
                 Place(LAWCAT, STORIES[0]),
                 0.1,
+            ),
+        ),
+    ),
+    Claim(
+        "What keeps Macchiato from recalling is its mixer, and from passkeys that nothing in it is local",
+        "evidence/specs/macchiato-leads.yaml, evidence/specs/macchiato-delta.yaml",
+        "Latte's heads onto a pretrained model, trained as the other students are, find few of the passkeys and half of the values. "
+        "One thing is changed at a time: what mixes the latents' inputs, their number, the rate of attention transfer; in the last "
+        "row LAWCAT's convolution and a gated delta rule stand beside the window and the latents.",
+        LEADS,
+        (STORIES[0], *ALL),
+        (
+            *(
+                above(f"{name} above Macchiato, mean of recall", _lead(name, RECALL), Place(MACCHIATO, RECALL))
+                for name in ("no mixer", "a convolution as mixer")
+            ),
+            above(
+                "a convolution as mixer above no mixer, mean of passkeys",
+                _lead("a convolution as mixer", PASSKEY),
+                _lead("no mixer", PASSKEY),
+            ),
+            below(
+                "a tenth of the rate in transfer below no mixer, mean of recall",
+                _lead("a tenth of the rate in transfer", RECALL),
+                _lead("no mixer", RECALL),
+            ),
+            *(
+                above(f"a delta rule beside above {name}, mean of all", _lead("a delta rule beside", ALL), _lead(name, ALL))
+                for name in LEADS
+                if name != "a delta rule beside"
             ),
         ),
     ),
