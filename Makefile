@@ -71,7 +71,8 @@ clean:
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 # The pin of torch in constraints.txt keeps the resolver from newer builds, which bring gigabytes along.
-PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Python compiles what it imports; pip would compile all that is there, which takes as long as the installation.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 
 $(PRODUCT): pyproject.toml constraints.txt
 	@echo "Installing Composer into $(VENV): torch, transformers and what they need, a minute or a few."

@@ -51,7 +51,7 @@ def words_of(figure: Any) -> list[tuple[str, float, Bbox]]:
     Text.draw = draw
     try:
         with rc_context(STYLE):
-            figure.canvas.draw()
+            figure.draw_without_rendering()
     finally:
         Text.draw = drawn
     return found
