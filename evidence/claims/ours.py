@@ -140,9 +140,9 @@ CLAIMS = (
     Claim(
         "What keeps Macchiato from recalling is its mixer, and from passkeys that nothing in it is local",
         "evidence/specs/macchiato-leads.yaml, evidence/specs/macchiato-delta.yaml",
-        "Latte's heads onto a pretrained model, trained as the other students are, find few of the passkeys and half of the values. "
-        "One thing is changed at a time: what mixes the latents' inputs, their number, the rate of attention transfer; in the last "
-        "row LAWCAT's convolution and a gated delta rule stand beside the window and the latents.",
+        "Latte's heads onto a pretrained model, trained as the other students are, find few of the passkeys and half of the "
+        "values. One thing is changed at a time: what mixes the latents' inputs, their number, the rate of attention transfer; in "
+        "the last row LAWCAT's convolution and a gated delta rule stand beside the window and the latents.",
         LEADS,
         (STORIES[0], *ALL),
         (
