@@ -1,0 +1,55 @@
+"""How many operations of PyTorch a step of decode takes: the teacher that ships with this project, and students of it.
+
+OMP_NUM_THREADS=1 python benchmarks/operations.py
+
+Every call of an operation counts, those that others make included, as PyTorch's profiler sees them: of one token behind a prompt,
+through both layers and the output layer. Counts are the same on every machine, and change with PyTorch's version.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM
+
+import composer
+from benchmarks.harness import about, write
+from composer.progress import without_theirs
+
+TEACHER = Path(__file__).parents[1] / "examples" / "teacher"
+SPECS = ("softmax", "gla", "gated-delta", "lawcat", "lolcats", "lola", "latte-macchiato")
+PROMPT = 138
+"""Tokens before the step, more than the windows of these specs hold."""
+
+
+def operations(model: Any) -> int:
+    """Of one step of decode behind a prompt, once two steps have been taken."""
+    tokens = torch.arange(PROMPT)[None] % model.config.vocab_size
+    with torch.inference_mode():
+        cache = model(tokens, use_cache=True).past_key_values
+        for _ in range(2):
+            model(tokens[:, :1], past_key_values=cache, use_cache=True)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            model(tokens[:, :1], past_key_values=cache, use_cache=True)
+    return sum(event.count for event in seen.key_averages() if event.key.startswith("aten::"))
+
+
+def main() -> None:
+    """Prints the counts, and writes ``benchmarks/results/operations.json``."""
+    with without_theirs():
+        counts = {"teacher": operations(AutoModelForCausalLM.from_pretrained(TEACHER).eval())}
+        counts |= {spec: operations(composer.build(spec, TEACHER, dtype="float32").eval()) for spec in SPECS}
+    write("operations", {"about": about("cpu"), "prompt": PROMPT, "operations": counts})
+    table = Table("model", "operations")
+    for name, count in counts.items():
+        table.add_row(name, f"{count:,}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Operations of a decode step are counted: each call once, the same at every count, and what the page says is what was kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import composer
+from benchmarks.harness import RESULTS
+from benchmarks.operations import SPECS, TEACHER, operations
+
+PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
+
+
+def test_the_count_is_the_same_again() -> None:
+    model = composer.build("gla", TEACHER, dtype="float32").eval()
+    assert operations(model) == operations(model) > 100
+
+
+def test_the_page_says_what_was_counted() -> None:
+    counts = json.loads((RESULTS / "operations.json").read_text())["operations"]
+    assert list(counts) == ["teacher", *SPECS]
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith("| now |"))
+    said = [int(cell.replace(",", "")) for cell in row.split("|")[2:-1]]
+    assert sorted(said) == sorted(counts.values())
