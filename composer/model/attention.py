@@ -21,7 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from blocks.flow import Tokens, as_kind
 from blocks.part import State
-from composer.model.cache import ComposedCache, StateLayer
+from composer.model.cache import ComposedCache, StateLayer, writable
 from composer.model.heads import AttentionFacts, ComposedHeads
 
 INTERFACE = "composed"
@@ -110,7 +110,8 @@ class ComposedAttention(nn.Module):
         held = self._held(options)
         state = held.tensors if held is not None else {}
         passed = _passed(arguments, options).on(hidden_states.device)
-        call = LayerCall(hidden_states, passed, state, held is not None and not torch.is_grad_enabled())
+        in_place = held is not None and not torch.is_grad_enabled() and writable(held)
+        call = LayerCall(hidden_states, passed, state, in_place)
         answer = self._run_host(call, arguments, options)
         if held is not None:
             held.keep(call.carried, hidden_states.shape[1])

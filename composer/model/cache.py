@@ -72,6 +72,12 @@ class StateLayer(CacheLayerMixin):
         self.tensors = {name: tensor.repeat_interleave(repeats, dim=0) for name, tensor in self.tensors.items()}
 
 
+@torch.compiler.assume_constant_result  # its guards tell tensors of inference mode from others, and the mode, too
+def writable(layer: StateLayer) -> bool:
+    """Whether the states may be written over here: outside inference mode, PyTorch refuses to write over tensors made in it."""
+    return torch.is_inference_mode_enabled() or not any(tensor.is_inference() for tensor in layer.tensors.values())
+
+
 def _own(tensor: Tensor) -> Tensor:
     # A compiler cannot look at storages, and copies parts of larger tensors where it has to.
     larger = not torch.compiler.is_compiling() and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes

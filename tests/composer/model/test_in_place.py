@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from composer.model.cache import ComposedCache
-from tests.composer.model.models import student, tokens
+from tests.composer.model.models import CAUSAL, student, tokens
 
 SPECS = {
     "a window above a state": ("lolcats",),
@@ -89,3 +89,17 @@ def test_a_step_moves_no_state(spec: str, names: list[str]) -> None:
     before = held(cache)
     model(ids[:, [LENGTH + 1]], past_key_values=cache)
     assert all(held(cache)[f"0.head.{name}"].data_ptr() == before[f"0.head.{name}"].data_ptr() for name in names)
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_inference_mode_and_no_gradients_may_take_turns(spec: str) -> None:
+    """Outside inference mode PyTorch refuses to write over tensors that were made in it."""
+    model, ids = student(spec), tokens(2, LENGTH + 4)
+    with torch.inference_mode():
+        cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
+    steps = []
+    for column, mode in enumerate((torch.no_grad, torch.no_grad, torch.inference_mode, torch.no_grad), LENGTH):
+        with mode():
+            steps.append(model(ids[:, [column]], past_key_values=cache).logits)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat(steps, dim=1), model(ids).logits[:, LENGTH:], rtol=1e-9, atol=1e-9)
