@@ -66,12 +66,12 @@ def _of_step(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:
 
 
 def _call(one: CoveredOperation, names: Mapping[Value, str]) -> str:
-    given = {**dict(one.single), **dict(one.inside)}
-    arguments = [names[given[port.name]] for port in one.node.operation.reads if port.name in given]
-    for port, sources in one.many:
-        for label, source in sources:
-            plain = names[source] in (label, f"{label}_{port}") or port == "partial"
-            arguments.append(names[source] if plain else f"{label}_{port}={names[source]}")
+    arguments = []
+    for port in sorted(one.node.operation.reads, key=lambda port: port.many):
+        for edge in (edge for edge in one.edges if edge.input == port.name):
+            name, asked = names[edge.start, edge.output], f"{edge.label}_{port.name}"
+            plain = not port.many or name in (edge.label, asked) or port.name == "partial"
+            arguments.append(name if plain else f"{asked}={name}")
     node = one.node
     function = node.module if node.main or node.name == node.module else node.name
     return f"{function}({', '.join(arguments)})"

@@ -57,10 +57,11 @@ class CoveredOperation:
     their names in the head's state."""
 
     node: Node
+    edges: tuple[Edge, ...]
+    """All edges into it. Those from another operation of the step are in none of the fields below: the step's form passes on what
+    flows there by itself."""
     single: tuple[tuple[str, Value], ...]
     many: tuple[tuple[str, tuple[tuple[str | None, Value], ...]], ...]
-    inside: tuple[tuple[str, Value], ...]
-    """Inputs from another operation of the step, which the step's form passes on by itself."""
     options: tuple[tuple[str, Any], ...]
     gives: tuple[Value, ...]
     slots: tuple[tuple[str, str], ...]
@@ -73,6 +74,16 @@ class CoveredOperation:
             given[port] = values[source]
         for port, sources in self.many:
             given[port] = {label: values[source] for label, source in sources} if sources else {}
+        return given
+
+    def all_inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
+        """The same once the step has run, with what another operation of the step has given."""
+        given = self.inputs(values)
+        many = {port.name for port in self.node.operation.reads if port.many}
+        for edge in self.edges:
+            value = edge.start, edge.output
+            if value in values:
+                given[edge.input] = given[edge.input] | {edge.label: values[value]} if edge.input in many else values[value]
         return given
 
     def call(self, context: CallContext) -> Call:
@@ -172,15 +183,14 @@ def covered(
 ) -> CoveredOperation:
     """An operation with these edges into it; an input that takes several edges and has none gets an empty mapping. step: the names
     of the operations in the same step. mass_asked: whether a read needs a memory's lse."""
-    inside = tuple((edge.input, (edge.start, edge.output)) for edge in edges if edge.start in step)
-    edges = tuple(edge for edge in edges if edge.start not in step)
+    outside = tuple(edge for edge in edges if edge.start not in step)
     single, many = [], []
     for port in node.operation.reads:
-        sources = [edge for edge in edges if edge.input == port.name]
+        sources = [edge for edge in outside if edge.input == port.name]
         if port.many:
             many.append((port.name, tuple((edge.label, (edge.start, edge.output)) for edge in sources)))
         else:
             single += [(port.name, (edge.start, edge.output)) for edge in sources]
     gives = tuple((node.name, port.name) for port in node.operation.gives)
     slots = tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
-    return CoveredOperation(node, tuple(single), tuple(many), inside, tuple(node.options.items()), gives, slots, mass_asked)
+    return CoveredOperation(node, edges, tuple(single), tuple(many), tuple(node.options.items()), gives, slots, mass_asked)

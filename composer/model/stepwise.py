@@ -147,8 +147,7 @@ def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], context: 
     found: dict[tuple[str, str], Shown] = {}
     for one in step.covers:
         if one.node.part is not None and one.node.main:
-            inputs = one.inputs(values) | {port: values[value] for port, value in one.inside if value in values}
-            shown = parts[one.node.module](one.node.part.shows, one.call(context), inputs)
+            shown = parts[one.node.module](one.node.part.shows, one.call(context), one.all_inputs(values))
             found |= {(one.node.name, name): what for name, what in shown.items()}
     return found
 

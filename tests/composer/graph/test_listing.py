@@ -14,7 +14,7 @@ from blocks.operation import Setting
 from blocks.recurrences import additive
 from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import INPUTS, HeadGraph, build_graph
+from composer.graph.graph import INPUTS, SINKS, HeadGraph, build_graph
 from composer.graph.listing import listing, otherwise
 from composer.graph.lowering import BACKENDS, compiled, lower, lowered
 from composer.graph.program import CoveredOperation
@@ -25,13 +25,18 @@ from tests.laws.cases import built, inputs, run
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
+GPU = Setting(device="cuda", dtype="bfloat16")
 
-def assert_reads_well(graph: HeadGraph, backend: str = "auto") -> None:
-    """A line for each operation and one for the projections; names in order; forms that explain says."""
-    program = lower(graph, backend)
+
+def assert_reads_well(graph: HeadGraph, backend: str = "auto", setting: Setting | None = None) -> None:
+    """A line for each operation and one for the projections; names in order; every edge is an argument; forms that explain says."""
+    setting = setting or Setting()
+    program = lower(graph, backend, setting)
     *lines, last = listing(program)
     projected = bool(program.before)
     known = {"hidden"} if projected else set(INPUTS)
+    nodes = iter(one.node for step in program.steps for one in step.covers)
+    names = {(name, name): name for name in (*INPUTS, SINKS)}
     for line in lines:
         left, _, right = line.partition(" = ")
         call = re.match(r"[a-z0-9_.]+\(([^()]*)\)", right)
@@ -41,25 +46,33 @@ def assert_reads_well(graph: HeadGraph, backend: str = "auto") -> None:
         gives = left.strip().split(", ")
         assert projected or not known & set(gives), "a name means one thing"
         known |= set(gives)
+        if right.startswith("projections("):
+            continue
+        node = next(nodes)
+        assert sorted(arguments) == sorted(names[edge.start, edge.output] for edge in graph.into(node.name))
+        names |= {(node.name, port.name): name for port, name in zip(node.operation.gives, gives, strict=True)}
     assert last == "return output"
     assert "output" in known
     assert len(lines) == len(graph.parts) + projected
     text = "\n".join(lines)
-    assert all(one.form in text for one in lowered(graph, backend, Setting()))
+    assert all(one.form in text for one in lowered(graph, backend, setting))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_listings_of_shipped_specs_read_well(name: str, backend: str) -> None:
+    """On a GPU more operations are joined in one step."""
     spec = shipped(name)
     for head in spec.heads.values():
-        assert_reads_well(build_graph(head, spec.shape(4)), backend)
+        for setting in (Setting(), GPU):
+            assert_reads_well(build_graph(head, spec.shape(4)), backend, setting)
 
 
 @given(drawn=random_heads())
 @settings(deadline=None)
 def test_the_listings_of_random_heads_read_well(drawn: tuple[HeadSpec, Shape]) -> None:
-    assert_reads_well(build_graph(*drawn))
+    for setting in (Setting(), GPU):
+        assert_reads_well(build_graph(*drawn), setting=setting)
 
 
 def squeezed(lines: list[str]) -> list[str]:
@@ -77,6 +90,18 @@ def test_lolcats() -> None:
         "output = read(window, state, window_weight) # B T 4 8 as defined",
         "return output",
     ]
+
+
+def test_a_read_in_a_joined_step_lists_all_that_it_reads() -> None:
+    graph = build_graph(shipped("lola").heads["head"], SIZE.shape(4))
+    (read,) = (line for line in listing(lower(graph, "triton", GPU)) if line.startswith("output = "))
+    assert read.startswith("output = read(window, sparse, state, window_weight, sparse_weight=window_weight)  #")
+    (step,) = (step for step in lower(graph, "triton", GPU).steps if len(step.covers) > 1)
+    values = {value: value for one in step.covers for value in one.gives}
+    outside = {(edge.start, edge.output): 1.0 for edge in graph.into("read", "weight")}
+    inputs = step.covers[-1].all_inputs(values | outside)
+    assert inputs["partial"] == {name: (name, "partial") for name in ("window", "sparse", "state")}
+    assert inputs["weight"] == {"window": 1.0, "sparse": 1.0}
 
 
 def test_the_lines_of_decode_are_those_that_differ() -> None:
