@@ -27,7 +27,7 @@ Row = tuple[str, str, str]
 
 def listing(program: Program) -> list[str]:
     """A line for each operation; lines of a step that covers several are joined at the side."""
-    return [*_lines(_rows(program)), f"return {OUTPUT}"]
+    return [*_lines(_steps(program)), f"return {OUTPUT}"]
 
 
 def inputs_of(program: Program) -> tuple[str, ...]:
@@ -36,24 +36,27 @@ def inputs_of(program: Program) -> tuple[str, ...]:
 
 
 def otherwise(program: Program, decode: Program) -> list[str]:
-    """The lines of decode that the other program does not have."""
-    said = set(_rows(program))
-    return _lines([row for row in _rows(decode) if row not in said])
+    """The lines of the steps of decode that the other program does not have. A step that covers several operations stands there
+    whole."""
+    said = set(_steps(program))
+    return _lines([step for step in _steps(decode) if step not in said])
 
 
-def _lines(rows: list[Row]) -> list[str]:
+def _lines(steps: list[tuple[Row, ...]]) -> list[str]:
+    rows = [row for step in steps for row in step]
     left = max((len(code) for code, *_ in rows if len(code) <= FARTHEST), default=0)
     shape = max((len(size) for _, size, _ in rows), default=0)
     return [f"{code:<{left}}  # {size:<{shape}}  {form}".rstrip(" #") for code, size, form in rows]
 
 
-def _rows(program: Program) -> list[Row]:
+def _steps(program: Program) -> list[tuple[Row, ...]]:
+    """The lines of each step, and of the projections."""
     names = _names(program)
-    rows = [row for step in program.before for row in _of_step(step, names)]
-    if program.before:
-        mixed = names[program.mixed]
-        rows.append((f"query, key, value = projections({mixed}, {mixed}, hidden)", "", ""))
-    return rows + [row for step in program.after for row in _of_step(step, names)]
+    before, after = ([tuple(_of_step(step, names)) for step in steps] for steps in (program.before, program.after))
+    if not before:
+        return after
+    mixed = names[program.mixed]
+    return [*before, ((f"query, key, value = projections({mixed}, {mixed}, hidden)", "", ""),), *after]
 
 
 def _of_step(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:

@@ -114,6 +114,17 @@ def test_the_lines_of_decode_are_those_that_differ() -> None:
     assert otherwise(program, program) == []
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_step_that_is_other_in_decode_is_listed_whole(name: str) -> None:
+    """So every bracket at its side that opens is closed."""
+    spec = shipped(name)
+    for head in spec.heads.values():
+        for setting in (Setting(), GPU):
+            lines = otherwise(*compiled(head, spec.shape(4)).both("auto", setting))
+            marks = "".join(mark for line in lines for mark in line.partition("#")[2] if mark in "┌├└")
+            assert re.fullmatch("(┌├*└)*", marks)
+
+
 def test_an_argument_that_its_edge_does_not_name_has_a_keyword() -> None:
     """LoLA's cache has the window's weight; the write strength of gated delta is called as its edge says."""
     (*_, read, _) = listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4))))
