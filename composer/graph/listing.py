@@ -25,6 +25,11 @@ Row = tuple[str, str, str]
 """A line: the code, the shape of the first thing that it gives, and the form."""
 
 
+def heading(backend: str, device: str, dtype: str) -> str:
+    """What a listing is of."""
+    return f"backend {backend} on {device}, {dtype}. Shapes: B rows, T tokens."
+
+
 def listing(program: Program) -> list[str]:
     """A line for each operation; lines of a step that covers several are joined at the side."""
     return [*_lines(_steps(program)), f"return {OUTPUT}"]

@@ -22,6 +22,7 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens, as_kind
 from blocks.part import State
 from composer.model.cache import ComposedCache, StateLayer, writable
+from composer.model.head import PRINTED_FOR, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads
 
 INTERFACE = "composed"
@@ -177,6 +178,14 @@ class ComposedAttention(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, composed: LayerCall) -> Tensor:
         """The same for this project's own host, whose queries have the layout ``B T H D`` and the scale of heads already."""
         return self.answer(composed, query, key, value, None)
+
+    def __repr__(self) -> str:
+        """The module with its heads' programs, for the device and dtype of the host's projections."""
+        token = PRINTED_FOR.set(setting_of(self.parameters()))
+        try:
+            return super().__repr__()
+        finally:
+            PRINTED_FOR.reset(token)
 
     def hook_projections(self) -> None:
         """Hook the projections of queries and keys, which an adapter may have replaced: they project what the groups have mixed."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +16,10 @@ from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
-from composer.graph.listing import DECODE, listing, otherwise
+from composer.graph.listing import DECODE, heading, listing, otherwise
 from composer.graph.lowering import AUTO, Compiled, compiled
 from composer.graph.program import CallContext, Program
+from converters.trunk import dtype_name
 
 
 class PartModule(nn.Module):
@@ -60,12 +62,19 @@ class PartModule(nn.Module):
         return function(self._parameters, *inputs, **options)
 
 
+PRINTED_FOR: ContextVar[Setting | None] = ContextVar("where the layer stands whose heads are printed", default=None)
 NOTHING = nullcontext()
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """For the block, autocast is off."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
+
+
+def setting_of(parameters: Iterable[Tensor]) -> Setting:
+    """The setting of a module with these parameters: device and dtype of the first one that holds numbers."""
+    first = next((parameter for parameter in parameters if parameter.is_floating_point()), None)
+    return Setting() if first is None else Setting(first.device.type, dtype_name(first.dtype))
 
 
 def precise_parameters(model: nn.Module) -> set[str]:
@@ -167,10 +176,15 @@ class Head(nn.Module):
         }
 
     def extra_repr(self) -> str:
-        """The program for prefill on a CPU, and the lines that differ in decode."""
-        program, decode = self._compiled.both(self._printed, Setting())
+        """The program for prefill, and the lines that differ in decode: on the layer's device, or, of a head by itself, on that of
+        its parameters."""
+        precise = precise_parameters(self)
+        own = sorted(self.named_parameters(), key=lambda named: named[0] in precise)
+        setting = PRINTED_FOR.get() or setting_of(parameter for _, parameter in own)
+        program, decode = self._compiled.both(self._printed, setting)
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
-        return "\n".join([*listing(program), *([DECODE, *differs] if differs else [])])
+        first = f"# {heading(self._printed, setting.device, setting.dtype)}"
+        return "\n".join([first, *listing(program), *([DECODE, *differs] if differs else [])])
 
 
 def anatomy(head: Head) -> Anatomy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blocks.operation import Setting
 from blocks.part import Closed
-from composer.graph.listing import DECODE, inputs_of, listing, otherwise
+from composer.graph.listing import DECODE, heading, inputs_of, listing, otherwise
 from composer.graph.lowering import AUTO, check_backend, compiled
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
@@ -37,7 +37,7 @@ class Listing(Readable, Closed):
     @property
     def text(self) -> str:
         """A function for each group of heads, with the lines that differ in decode."""
-        lines = [f"# {self.name} on {self.on}: backend {self.backend} on {self.device}, {self.dtype}. Shapes: B rows, T tokens."]
+        lines = [f"# {self.name} on {self.on}: {heading(self.backend, self.device, self.dtype)}"]
         for one in self.heads:
             heads = f"{plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')})"
             lines.append(f"\n# {heads} in {layers_in_words(one.layers)}")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import composer
+from blocks.operation import Setting
 from composer.errors import BuildError
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
@@ -108,3 +109,26 @@ def test_a_model_is_printed_with_its_programs() -> None:
     head, printed = model.model.layers[0].self_attn.composed.head, repr(model)
     for line in listing(lower(head._compiled.graph)):
         assert line in printed
+
+
+@pytest.mark.parametrize("spec", ["lolcats", "lawcat", "softmax"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_is_printed_is_what_runs_on_the_models_device_and_in_its_dtype(spec: str, dtype: torch.dtype) -> None:
+    """Of heads without parameters, too, and of such as have some that stay wide. The meta device stands for one that is no CPU."""
+    model: Any = student(spec)
+    model.to(dtype)
+    head, said = model.model.layers[0].self_attn.composed.head, str(dtype).removeprefix("torch.")
+    assert f"# backend auto on cpu, {said}. Shapes: B rows, T tokens." in repr(model)
+    for line in listing(head._compiled.program("auto", Setting("cpu", said))):
+        assert line in repr(model)
+    model.set_backend("reference")
+    assert f"# backend reference on meta, {said}." in repr(model.to("meta"))
+
+
+def test_a_head_by_itself_is_printed_by_its_own_parameters() -> None:
+    model: Any = student("lawcat")
+    head = model.bfloat16().model.layers[0].self_attn.composed.head
+    assert "# backend auto on cpu, bfloat16." in repr(head)
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.bfloat16, torch.float32}
+    bare: Any = student("softmax")
+    assert "# backend auto on cpu, float32." in repr(bare.model.layers[0].self_attn.composed)
