@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file
 
 from composer import build_folder
-from composer.progress import without_theirs
+from composer.progress import silent_transformers
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions
 from composer.training.student import read_student
@@ -174,5 +174,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with without_theirs():
+    with silent_transformers():
         main()

@@ -12,7 +12,7 @@ from composer.devices import device_kind
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.numbers import LEAST_SEED, Tokens, check_seed, tokens_of
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import load_spec, locate
@@ -89,7 +89,7 @@ def build(
         made.set_backend(backend)
         return made
     if isinstance(source, (str, os.PathLike)):
-        with without_theirs():
+        with silent_transformers():
             import torch
             from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -100,7 +100,7 @@ def build(
         kind = getattr(torch, dtype or opened.trunk.dtype)
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
         try:
-            with without_theirs():
+            with silent_transformers():
                 model = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False)
         except ValueError as error:
             raise BuildError(f"transformers cannot open {opened.folder}: {error}") from error
@@ -232,7 +232,7 @@ def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: 
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
     check_dtype(dtype, BuildError)
-    with without_theirs():
+    with silent_transformers():
         from composer.weights.loading import load_model
 
         return load_model(Path(folder), dtype, device, backend)

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, ParamSpec
 from warnings import catch_warnings, filterwarnings
 
 Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
-Told = ParamSpec("Told")
+Severity = Literal["error", "critical"]
+Arguments = ParamSpec("Arguments")
 
 
 class BarUpdate(NamedTuple):
@@ -82,8 +83,8 @@ def drawn() -> Iterator[Callable[[BarUpdate], None]]:
 
 @contextmanager
 def progress_callback(
-    progress: bool | Callable[Told, None], shown: Callable[Told, BarUpdate], *columns: Column
-) -> Iterator[Callable[Told, None] | None]:
+    progress: bool | Callable[Arguments, None], shown: Callable[Arguments, BarUpdate], *columns: Column
+) -> Iterator[Callable[Arguments, None] | None]:
     """The callback to report progress to: None for False, a bar for True, the caller's own function otherwise.
 
     A bar needs a terminal or a notebook. shown: turns the callback's arguments into the text and counts of the bar."""
@@ -99,23 +100,34 @@ def progress_callback(
         yield None
 
 
+def silence_transformers(least: Severity | None = None) -> None:
+    """transformers draws no bars from now on. least: the severity from which it still logs; None leaves its log as it is."""
+    logging = _log_of_transformers()
+    logging.disable_progress_bar()
+    if least is not None:
+        logging.set_verbosity(logging.log_levels[least])
+
+
 @contextmanager
-def without_theirs(*, warnings: bool = False) -> Iterator[None]:
-    """For the block, transformers shows no bars and, with ``warnings``, logs no warnings.
+def silent_transformers(least: Severity | None = None) -> Iterator[None]:
+    """``silence_transformers`` for the block.
 
     Import transformers inside the block: in a notebook, its bars ask for widgets when they are imported.
     """
-    with catch_warnings():
-        filterwarnings("ignore", message="IProgress not found")
-        from transformers.utils import logging
-
+    logging = _log_of_transformers()
     bars_were, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    if warnings:
-        logging.set_verbosity_error()
+    silence_transformers(least)
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if bars_were:
             logging.enable_progress_bar()
+
+
+def _log_of_transformers() -> Any:
+    with catch_warnings():
+        filterwarnings("ignore", message="IProgress not found")
+        from transformers.utils import logging
+
+    return logging

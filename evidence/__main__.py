@@ -12,7 +12,7 @@ import typer
 from composer.ablation.runner import one_process, processes
 from composer.devices import check_device
 from composer.errors import ComposerError
-from composer.progress import without_theirs
+from composer.progress import silent_transformers
 from evidence import choosing_page, collapse, listops, page, selecting, speed
 from evidence.ablations import ABLATIONS
 from evidence.experiments import OUT
@@ -64,5 +64,5 @@ def _tell(line: str) -> None:
 
 if __name__ == "__main__":
     os.chdir(Path(__file__).parents[1])
-    with without_theirs():
+    with silent_transformers():
         sys.exit(typer.run(main))

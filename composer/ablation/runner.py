@@ -18,6 +18,7 @@ from composer.ablation.steps import FAILURE, WARNINGS, Figures, found, run_step
 from composer.errors import AblationError
 from composer.locks import say_nothing
 from composer.notices import warn_user
+from composer.progress import silence_transformers
 
 LIBRARIES = (
     "transformers",
@@ -180,10 +181,9 @@ def _context() -> Any:
 def _begin(stop: Any) -> None:
     """Set up a process: with one thread, as more would compete for the cores, and so that it ends when its parent does."""
     import torch
-    from transformers.utils import logging
 
     torch.set_num_threads(1)
-    logging.disable_progress_bar()
+    silence_transformers()
     parent = multiprocessing.parent_process()
     assert parent is not None, "it was started by one"
     for over in (stop.wait, parent.join):

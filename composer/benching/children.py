@@ -15,6 +15,7 @@ from composer.benching.options import BenchOptions
 from composer.benching.report import Workload
 from composer.benching.trial import Trial
 from composer.errors import BenchError
+from composer.progress import silence_transformers
 
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
 """Glibc gives freed tensors of a page or more back at once: what is resident is what is held, without the holes of the heap."""
@@ -64,14 +65,12 @@ def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[
 def main(asked: dict[str, Any]) -> None:
     """The main function of the process: prints a line of JSON for each workload."""
     import torch
-    from transformers.utils import logging
 
     from composer.benching.memory import resident
     from composer.benching.trial import Contestant, run_trial, warm
     from composer.weights.opened import open_models
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers("error")
     torch.set_num_threads(asked["threads"])
     trial = Trial.model_validate(asked["trial"])
     (opened,) = open_models([asked["folder"]], BenchError)

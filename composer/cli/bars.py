@@ -15,7 +15,7 @@ from composer.progress import BarUpdate, Column, bars, on_terminal
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
 
-Told = ParamSpec("Told")
+Arguments = ParamSpec("Arguments")
 LINES_A_STAGE = 10
 """Lines of progress for each stage of a training whose output is no terminal."""
 
@@ -29,12 +29,12 @@ def at_once(what: str, *, quiet: bool) -> None:
 @contextmanager
 def watching(
     *columns: Column,
-    bar: Callable[Told, BarUpdate],
-    line: Callable[Told, None],
+    bar: Callable[Arguments, BarUpdate],
+    line: Callable[Arguments, None],
     quiet: bool,
     visible: bool = True,
     stay: bool = False,
-) -> Iterator[Callable[Told, None] | None]:
+) -> Iterator[Callable[Arguments, None] | None]:
     """A callback for progress: on a terminal it moves a bar, elsewhere it prints lines to stderr. None where progress is not
     ``visible``, and where ``quiet``: then notices are not printed either, and warnings are.
 

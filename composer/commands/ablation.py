@@ -14,7 +14,7 @@ from composer.devices import check_device
 from composer.errors import AblationError, in_words
 from composer.evaluation.options import SHORTEST
 from composer.numbers import MOST_SEED, Numbers, check_count, numbers_of
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.spec.overrides import Overrides
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def ablate(
     check_count("--samples", samples, AblationError)
     check_references((*several(data), *several(held_out)))
     named: Mapping[str, Reference | None] = {"text": text, "haystack": haystack, "babi": babi}
-    with without_theirs(warnings=True):
+    with silent_transformers("error"):
         from composer.ablation.ablate import ablate as run
         from composer.ablation.plan import Request
 

@@ -11,7 +11,7 @@ from composer.benching.specs import built
 from composer.errors import BenchError, in_words
 from composer.graph.lowering import AUTO
 from composer.numbers import Numbers, numbers_of
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
 
@@ -82,7 +82,7 @@ def bench(
         with built(named, seed) as (folders, said):
             timed = folders if labels is None else dict(zip(labels, folders, strict=True))
             open_models(timed, BenchError)
-            with without_theirs(warnings=True):
+            with silent_transformers("error"):
                 from composer.benching.runner import bench as run
 
                 return run(timed, lengths, positions, options, built=said)

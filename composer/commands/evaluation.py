@@ -11,7 +11,7 @@ from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, SHORTEST, EvaluationOptions, EvaluationProgress
 from composer.graph.lowering import AUTO
 from composer.numbers import Numbers, Tokens, numbers_of, tokens_of
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
 
@@ -86,7 +86,7 @@ def evaluate(
         if read_tasks(asked, options):
             read_lengths(sizes)
         open_models(named, EvaluationError)
-        with without_theirs(warnings=True):
+        with silent_transformers("error"):
             from composer.evaluation.runner import evaluate as run
 
             return run(named, asked, sizes, options)

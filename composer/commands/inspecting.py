@@ -12,7 +12,7 @@ from composer.evaluation.options import SHORTEST
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, ONE_TEXT, QUERIES, InspectOptions
 from composer.numbers import Numbers, numbers_of
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings
@@ -78,7 +78,7 @@ def inspect(
         from composer.inspection.inspect import inspect as run
 
         fewer = f"Look at a shorter text (--length, now {lengths[0]:,}), with fewer --queries, or without the teacher: --alone."
-        with room_for(f"on {device}", fewer, InspectionError), without_theirs(warnings=True):
+        with room_for(f"on {device}", fewer, InspectionError), silent_transformers("error"):
             return run(model, options, tokenizer=tokenizer, tell=tell)
 
 

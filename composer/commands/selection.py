@@ -17,7 +17,7 @@ from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
 from composer.numbers import Tokens, check_count, check_seed, tokens_of
-from composer.progress import progress_callback, without_theirs
+from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.origin import another_source
 from composer.selection.report import By
@@ -118,7 +118,7 @@ def select(
         "less, and start anew: --force."
     )
     room = room_for(f"on {device}", fewer, SelectionError)
-    with selection_folder(folder, force=force), progress_callback(progress, bar_of) as watch, room, without_theirs():
+    with selection_folder(folder, force=force), progress_callback(progress, bar_of) as watch, room, silent_transformers():
         if given is None:
             given = _learned(loaded, source, folder, replace(training, watch=watch), force=force)
         options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)

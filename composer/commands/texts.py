@@ -20,7 +20,7 @@ from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.notices import warn_user
 from composer.numbers import LEAST_SEED, Tokens, check_count, check_range, check_seed, tokens_of
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
@@ -94,7 +94,7 @@ def generate(
         raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
     described = describe_model(model)  # report mistakes before imports that take seconds
     check_device(device)
-    with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), without_theirs(warnings=True):
+    with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), silent_transformers("error"):
         from composer.model.generation import keep_tokens_alone
         from composer.tasks.unknown import hardly_written, unknown_token
 
@@ -184,7 +184,7 @@ def sample(
     check_device(device)
     first: list[str] = []
     fewer = f"Write fewer texts at once (--batch, now {batch:,}), or shorter ones (--length, now {longest:,})."
-    with room_for(f"on {device}", fewer, DataError), without_theirs(warnings=True):
+    with room_for(f"on {device}", fewer, DataError), silent_transformers("error"):
         from composer.data.sampling import sample_texts
         from composer.training.rows import tokenizer_of
         from composer.training.teacher import open_language_model

@@ -14,7 +14,7 @@ from composer.errors import TrainingError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
 from composer.numbers import check_count, check_range, check_seed
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.spec.inherit import shown
 from composer.spec.overrides import Overrides
 from composer.tables import Readable, View
@@ -78,7 +78,7 @@ def distil(
     student = read_student(model, overrides)  # report mistakes before imports that take seconds
     stages_of(student.record, student.recipe, stage)
     check_references((*several(data), *several(held_out)))
-    with progress_callback(progress, bar_of) as watch, without_theirs():
+    with progress_callback(progress, bar_of) as watch, silent_transformers():
         from composer.training.distill import distill as run
 
         options = _options(
@@ -139,7 +139,7 @@ def train(
     student = read_student(model, overrides)
     stage_from_nothing(student)
     check_references((*several(data), *several(held_out)))
-    with progress_callback(progress, bar_of) as watch, without_theirs():
+    with progress_callback(progress, bar_of) as watch, silent_transformers():
         from composer.training.scratch import train as run
 
         options = _options(
@@ -186,7 +186,7 @@ def merge(model: Reference, out: Reference | None = None, *, force: bool = False
     """
     open_model(model)  # report mistakes before imports that take seconds
     target = _out(model, out, "merged")
-    with without_theirs():
+    with silent_transformers():
         from composer.training.merge import merge_adapters
 
         record = merge_adapters(Path(model).expanduser(), target, force=force)

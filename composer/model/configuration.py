@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConfig
@@ -11,6 +10,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
 from composer.spec.resolve import Resolved
+from composer.versions import version_of
 from converters.model_types import OWN, PREFIX
 
 
@@ -61,7 +61,7 @@ class ComposedConfig(Composition, LlamaConfig):
 def configuration_of(host: str) -> type[Any]:
     """The configuration of composed models whose host has this model type. Raises BuildError where transformers knows none."""
     if host not in CONFIG_MAPPING:
-        raise BuildError(f'transformers {version("transformers")} knows no family "{host}": config.json says it in model_type')
+        raise BuildError(f'transformers {version_of("transformers")} knows no family "{host}": config.json says it in model_type')
     plain = CONFIG_MAPPING[host]
     fields: dict[str, Any] = {"spec": dict[str, Any] | None, "spec_hash": str | None, "adapter": str | None}
     own = {

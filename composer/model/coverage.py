@@ -9,7 +9,7 @@ import torch
 
 from composer.model.classes import class_of
 from composer.model.configuration import configuration_of
-from composer.model.joined import silent
+from composer.progress import silent_transformers
 from converters.model_types import PREFIX
 
 
@@ -22,7 +22,7 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
     made = configuration_of(str(config["model_type"]).removeprefix(PREFIX)).from_dict(dict(config))
     empty = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in tensors.items()}
     try:
-        with silent():
+        with silent_transformers("critical"):
             _, report = class_of(made).from_pretrained(
                 None, config=made, state_dict=empty, device_map={"": "meta"}, ignore_mismatched_sizes=True, output_loading_info=True
             )

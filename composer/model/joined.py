@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from composer.model.classes import class_of
 from composer.model.hosts import layers_of
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """For the block, transformers logs no report of a load, and draws no bars."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+from composer.progress import silent_transformers
 
 
 def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -41,7 +26,7 @@ def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict
     # transformers takes this for a whole model, whose other modules are removed here.
     alone = type(model.__name__, (model,), {"__init__": __init__, "__module__": __name__, "tie_weights": _nothing})
     alone.get_input_embeddings = alone.get_output_embeddings = _nothing
-    with silent():
+    with silent_transformers("critical"):
         made, report = alone.from_pretrained(
             None, config=config, state_dict=dict(tensors), dtype=torch.float32, output_loading_info=True
         )

@@ -12,7 +12,7 @@ from IPython import display as page
 from transformers.utils import logging
 
 from composer.commands import texts, verifying
-from composer.progress import BarUpdate, progress_callback, without_theirs
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 
 
 def shown(done: int, total: int) -> BarUpdate:
@@ -83,7 +83,7 @@ def test_transformers_is_as_before_afterwards() -> None:
     logging.enable_progress_bar()
     logging.set_verbosity_warning()
     try:
-        with without_theirs(warnings=True):
+        with silent_transformers("error"):
             assert not logging.is_progress_bar_enabled()
             assert logging.get_verbosity() == logging.ERROR
         assert logging.is_progress_bar_enabled()
