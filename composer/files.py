@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,8 @@ from pathlib import Path
 
 from converters.bounded import reason
 
+PARTIAL = ".partial"
+MARK_BYTES = 4
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 """Arguments of renameat2, from Linux's headers."""
 
@@ -37,7 +41,23 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
 
 def partial_of(path: Path) -> Path:
     """The path of a file or a folder while it is being written. One that a killed process has left may be removed."""
-    return path.with_name(f".{path.name}.partial")
+    return path.with_name(f".{path.name}{PARTIAL}")
+
+
+def own_partial_of(path: Path) -> Path:
+    """Like ``partial_of``, but another path at each call, for what several processes may write at once."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(MARK_BYTES)}{PARTIAL}")
+
+
+def own_partials_of(path: Path) -> Iterator[Path]:
+    """Every path of ``own_partial_of`` that is there."""
+    mark = "[0-9a-f]" * (2 * MARK_BYTES)
+    return path.parent.glob(f".{glob.escape(path.name)}.{mark}{PARTIAL}")
+
+
+def replaced_by(partial: Path) -> Path:
+    """The path of a folder that ``move_folder`` replaces, until ``partial`` stands in its place."""
+    return partial.with_suffix(".replaced")
 
 
 def move_folder(partial: Path, folder: Path, *, replace: bool = True) -> Path | None:
@@ -51,7 +71,7 @@ def move_folder(partial: Path, folder: Path, *, replace: bool = True) -> Path | 
         return None
     if _exchanged(partial, folder):
         return partial
-    aside = partial.with_suffix(".replaced")
+    aside = replaced_by(partial)
     folder.rename(aside)
     try:
         partial.rename(folder)

@@ -9,12 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    found = {package: _version(package) for package in packages}
+    found = {package: version_of(package) for package in packages}
     return {package: said for package, said in found.items() if said is not None}
 
 
 @cache
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

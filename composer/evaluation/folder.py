@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer import files
 from composer.errors import EvaluationError
 from composer.evaluation.report import CellKey, EvaluationReport, EvaluationSetting, SampleResult
 from composer.evaluation.resuming import joined
+from composer.files import failing_as, visible_in, write_whole
 from composer.locks import working_in
 from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
 
@@ -65,7 +65,7 @@ class ScoreLog:
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         if self.folder is None:
             return
-        with _writable(self.folder), (self.folder / name).open("a", encoding="utf-8") as stream:
+        with writable(self.folder), (self.folder / name).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -74,7 +74,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
     """Continues the evaluation in a folder, or starts one there; for the block, the folder is locked against others.
 
     Models, tasks and lengths of earlier calls stay beside those of this one. force: replace the evaluation in the folder. Raises
-    EvaluationError where the folder holds one with other settings, or other files.
+    EvaluationError where the folder holds one with other settings, or other
     """
     if folder is None:
         yield ScoreLog(None, setting)
@@ -85,10 +85,11 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
             setting = _joined(folder, setting)
         elif begun:
             _remove(folder)
-        elif files.visible_in(folder):
+        elif visible_in(folder):
             raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
         log = ScoreLog(folder, setting)
-        write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
+        with writable(folder):
+            write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
         yield log
 
 
@@ -117,22 +118,9 @@ def earlier_report(folder: Path | None) -> EvaluationReport | None:
         return None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all. Raises EvaluationError."""
-    with _writable(path.parent):
-        files.write_whole(path, text)
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """``whole`` of ``composer.files``, whose OSError is raised as EvaluationError."""
-    with _writable(path.parent), files.whole(path) as partial:
-        yield partial
-
-
 def _remove(folder: Path) -> None:
     """Remove the files of an evaluation, and no others."""
-    with _writable(folder):
+    with writable(folder):
         for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
             (folder / name).unlink(missing_ok=True)
         for kind in PICTURES:
@@ -167,8 +155,7 @@ def _undamaged(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    with files.failing_as(
-        EvaluationError, f"{folder} cannot be written to", "What is there stands; mend it and say the same again."
-    ):
+def writable(folder: Path) -> Iterator[None]:
+    """Raises EvaluationError where the block cannot write to a folder."""
+    with failing_as(EvaluationError, f"{folder} cannot be written to", "What is there stands; mend it and say the same again."):
         yield

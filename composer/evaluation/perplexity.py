@@ -31,6 +31,8 @@ class Perplexity(Closed):
 
     source: ClassVar[str] = "the loss of a language model on a text of one's own"
     scored: ClassVar[Scored] = "loss"
+    provenance: ClassVar[None] = None
+    """Its text is a file that its options name."""
 
     kind: Literal["perplexity"] = "perplexity"
     text: Path

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer.evaluation.folder import PLOTS, whole
+from composer.evaluation.folder import PLOTS, writable
 from composer.evaluation.report import DEPTHS, EvaluationCell, EvaluationReport, TaskIdentity, interval_of
+from composer.files import whole
 from composer.plotting import MAP, RESOLUTION, WIDTH, colour, label, legend, line, marker, plain, plotting, titled, whole_ticks
 
 NAMES = {"written": "accuracy", "tokens": "accuracy", "loss": "loss"}
@@ -23,7 +24,7 @@ def draw(report: EvaluationReport, folder: Path) -> list[Path]:
     with plotting() as pyplot:
         for name, figure in _figures(report, pyplot):
             target = folder / PLOTS / f"{name}.png"
-            with whole(target) as partial:
+            with writable(target.parent), whole(target) as partial:
                 figure.savefig(partial, dpi=RESOLUTION, format="png")
             pyplot.close(figure)
             written.append(target)

@@ -118,7 +118,7 @@ class TaskIdentity(Closed):
     source: str
     options: dict[str, JsonValue]
     files: dict[str, str]
-    provenance: JsonValue = None
+    provenance: dict[str, str] | None = None
 
 
 class HarnessFacts(Closed):

@@ -12,7 +12,7 @@ from typing import Any
 from composer.devices import check_device
 from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
-from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, earlier_report, open_score_log, write_whole
+from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, earlier_report, open_score_log, writable
 from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
 from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
@@ -21,7 +21,7 @@ from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport
 from composer.evaluation.resuming import HARNESS_PACKAGE, all_cells
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
-from composer.files import sha256
+from composer.files import sha256, write_whole
 from composer.spec.inherit import shown
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
@@ -83,8 +83,9 @@ def write_report(report: EvaluationReport, folder: Path) -> None:
     from composer.evaluation.plots import draw
     from composer.evaluation.table import markdown
 
-    write_whole(folder / RESULTS, report.model_dump_json(indent=2) + "\n")
-    write_whole(folder / TABLE, markdown(report))
+    with writable(folder):
+        write_whole(folder / RESULTS, report.model_dump_json(indent=2) + "\n")
+        write_whole(folder / TABLE, markdown(report))
     draw(report, folder)
 
 
@@ -217,7 +218,7 @@ def task_facts(asked: NamedTask) -> TaskIdentity:
         source=task.source,
         options=task.model_dump(mode="json"),
         files={name: sha256(path) for name, path in named_files(task).items()},
-        provenance=_provenance(task),
+        provenance=task.provenance,
     )
 
 
@@ -225,12 +226,6 @@ def named_files(task: Task | Perplexity) -> dict[str, Path]:
     """The files that a task's options name, by option and name."""
     named = {key: value for key in type(task).model_fields if isinstance(value := getattr(task, key), Path)}
     return {f"{key}/{path.name}": path for key, value in named.items() for path in _files(value)}
-
-
-def _provenance(task: Any) -> Any:
-    """The provenance of a task's texts, if the task states it."""
-    told = getattr(task, "provenance", None)
-    return told() if callable(told) else told
 
 
 def _files(path: Path) -> list[Path]:

@@ -6,10 +6,11 @@ import random
 import uuid
 from collections.abc import Callable
 from functools import lru_cache
-from importlib import metadata, resources
+from importlib import resources
 from typing import ClassVar, Literal
 
 from composer.tasks.base import Sample, Scored, Task
+from composer.versions import version_of
 
 PartOfSpeech = Literal["adjective", "noun", "verb"]
 
@@ -38,7 +39,7 @@ def words(part: PartOfSpeech) -> tuple[str, ...]:
 
 def words_origin() -> str:
     """As ``Task.provenance`` records it."""
-    return f"wonderwords {metadata.version('wonderwords')}"
+    return f"wonderwords {version_of('wonderwords')}"
 
 
 def word_pair(rng: random.Random) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import TrainingError
-from composer.files import failing_as, move_folder, partial_of, write_whole
+from composer.files import failing_as, move_folder, partial_of, replaced_by, write_whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.training.identity import REFERENCES, RunIdentity, differences
@@ -97,7 +97,7 @@ def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool
 
 def _make_anew(folder: Path, identity: RunIdentity) -> None:
     partial = partial_of(folder)
-    for left in (partial, partial.with_suffix(".replaced")):  # by a killed run
+    for left in (partial, replaced_by(partial)):  # by a killed run
         if left.exists():
             shutil.rmtree(left)
     write_whole(partial / IDENTITY, json.dumps(identity, indent=2))

@@ -105,6 +105,7 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
         piece.set_gradient_divide_factor(1.0)
         piece.set_force_sum_reduction_for_comms(True)  # with gloo, only this leaves gradients undivided
         piece.set_reduce_scatter_unused_params(True)  # a parameter may be needed by the rows of some processes alone
+        # torch gathers parameters for methods that it is given by their names, so that the module must have one.
         setattr(module, COMPUTE, MethodType(_call, module))
         register_fsdp_forward_method(module, COMPUTE)
     left = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
+from composer.versions import version_of
 from composer.viewing.answers import answer
 from composer.viewing.reading import TYPED, EditorContext
 from converters.shard import BYTES
@@ -34,10 +34,9 @@ footer{display:none!important}
 
 def made_with() -> Any:
     """Gradio. Raises ComposerError, with what to do, where it is missing or too old."""
-    try:
-        found = version("gradio")
-    except PackageNotFoundError:
-        raise ComposerError(f"the page is made with Gradio, which is not installed: {INSTALL}") from None
+    found = version_of("gradio")
+    if found is None:
+        raise ComposerError(f"the page is made with Gradio, which is not installed: {INSTALL}")
     if int(found.partition(".")[0]) < OLDEST:
         raise ComposerError(f"the page takes Gradio {OLDEST} or later, and {found} is installed: {INSTALL}")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

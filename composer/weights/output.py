@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
-import secrets
 import shutil
 import signal
 import threading
@@ -14,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from composer.errors import BuildError
-from composer.files import move_folder, sync
+from composer.files import move_folder, own_partial_of, own_partials_of, sync
 from composer.locks import alone, beside
 from composer.weights.record import RECORD, read_record
 from composer.weights.side_files import not_of_the_build
@@ -80,7 +78,7 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
     killed builds have left is removed. Ctrl-C and SIGTERM end the build as errors do. Raises ``BuildError``, also for file-system
     errors.
     """
-    partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
+    partial = own_partial_of(out)
     made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
     busy = BuildError(f"Another build is at work on {out}. Wait until it has ended, or choose another folder.")
     done = False
@@ -116,7 +114,7 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
 
 def _remove_abandoned(out: Path) -> None:
     """Remove the temporary folders beside the output that killed builds have left."""
-    for partial in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.partial"):
+    for partial in own_partials_of(out):
         shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation.folder import PLOTS, RUN, SAMPLES, ScoreLog, open_score_log, write_whole
+from composer.evaluation.folder import PLOTS, RUN, SAMPLES, ScoreLog, open_score_log
 from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, SampleResult, TaskIdentity
 from composer.evaluation.resuming import differences
+from composer.files import write_whole
 from tests.composer.training.processes import ending, forked
 
 KEY = CellKey("model", "recall", 64)

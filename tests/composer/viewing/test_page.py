@@ -156,14 +156,11 @@ def test_a_space_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_gradio_it_says_what_to_do(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    def missing(name: str) -> str:
-        raise page_module.PackageNotFoundError(name)
-
-    monkeypatch.setattr(page_module, "version", missing)
+    monkeypatch.setattr(page_module, "version_of", lambda name: None)
     result = compose("view")
     assert result.exit_code == 2
     assert "pip install 'attention-composer[view]'" in result.stderr
-    monkeypatch.setattr(page_module, "version", lambda name: "3.18.0")
+    monkeypatch.setattr(page_module, "version_of", lambda name: "3.18.0")
     with pytest.raises(ComposerError, match=r"Gradio 6 or later, and 3\.18\.0 is installed"):
         made_with()
 
