@@ -16,7 +16,7 @@ from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbr
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, bare, in_order, kinds
 from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
 
-Input = Literal["q", "k", "v"]
+ConvolvedInput = Literal["q", "k", "v"]
 NAMES = {"q": "query", "k": "key", "v": "value"}
 
 
@@ -39,7 +39,7 @@ class Convolution(Part):
     kind: Literal["causal"] = "causal"
     kernel: PositiveInt = 4
     """Taps, the current token included."""
-    inputs: Annotated[tuple[Input, ...], Field(min_length=1)] = ("q", "k")
+    inputs: Annotated[tuple[ConvolvedInput, ...], Field(min_length=1)] = ("q", "k")
     """What is convolved."""
     activation: Literal["none", "silu"] = "none"
     """act, of all that is convolved."""
@@ -51,7 +51,7 @@ class Convolution(Part):
 
     @field_validator("inputs")
     @classmethod
-    def _in_order(cls, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    def _in_order(cls, inputs: tuple[ConvolvedInput, ...]) -> tuple[ConvolvedInput, ...]:
         return in_order(inputs, NAMES)
 
     @model_validator(mode="after")

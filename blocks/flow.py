@@ -227,43 +227,43 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
-def least_mass(kind: torch.dtype) -> float:
+def least_mass(dtype: torch.dtype) -> float:
     """Below it there is no mass: a little earlier than at 0, since a quotient's gradient divides by the square of its mass."""
-    return 1e8 * torch.finfo(kind).tiny
+    return 1e8 * torch.finfo(dtype).tiny
 
 
-def as_kind(states: Tensor, kind: torch.dtype) -> Tensor:
+def as_dtype(states: Tensor, dtype: torch.dtype) -> Tensor:
     """The states in a dtype. Where they have it already, ``to`` is not called, which takes longer than the comparison."""
-    return states if states.dtype == kind else states.to(kind)
+    return states if states.dtype == dtype else states.to(dtype)
 
 
 def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
-    kind = accumulating(states.dtype)
-    wide, weight = as_kind(states, kind), as_kind(weight, kind)
+    dtype = accumulating(states.dtype)
+    wide, weight = as_dtype(states, dtype), as_dtype(weight, dtype)
     if torch.is_grad_enabled() or not wide.is_cpu or torch.compiler.is_compiling():
         return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)
     # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = torch.addcmul(_number(epsilon, kind), length, length, value=1 / weight.shape[0]).rsqrt_()
-    return as_kind(wide.mul(scale).mul_(weight), states.dtype)
+    scale = torch.addcmul(_number(epsilon, dtype), length, length, value=1 / weight.shape[0]).rsqrt_()
+    return as_dtype(wide.mul(scale).mul_(weight), states.dtype)
 
 
 @functools.lru_cache
-def _number(number: float, kind: torch.dtype) -> Tensor:
+def _number(number: float, dtype: torch.dtype) -> Tensor:
     # The first call may be in inference mode, and later ones not.
     with torch.inference_mode(mode=False):
-        return torch.tensor(number, dtype=kind, device="cpu")
+        return torch.tensor(number, dtype=dtype, device="cpu")
 
 
 def affine(
-    states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], kind: torch.dtype
+    states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], dtype: torch.dtype
 ) -> Float[Tensor, "*rest n"]:
-    """x Wᵀ + b in ``kind``, the product in the weight's dtype: a bias may be wider."""
-    states = as_kind(states, weight.dtype)
+    """x Wᵀ + b in ``dtype``, the product in the weight's dtype: a bias may be wider."""
+    states = as_dtype(states, weight.dtype)
     if bias.dtype == weight.dtype:
-        return as_kind(torch.nn.functional.linear(states, weight, bias), kind)
-    return torch.nn.functional.linear(states, weight).to(kind).add_(bias.to(kind))
+        return as_dtype(torch.nn.functional.linear(states, weight, bias), dtype)
+    return torch.nn.functional.linear(states, weight).to(dtype).add_(bias.to(dtype))
 
 
 def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.flow import as_kind, rms_norm
+from blocks.flow import as_dtype, rms_norm
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, State, bare, kinds
@@ -120,7 +120,7 @@ class GatedNorm(Norm):
         self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H D"]:
         """Normalise, then open and close each coordinate, or the other way round."""
-        gate = as_kind(opening(parameters, hidden, self.activation).view(output.shape), output.dtype)
+        gate = as_dtype(opening(parameters, hidden, self.activation).view(output.shape), output.dtype)
         if self.first == "gate":
             return super().finish(parameters, output * gate, hidden)
         normed = super().finish(parameters, output, hidden)
@@ -148,7 +148,7 @@ def gate_flops(shape: Shape, rank: int | Literal["full"]) -> int:
 def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: str) -> Float[Tensor, "B T columns"]:
     """How far each coordinate is open."""
     bias = parameters["gate_bias"]
-    hidden = as_kind(hidden, bias.dtype)
+    hidden = as_dtype(hidden, bias.dtype)
     if "gate_down" in parameters:
         hidden = torch.nn.functional.linear(hidden, parameters["gate_down"])
     logits = torch.nn.functional.linear(hidden, parameters["gate_up" if "gate_down" in parameters else "gate"], bias)

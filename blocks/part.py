@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from blocks.calibration import Attended
     from blocks.operation import Call, Operation
 
-Path = tuple[str | int, ...]
-Problem = tuple[str, Path]
+FieldPath = tuple[str | int, ...]
+Problem = tuple[str, FieldPath]
 """A message for a user, with the problem and the remedy, and the path of the field."""
 Word = TypeVar("Word", bound=str)
 Per = Literal["query_head", "key_head"]

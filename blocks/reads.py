@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from blocks.flow import Partial, accumulating, as_kind
+from blocks.flow import Partial, accumulating, as_dtype
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Parameters, Part, Problem, State, bare, kinds
@@ -179,18 +179,18 @@ def _scaled(partial: Partial) -> Tensor:
 
 def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
     """The same of two, with σ(logit) and 1 - σ(logit)."""
-    first, second, kind = partials[0].output, partials[1].output, logit.dtype
-    mixed = torch.lerp(as_kind(second, kind), as_kind(first, kind), logit.sigmoid()[..., None])
-    return mixed if first.dtype == kind else mixed.to(torch.promote_types(first.dtype, second.dtype))
+    first, second, dtype = partials[0].output, partials[1].output, logit.dtype
+    mixed = torch.lerp(as_dtype(second, dtype), as_dtype(first, dtype), logit.sigmoid()[..., None])
+    return mixed if first.dtype == dtype else mixed.to(torch.promote_types(first.dtype, second.dtype))
 
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
     """The sum, in the widest dtype of the answers: a raw numerator may be too large for the model's own."""
-    kind = weights.dtype
+    dtype = weights.dtype
     shares = weights[..., None].unbind(-2)
-    total = shares[0] * partials[0].output.to(kind)
+    total = shares[0] * partials[0].output.to(dtype)
     for share, partial in zip(shares[1:], partials[1:], strict=True):
-        total = torch.addcmul(total, share, partial.output.to(kind))
+        total = torch.addcmul(total, share, partial.output.to(dtype))
     return total.to(functools.reduce(torch.promote_types, {partial.output.dtype for partial in partials}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blocks.fla import kernel, one_row, rows
-from blocks.flow import Tokens, as_kind, repeat_heads
+from blocks.flow import Tokens, as_dtype, repeat_heads
 from blocks.kernels import needs_gpu
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
@@ -45,7 +45,7 @@ def filtered_one(
     inputs: Float[Tensor, "B 1 h D"], weight: Float[Tensor, "w D kernel"], _: Tokens, earlier: Float[Tensor, "B P h D"]
 ) -> tuple[Tensor, Tensor]:
     """The same for one token, of the document that the earlier ones belong to: all taps at once."""
-    extended, taps = torch.cat((earlier, inputs), dim=1), as_kind(weight, inputs.dtype).permute(2, 0, 1)
+    extended, taps = torch.cat((earlier, inputs), dim=1), as_dtype(weight, inputs.dtype).permute(2, 0, 1)
     given, own = inputs.shape[2], weight.shape[0]
     if given == own:
         output = (extended * taps).sum(1, keepdim=True)

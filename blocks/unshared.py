@@ -13,8 +13,8 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, State, bare, in_order, kinds
 
-Input = Literal["k", "v"]
-NAMES: Mapping[Input, tuple[str, Kind]] = {"k": ("key", Kind.KEY), "v": ("value", Kind.VALUE)}
+KeyOrValue = Literal["k", "v"]
+NAMES: Mapping[KeyOrValue, tuple[str, Kind]] = {"k": ("key", Kind.KEY), "v": ("value", Kind.VALUE)}
 
 
 class Copies(Part):
@@ -30,12 +30,12 @@ class Copies(Part):
     equation: ClassVar[str] = "k_h = k_{g(h)} + x_t Δ_h, Δ_h = W_h - W_{g(h)}: C × D (v likewise)"
     source: ClassVar[str] = "Ainslie et al. 2023, arXiv:2305.13245, section 2.1, the other way round"
     kind: Literal["copies"] = "copies"
-    inputs: Annotated[tuple[Input, ...], Field(min_length=1)] = ("k", "v")
+    inputs: Annotated[tuple[KeyOrValue, ...], Field(min_length=1)] = ("k", "v")
     """What each query head has of its own; of the other it has the shared one's, as many times."""
 
     @field_validator("inputs")
     @classmethod
-    def _in_order(cls, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    def _in_order(cls, inputs: tuple[KeyOrValue, ...]) -> tuple[KeyOrValue, ...]:
         return in_order(inputs, NAMES)
 
     def operation(self, shape: Shape) -> Operation:

@@ -81,10 +81,10 @@ def _turned(
     states: Float[Tensor, "B T H D"], frequency: Float[Tensor, "K half"], position: Int[Tensor, "B T"]
 ) -> Float[Tensor, "B T H D"]:
     """Turn each pair of coordinates by its frequency times the position; computed in the accumulating dtype."""
-    kind = accumulating(states.dtype)
-    angles = repeat_heads(position[..., None, None].to(kind) * frequency.to(kind), states.shape[2])
+    dtype = accumulating(states.dtype)
+    angles = repeat_heads(position[..., None, None].to(dtype) * frequency.to(dtype), states.shape[2])
     cosine, sine = angles.cos(), angles.sin()
-    first, second = states.to(kind).chunk(2, dim=-1)
+    first, second = states.to(dtype).chunk(2, dim=-1)
     turned = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
     return turned.to(states.dtype)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from composer.arguments import Reference, check_dtype, several
-from composer.devices import device_kind
+from composer.devices import device_type
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
-from composer.numbers import LEAST_SEED, Tokens, check_seed, tokens_of
+from composer.numbers import LEAST_SEED, TokenCount, check_seed, tokens_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
-from composer.spec.loading import load_spec, locate
+from composer.spec.loading import SpecLike, load_spec, locate
 from composer.spec.overrides import Overrides
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec", "specs_of"]
 
-SpecLike = Spec | str | Path | Mapping[str, Any]
-"""A spec, the path of one, the name of a shipped one, or its document as a mapping."""
-Origin = TypeVar("Origin")
+SourceLike = TypeVar("SourceLike")
 
 
 def specs_of(said: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
@@ -97,11 +95,11 @@ def build(
         opened = open_model(source, revision)
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
-        kind = getattr(torch, dtype or opened.trunk.dtype)
+        torch_dtype = getattr(torch, dtype or opened.trunk.dtype)
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
         try:
             with silent_transformers():
-                model = auto.from_pretrained(opened.folder, dtype=kind, local_files_only=True, trust_remote_code=False)
+                model = auto.from_pretrained(opened.folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False)
         except ValueError as error:
             raise BuildError(f"transformers cannot open {opened.folder}: {error}") from error
         share, dtype = True, None  # the source has just been read, in this dtype, and nothing else refers to it
@@ -199,7 +197,7 @@ def explain(
     *,
     overrides: Overrides = (),
     revision: str | None = None,
-    sequence: Tokens = 4096,
+    sequence: TokenCount = 4096,
     backend: str = AUTO,
     device: str = "cpu",
     dtype: str | None = None,
@@ -219,7 +217,7 @@ def explain(
         on=target.on,
         sequence=tokens,
         backend=backend,
-        device=device_kind(device),
+        device=device_type(device),
         dtype=dtype or target.dtype,
         windows=target.windows,
     )
@@ -242,7 +240,7 @@ def _written(name: str, done: int, total: int) -> BarUpdate:
     return BarUpdate(f"writing {name}", done, total)
 
 
-def _origin(source: Origin | None, fresh: bool, revision: str | None) -> Origin | None:
+def _origin(source: SourceLike | None, fresh: bool, revision: str | None) -> SourceLike | None:
     """The source, or None with ``fresh``. Raises BuildError where the arguments contradict each other."""
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")

@@ -40,7 +40,7 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def device_kind(device: str) -> str:
+def device_type(device: str) -> str:
     """``cuda`` of ``cuda:0``, and so on, of a device that need not be here. Raises ComposerError."""
     if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
         raise ComposerError(f"a model runs on cpu or cuda, not on {brief(device)}")

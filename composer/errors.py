@@ -6,14 +6,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from converters.errors import ConverterError
 
 Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
-Path = tuple[str | int, ...]
-"""A path into a document: keys and indexes, from its top."""
+Result = TypeVar("Result")
+
+if TYPE_CHECKING:
+    from blocks.part import FieldPath
 
 
 class ComposerError(Exception):
@@ -55,7 +56,7 @@ class GraphError(SpecError):
     path: where in the spec, such as ``("head", "memory", 1, "gate")``. ``composer.spec.loading.locate`` adds file and line to it.
     """
 
-    def __init__(self, message: str, path: Path = ()) -> None:
+    def __init__(self, message: str, path: FieldPath = ()) -> None:
         super().__init__(message)
         self.path = path
 
@@ -123,11 +124,11 @@ def name_of(said: object) -> str:
     )
 
 
-def in_words(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+def in_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The function, whose ConverterErrors are raised as SourceErrors."""
 
     @wraps(function)
-    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Answer:
+    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:
             return function(*arguments, **options)
         except ConverterError as error:

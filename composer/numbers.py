@@ -10,7 +10,7 @@ from composer.errors import ComposerError
 from composer.spec.places import brief
 
 THOUSAND = 1024
-Tokens = int | str
+TokenCount = int | str
 """A number of tokens, or such as ``"4k"``, which is 4,096."""
 Numbers = int | str | Sequence[int]
 """One number, several, or such as ``"512,4k"``, where 4k is 4,096."""
@@ -36,7 +36,7 @@ def numbers_of(
     return tuple(_whole(one, option, refusal, such, least, most) for one in found)
 
 
-def tokens_of(said: Tokens, option: str, refusal: type[ComposerError], least: int = 1) -> int:
+def tokens_of(said: TokenCount, option: str, refusal: type[ComposerError], least: int = 1) -> int:
     """One number of tokens. Raises ``refusal``."""
     found = _read(said.strip(), thousands=True) if isinstance(said, str) else said
     return _whole(found, option, refusal, "4096, or 4k, which is the same", least, None)

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, Literal, NamedTuple, ParamSpec
 from warnings import catch_warnings, filterwarnings
 
-Column = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
+BarPart = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
 Severity = Literal["error", "critical"]
 Arguments = ParamSpec("Arguments")
 
@@ -36,12 +36,12 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def bars(*columns: Column, stay: bool = False) -> Iterator[Callable[[BarUpdate], None]]:
+def bars(*columns: BarPart, stay: bool = False) -> Iterator[Callable[[BarUpdate], None]]:
     """A bar for each name that is shown, with these columns. stay: leave the bars on the screen afterwards."""
     from rich import progress
     from rich.console import Console
 
-    made: dict[Column, progress.ProgressColumn] = {
+    made: dict[BarPart, progress.ProgressColumn] = {
         "name": progress.TextColumn("{task.description}", markup=False),
         "text": progress.TextColumn("{task.fields[text]}", markup=False),
         "bar": progress.BarColumn(),
@@ -83,7 +83,7 @@ def drawn() -> Iterator[Callable[[BarUpdate], None]]:
 
 @contextmanager
 def progress_callback(
-    progress: bool | Callable[Arguments, None], shown: Callable[Arguments, BarUpdate], *columns: Column
+    progress: bool | Callable[Arguments, None], shown: Callable[Arguments, BarUpdate], *columns: BarPart
 ) -> Iterator[Callable[Arguments, None] | None]:
     """The callback to report progress to: None for False, a bar for True, the caller's own function otherwise.
 

@@ -13,7 +13,7 @@ from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.llama import LLAMA, read_trunk
 from converters.model_types import OWN
-from converters.trunk import MLP, Activation, Norm, PositionEmbedding, Trunk
+from converters.trunk import MLP, Activation, PositionEmbedding, Trunk, TrunkNorm
 
 SPEC_KEYS = ("spec", "spec_hash")
 """The keys of a model's config for its heads: the resolved spec, and its hash."""
@@ -49,7 +49,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
     return replace(
         trunk,
         activation=word(config, "hidden_act", get_args(Activation)),
-        norm=word(config, "norm_type", get_args(Norm)),
+        norm=word(config, "norm_type", get_args(TrunkNorm)),
         mlp=word(config, "mlp_type", get_args(MLP)),
         position_embedding=word(config, "position_embedding", get_args(PositionEmbedding)),
         dropout=number(config, "residual_dropout", 0.0),

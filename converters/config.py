@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from converters.bounded import brief
 from converters.errors import ConfigError
 
-Value = TypeVar("Value")
+FieldValue = TypeVar("FieldValue")
 
 LARGEST = 2**31
 """The largest size of a model that is accepted."""
@@ -70,8 +70,8 @@ def token_id(config: Mapping[str, object], key: str, vocabulary: int) -> int | N
 
 
 def _checked(
-    config: Mapping[str, object], key: str, default: Value | None, expected: str, accept: Callable[..., Value | None]
-) -> Value:
+    config: Mapping[str, object], key: str, default: FieldValue | None, expected: str, accept: Callable[..., FieldValue | None]
+) -> FieldValue:
     value = config.get(key)
     if value is None:
         if default is None:

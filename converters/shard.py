@@ -34,7 +34,7 @@ _GIT_LFS = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
-class Tensor:
+class StoredTensor:
     """One tensor as it lies in a file. start, end: bytes from the beginning of the file, end exclusive."""
 
     file: Path
@@ -57,7 +57,7 @@ class Shard:
     bytes: int
     header_bytes: int
     header_sha256: str
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, StoredTensor]
     masks: frozenset[str] = frozenset()
 
 
@@ -129,9 +129,9 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, Tensor]:
+def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, StoredTensor]:
     """The header's tensors in file order, masks left out, checked against their shapes, their neighbours and the file's size."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     places: list[tuple[int, int, int, str]] = []
     for name, entry in header.items():
         match entry:
@@ -148,7 +148,7 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
             )
         places.append((start + first, start + last, math.prod(shape) * (1 if stored in MASKS else BYTES[DTYPES[stored]]), name))
         if stored in DTYPES:
-            tensors[name] = Tensor(file, DTYPES[stored], tuple(shape), start + first, start + last)
+            tensors[name] = StoredTensor(file, DTYPES[stored], tuple(shape), start + first, start + last)
 
     expected = start
     for begin, end, count, name in sorted(places):

@@ -16,7 +16,7 @@ from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
 from converters.family import Family
 from converters.model_types import is_composed_type
-from converters.shard import Shard, Tensor, read_shard
+from converters.shard import Shard, StoredTensor, read_shard
 from converters.trunk import Sizes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -72,7 +72,7 @@ class Source(Described):
     """
 
     shards: Mapping[str, Shard]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, StoredTensor]
     covered: Covered
     small_files: tuple[str, ...]
     repo_id: str | None = None
@@ -184,8 +184,8 @@ def _check_generation(folder: Path, trunk: Sizes) -> None:
             raise ConfigError(f"{path} says {key}: {brief(value)}; expected a token's number, a list of them or null: {has}.")
 
 
-def _tensors(shards: Mapping[str, Shard]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
+def _tensors(shards: Mapping[str, Shard]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
     for file, shard in shards.items():
         for name, tensor in shard.tensors.items():
             if name in tensors:

@@ -14,7 +14,7 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 """The key of a config for the type that the model computes in, and the older one, which most published models have."""
 TokenIds = int | list[int] | None
 Activation = Literal["silu", "gelu", "relu"]
-Norm = Literal["rms", "layer"]
+TrunkNorm = Literal["rms", "layer"]
 MLP = Literal["gated", "plain"]
 PositionEmbedding = Literal["none", "sinusoidal", "learned"]
 
@@ -100,7 +100,7 @@ class Trunk(Sizes):
     eos_token_id: TokenIds
     pad_token_id: int | None
     initializer_range: float
-    norm: Norm = "rms"
+    norm: TrunkNorm = "rms"
     mlp: MLP = "gated"
     position_embedding: PositionEmbedding = "none"
     dropout: float = 0.0

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 import composer
-from composer.ablation.runner import Start
-from composer.inspection.findings import Findings, Numbers
+from composer.ablation.runner import StartWorkers
+from composer.inspection.findings import Findings, PlainArray
 from composer.inspection.measures import entropy
 from evidence.experiments import LATTE, MACCHIATO, Experiment
 from evidence.kept import KEPT, is_kept, keep_figures
@@ -64,7 +64,7 @@ def identity(looked: Looked, seed: int) -> str:
 
 
 def run_missing(
-    work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT, models: Mapping[str, Looked] = MODELS
+    work: Path, workers: StartWorkers, tell: Told, device: str = "cpu", kept: Path = KEPT, models: Mapping[str, Looked] = MODELS
 ) -> None:
     """Does every inspection that is not kept. A missing model is trained first. Raises ComposerError."""
     wanted = [(name, one, seed) for name, one in models.items() for seed in one.experiment.request.seeds]
@@ -80,7 +80,7 @@ def run_missing(
 
 def looked_at(model: Path, looked: Looked) -> tuple[dict[str, float], dict[str, list[float]]]:
     """The figures of a model, and those of each head, by LAYER.HEAD. Raises ComposerError."""
-    pieces: dict[str, list[Numbers]] = {}
+    pieces: dict[str, list[PlainArray]] = {}
     for task in looked.tasks:
         for seed in range(looked.texts):
             found = composer.inspect(model, tasks=task, length=looked.length, queries=looked.length, seed=seed, alone=True)
@@ -93,9 +93,9 @@ def looked_at(model: Path, looked: Looked) -> tuple[dict[str, float], dict[str, 
     return figures, {head: [round(number, 4) for number in each] for head, each in heads.items()}
 
 
-def shares_of(found: Findings) -> dict[str, Numbers]:
+def shares_of(found: Findings) -> dict[str, PlainArray]:
     """For each head p(l|t) of its latents, tokens × latents; the window has the rest up to 1."""
-    shares: dict[str, Numbers] = {}
+    shares: dict[str, PlainArray] = {}
     for group in found.heads:
         among = group.shown[f"{LATENTS}: p(l|t)"].numbers[list(found.queries)]
         for head in range(group.heads):
@@ -103,7 +103,7 @@ def shares_of(found: Findings) -> dict[str, Numbers]:
     return shares
 
 
-def usage(shares: Numbers) -> tuple[float, float, float, float]:
+def usage(shares: PlainArray) -> tuple[float, float, float, float]:
     """The figures of one head, from p(l|t), tokens × latents: latents in use, the largest share of one, latents that a token uses,
     and the window's share."""
     latents = torch.as_tensor(shares, dtype=torch.float64)

@@ -13,7 +13,7 @@ from composer.ablation.ablate import STEPS, run
 from composer.ablation.identity import PACKAGES
 from composer.ablation.plan import AblationStep, Chain, Request, Variant, plan, read_variants
 from composer.ablation.report import figures_of, teacher_perplexity
-from composer.ablation.runner import Start
+from composer.ablation.runner import StartWorkers
 from composer.ablation.steps import FAILURE, Figures, found, model_of
 from composer.errors import ComposerError
 from composer.training.merge import merge_adapters
@@ -25,7 +25,7 @@ Told = Callable[[str], None]
 
 
 def run_missing(
-    experiment: Experiment, work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT
+    experiment: Experiment, work: Path, workers: StartWorkers, tell: Told, device: str = "cpu", kept: Path = KEPT
 ) -> list[str]:
     """Does an experiment's missing runs, and returns the failures in words. Runs go seed by seed, so that a stop leaves whole
     tables of fewer seeds."""
@@ -69,7 +69,7 @@ def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, i
 
 
 def _requests(
-    experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: Start, tell: Told, device: str
+    experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: StartWorkers, tell: Told, device: str
 ) -> Iterator[tuple[Request, dict[tuple[str, int], str]]]:
     """The requests for the missing runs: one, or one a seed where each seed has a source of its own."""
     if not missing:
@@ -83,7 +83,7 @@ def _requests(
         yield replace(request, source=str(source), seeds=(seed,)), {key: own for key, own in missing.items() if key[1] == seed}
 
 
-def _trained(experiment: Experiment, seed: int, work: Path, workers: Start, tell: Told, device: str) -> Path:
+def _trained(experiment: Experiment, seed: int, work: Path, workers: StartWorkers, tell: Told, device: str) -> Path:
     """The model to build from, trained if it is not there, with its adapters folded in."""
     assert experiment.trained is not None
     other, variant = experiment.trained
@@ -95,7 +95,7 @@ def _trained(experiment: Experiment, seed: int, work: Path, workers: Start, tell
 
 
 def taught_model(
-    experiment: Experiment, variant: str, seed: int, work: Path, workers: Start, tell: Told, device: str = "cpu"
+    experiment: Experiment, variant: str, seed: int, work: Path, workers: StartWorkers, tell: Told, device: str = "cpu"
 ) -> Path:
     """The folder of an experiment's model, which is trained if it is not there. Raises ComposerError."""
     request, steps = replace(experiment.request, seeds=(seed,), device=device), work / experiment.name / STEPS
@@ -123,7 +123,7 @@ def _run(
     chains: Sequence[Chain],
     request: Request,
     steps: Path,
-    workers: Start,
+    workers: StartWorkers,
     tell: Told,
     wanted: dict[tuple[str, int], str],
     kept: Path,

@@ -18,7 +18,7 @@ from typing import Any
 
 import composer
 from composer.ablation.identity import PACKAGES, data_identity
-from composer.ablation.runner import Start
+from composer.ablation.runner import StartWorkers
 from composer.api import explain
 from composer.errors import ComposerError
 from composer.files import write_whole
@@ -100,7 +100,7 @@ def identity(setting: Setting, seed: int) -> str:
 
 
 def run_all(
-    work: Path, workers: Start, tell: Told, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING
+    work: Path, workers: StartWorkers, tell: Told, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING
 ) -> list[str]:
     """Does every run that is not kept, and returns the failures in words: first all choices, then what is trained, seed by seed.
     Raises ComposerError."""

@@ -215,14 +215,44 @@ def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
 
 
-def test_no_two_modules_call_a_class_alike() -> None:
+LIBRARIES_CLASSES = {"Path", "Tensor", "Callable", "Mapping", "Sequence", "Iterator", "Iterable"}
+
+
+def names_of_types(path: Path) -> Iterator[tuple[str, bool]]:
+    """The classes and aliases of types at a module's top, and whether each is a type variable, which means nothing elsewhere."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name, False
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in targets:
+            if isinstance(target, ast.Name) and re.fullmatch(r"[A-Z]\w*[a-z]\w*", target.id):
+                made = node.value.func if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else None
+                yield target.id, isinstance(made, ast.Name) and made.id in {"TypeVar", "ParamSpec"}
+
+
+def test_no_two_modules_call_a_type_alike() -> None:
     places: dict[str, set[str]] = {}
+    variables: set[str] = set()
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, set()).add(named(path))
-    assert len(places) > 300
+        for name, variable in names_of_types(path):
+            if variable:
+                variables.add(name)
+            elif not name.startswith("_"):
+                places.setdefault(name, set()).add(named(path))
+    assert len(places) > 400
+    assert {"Window", "SpecLike", "FieldPath"} <= set(places)
     assert not {name: found for name, found in places.items() if len(found) > 1}
+    assert not set(places) & variables
+    assert not (set(places) | variables) & LIBRARIES_CLASSES
+
+
+def test_the_reader_of_types_sees_what_it_should(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        'A1b = int | str\nBee: TypeAlias = "A1b"\nCAPITALS = 1\nplain = int\nSee = TypeVar("See")\n'
+        "class D:\n    Inner = int\nEl = Literal[0]\n"
+    )
+    assert dict(names_of_types(path)) == {"A1b": False, "Bee": False, "See": True, "D": False, "El": False}
 
 
 def test_why_a_file_failed_is_said_in_one_place() -> None:

@@ -11,7 +11,7 @@ from pydantic import PositiveInt, model_validator
 
 from blocks import initialise
 from blocks.calibration import Attended, divergence, fitted
-from blocks.flow import Mapped, Pairs, accumulating, as_kind, repeat_heads
+from blocks.flow import Mapped, Pairs, accumulating, as_dtype, repeat_heads
 from blocks.kernels import Refused
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
@@ -206,7 +206,7 @@ class FeatureMap(Part):
         if plain is not None:
             features = plain(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
         else:
-            mapped = as_kind(inputs, accumulating(inputs.dtype))
+            mapped = as_dtype(inputs, accumulating(inputs.dtype))
             if self.linear:
                 mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
             activate = self.log_activate if logarithm else self.activate
@@ -219,7 +219,7 @@ class FeatureMap(Part):
         return features / length.clamp(min=torch.finfo(features.dtype).tiny ** 0.5)
 
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        heads, weight = max(weight.shape[0], inputs.shape[2]), as_kind(weight, inputs.dtype)
+        heads, weight = max(weight.shape[0], inputs.shape[2]), as_dtype(weight, inputs.dtype)
         if weight.shape[0] != heads or inputs.shape[2] != heads:
             inputs, weight = repeat_heads(inputs, heads), repeat_heads(weight, heads, dim=0)
         batch, length, _, size = inputs.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from blocks import initialise
-from blocks.flow import accumulating, affine, as_kind
+from blocks.flow import accumulating, affine, as_dtype
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Per, State
@@ -81,11 +81,11 @@ def matrices(width: int, columns: int, rank: MatrixRank) -> dict[str, Fresh]:
 
 def logits(parameters: Parameters, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, "B T columns"]:
     """x W + b through those matrices, in the accumulating dtype."""
-    kind = accumulating(hidden.dtype)
+    dtype = accumulating(hidden.dtype)
     if "weight" in parameters:
-        return affine(hidden, parameters["weight"], parameters["bias"], kind)
+        return affine(hidden, parameters["weight"], parameters["bias"], dtype)
     down = parameters["down"]
-    return affine(torch.nn.functional.linear(as_kind(hidden, down.dtype), down), parameters["up"], parameters["bias"], kind)
+    return affine(torch.nn.functional.linear(as_dtype(hidden, down.dtype), down), parameters["up"], parameters["bias"], dtype)
 
 
 def flops_of_matrices(width: int, columns: int, rank: MatrixRank) -> int:

@@ -42,7 +42,7 @@ class PerHead(PerOwnHead):
         return {"bias": bias_of_rate(attended.rate(self.own_heads(shape)), self.temperature)}
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
-        kind = accumulating(hidden.dtype)
-        logits = affine(hidden, parameters["weight"], parameters["bias"], kind)
+        dtype = accumulating(hidden.dtype)
+        logits = affine(hidden, parameters["weight"], parameters["bias"], dtype)
         decay = torch.nn.functional.logsigmoid(logits).div_(self.temperature)
         return repeat_heads(decay, shape.state_heads)

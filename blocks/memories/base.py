@@ -10,11 +10,11 @@ from pydantic import Field, StringConstraints
 
 from blocks import initialise
 from blocks.calibration import WIDEST, Attended
-from blocks.flow import accumulating, as_kind
+from blocks.flow import accumulating, as_dtype
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Path, Problem, Slot, State
+from blocks.part import FieldPath, Fresh, Parameters, Part, Problem, Slot, State
 from blocks.positions import NoPosition, Position, PositionConfig
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pac
 """What the rank of a gate's decay means."""
 
 
-Misplaced = tuple[str, Path | str]
+Misplaced = tuple[str, FieldPath | str]
 """What is wrong with what stands around a memory, and where: a field of it, or, by its name, the edge to a memory below."""
 
 
@@ -242,11 +242,11 @@ class Memory(Part):
 
     def logit(self, parameters: Parameters, inputs: Float[Tensor, "B T C"], heads: int) -> Tensor:
         """The weight before its sigmoid, in the accumulating dtype: one a head (H), or one a token and head (B T H)."""
-        kind = accumulating(inputs.dtype)
+        dtype = accumulating(inputs.dtype)
         if self.weight == "token":
             weight = parameters["weight"]
-            return as_kind(torch.nn.functional.linear(as_kind(inputs, weight.dtype), weight), kind)
+            return as_dtype(torch.nn.functional.linear(as_dtype(inputs, weight.dtype), weight), dtype)
         if self.weight == "learned":
-            return as_kind(parameters["weight"], kind)
+            return as_dtype(parameters["weight"], dtype)
         assert isinstance(self.weight, float), "a memory without a weight is not asked for it"
-        return inputs.new_full((heads,), math.log(self.weight) - math.log1p(-self.weight), dtype=kind)
+        return inputs.new_full((heads,), math.log(self.weight) - math.log1p(-self.weight), dtype=dtype)

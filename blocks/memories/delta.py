@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, as_kind, repeat_heads
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, as_dtype, repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.recurrent import Recurrent, run
@@ -167,7 +167,7 @@ class Delta(Recurrent):
             assert pairs.rate is not None, "the graph gives every pair its rate"
             key, rate = (repeat_heads(of, call.shape.state_heads) for of in (pairs.key, pairs.rate))
             # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
-            value = pairs.value if recurrence.backend == FLA else as_kind(pairs.value, accumulating(pairs.value.dtype))
+            value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
             rate = pairs.there(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
         return Partial(output, None), {"state": matrix}

@@ -30,14 +30,14 @@ def error_sums(
     """Each entry's sum over the tokens of the call that see it. Token t stands at entry E - T + t and sees at most E - T entries
     before its own; query and key are turned."""
     with torch.no_grad():
-        kind, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
+        dtype, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
         held = key.shape[1] - length
-        keys = repeat_heads(key, heads).to(kind)
-        query_features, key_features = features.query.to(kind), repeat_heads(features.key(pairs), heads).to(kind)
-        sums = key.new_zeros(*key.shape[:2], heads, dtype=kind)
+        keys = repeat_heads(key, heads).to(dtype)
+        query_features, key_features = features.query.to(dtype), repeat_heads(features.key(pairs), heads).to(dtype)
+        sums = key.new_zeros(*key.shape[:2], heads, dtype=dtype)
         for start in range(0, length, ROWS):
             rows, entries = slice(start, min(start + ROWS, length)), slice(start, min(start + ROWS, length) + held)
-            logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(kind), keys[:, entries]) / math.sqrt(query.shape[-1])
+            logits = torch.einsum("bthd,behd->bhte", query[:, rows].to(dtype), keys[:, entries]) / math.sqrt(query.shape[-1])
             product = _product(query_features[:, rows], key_features[:, entries], features.logarithm)
             error = error_of(_weight(logits), product)
             seen = visible(rows, entries)

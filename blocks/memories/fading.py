@@ -19,16 +19,16 @@ class Fading:
 
     asked: Float[Tensor, "B T H"]
     since: Float[Tensor, "B S H"]
-    kind: torch.dtype
+    dtype: torch.dtype
 
     def at(self, rows: slice) -> Float[Tensor, "B H t S"]:
         """What is added to the logits of some tokens; of entries after them, nothing that means anything."""
         asked = self.asked[:, rows].transpose(1, 2)
-        return (asked[..., None] - self.since.transpose(1, 2)[:, :, None]).to(self.kind)
+        return (asked[..., None] - self.since.transpose(1, 2)[:, :, None]).to(self.dtype)
 
     def left(self) -> Float[Tensor, "B S H"]:
         """What each entry has fallen by at the last token."""
-        return (self.asked[:, -1:] - self.since).to(self.kind)
+        return (self.asked[:, -1:] - self.since).to(self.dtype)
 
 
 def fading(held: Float[Tensor, "B E H"], decay: Float[Tensor, "B T H"], tokens: Tokens) -> Fading:

@@ -164,9 +164,9 @@ class Full(Memory):
         query = call.turn(query, self.turn)
         if self.length_scale is None:
             return query
-        kind = accumulating(query.dtype)
-        scale = (call.tokens.position.to(kind) + self.length_scale).log() / math.log(self.length_scale)
-        return (query.to(kind) * scale[..., None, None]).to(query.dtype)
+        dtype = accumulating(query.dtype)
+        scale = (call.tokens.position.to(dtype) + self.length_scale).log() / math.log(self.length_scale)
+        return (query.to(dtype) * scale[..., None, None]).to(query.dtype)
 
     def _faded(self, call: Call, decay: Tensor | None) -> Fading | None:
         return None if decay is None else fading(call.state["faded"], decay, call.tokens)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt, field_validator
 
 from blocks import fla, initialise
-from blocks.flow import Partial, Tokens, accumulating, as_kind, repeat_heads
+from blocks.flow import Partial, Tokens, accumulating, as_dtype, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
@@ -167,10 +167,10 @@ class Latents(Memory):
         # One value a key head, for the latents of all the query heads that share it.
         batch, _, shared, size = value.shape
         means, new = mean.view(batch, shared, -1, size), (added / total).view(batch, shared, -1, 1)
-        brought = as_kind(value, mean.dtype).view(batch, shared, 1, size)
+        brought = as_dtype(value, mean.dtype).view(batch, shared, 1, size)
         mean = (means.addcmul_(new, brought) if call.in_place else means.addcmul(new, brought)).view_as(mean)
         output = query.softmax(-1).flatten(0, 2)[:, None].bmm(mean.flatten(0, 1)).view(batch, 1, -1, size)
-        answer = Partial(as_kind(output, value.dtype), None, query.logsumexp(-1))
+        answer = Partial(as_dtype(output, value.dtype), None, query.logsumexp(-1))
         return (answer,), {"maximum": maximum, "total": total, "state": mean}
 
     def problem_both_ways(self) -> None:
@@ -198,9 +198,9 @@ class Latents(Memory):
         self, parameters: Parameters, inputs: Tensor, call: Call
     ) -> tuple[Float[Tensor, "B T H L"], Float[Tensor, "B T H L"]]:
         """x_t·w_l^q and θ = x_t·w_l^k, which is -inf where there is no token."""
-        kind = accumulating(inputs.dtype)
-        seen = as_kind(inputs, kind)
-        logits = (torch.nn.functional.linear(seen, as_kind(parameters[name], kind)) for name in ("query", "key"))
+        dtype = accumulating(inputs.dtype)
+        seen = as_dtype(inputs, dtype)
+        logits = (torch.nn.functional.linear(seen, as_dtype(parameters[name], dtype)) for name in ("query", "key"))
         query, key = (each.view(*each.shape[:2], call.shape.heads, -1) for each in logits)
         if call.tokens.valid is not None:
             key = key.masked_fill(~call.tokens.valid[..., None, None], -math.inf)

@@ -137,10 +137,10 @@ class Recurrent(Memory):
         return None
 
 
-def nothing(query: Float[Tensor, "B T H F"], shape: Shape, kind: torch.dtype) -> Features:
-    """No pair at any of the queries' tokens. kind: the values' dtype."""
+def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -> Features:
+    """No pair at any of the queries' tokens. dtype: of the values."""
     key = query.new_zeros(*query.shape[:2], shape.state_heads, shape.features)
-    value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.head_dim, dtype=kind)
+    value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.head_dim, dtype=dtype)
     absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
     return Features(key, value, absent, rate=key.new_zeros(key.shape[:3]))
 

@@ -6,38 +6,38 @@ lay the entries out by age first, and put them back in their places at the end.
 
 from __future__ import annotations
 
-from blocks.flow import Tokens, as_kind, in_all_rows, may_look, take
+from blocks.flow import Tokens, as_dtype, in_all_rows, may_look, take
 from blocks.legend import Int, Shaped, Tensor, torch
 from blocks.part import State
 
-Place = Int[Tensor, "1"] | Int[Tensor, " B"]
+RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
 """Of the oldest entry: one number where it is known to be the same in every row, else where all rows stand one behind the other."""
 
 
-def place_of(tokens: Tokens, size: int) -> Place:
+def place_of(tokens: Tokens, size: int) -> RingSlot:
     """Where the only token of a call stands, in the place of the oldest entry until then."""
     return tokens.once(("ring", size), lambda: _place(tokens.position, size))
 
 
-def _place(position: Int[Tensor, "B 1"], size: int) -> Place:
+def _place(position: Int[Tensor, "B 1"], size: int) -> RingSlot:
     if position.shape[0] == 1 or (may_look(position) and len({row for (row,) in position.tolist()}) == 1):
         return position[0] % size
     return in_all_rows(position % size, size)[:, 0]
 
 
-def oldest(state: State, place: Place) -> State:
+def oldest(state: State, place: RingSlot) -> State:
     """The entries B 1 … that the only token of a call is written over."""
     if place.shape[0] == 1:
         return {name: held.index_select(1, place) for name, held in state.items()}
     return {name: held.flatten(0, 1).index_select(0, place).unsqueeze(1) for name, held in state.items()}
 
 
-def written(state: State, place: Place, new: State, *, in_place: bool) -> State:
+def written(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
     """The entries with those of the only token of a call, B 1 …."""
     carried: State = {}
     for name, held in state.items():
         if place.shape[0] == 1:
-            one = as_kind(new[name], held.dtype)
+            one = as_dtype(new[name], held.dtype)
             carried[name] = held.index_copy_(1, place, one) if in_place else held.index_copy(1, place, one)
             continue
         flat, one = held.flatten(0, 1), new[name].flatten(0, 1).to(held.dtype)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt
 
-from blocks.flow import Pairs, Partial, accumulating, as_kind, repeat_heads, take
+from blocks.flow import Pairs, Partial, accumulating, as_dtype, repeat_heads, take
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
@@ -24,7 +24,7 @@ from blocks.scores.base import Contenders, falling
 from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense, native, native_fits, single
 
-Attention = Callable[..., Partial]
+Attend = Callable[..., Partial]
 STEP = "what falls in at the token, then one query against what is kept"
 BLOCK = 64
 """Tokens that are answered at once: each meets what was kept before them and all that falls in among them, seen or not."""
@@ -120,7 +120,7 @@ class Sparse(Holding):
         return (partial, None), state
 
     def answer_one(
-        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attention
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
         """The same for one token."""
         answer, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
@@ -206,7 +206,7 @@ class Sparse(Holding):
         call: Call,
         *,
         below: Below | None,
-        attention: Attention,
+        attention: Attend,
     ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
         """``attend`` for one token: its answer, what falls on, the mapped keys of that, and the new state."""
         state, fallen, mapped = call.state, None, None
@@ -260,7 +260,7 @@ class Sparse(Holding):
     def _worth(self, eligible: Held, below: Below | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Each pair's score, and its resolution: B E H."""
         with torch.no_grad():
-            value, distance = as_kind(eligible["value"], accumulating(eligible["value"].dtype)), None
+            value, distance = as_dtype(eligible["value"], accumulating(eligible["value"].dtype)), None
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
                 distance = below.distances()

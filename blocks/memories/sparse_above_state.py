@@ -12,7 +12,7 @@ from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
 from blocks.memories.below import selected
 from blocks.memories.recurrent import Recurrent, nothing
-from blocks.memories.sparse import STEP, Attention, Sparse
+from blocks.memories.sparse import STEP, Attend, Sparse
 from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
 from blocks.softmax import native, native_fits, single
@@ -170,7 +170,7 @@ def _answer(
     inputs: Mapping[str, Mapping[str, Any]],
     *,
     recurrence: Form,
-    attention: Attention | None = None,
+    attention: Attend | None = None,
 ) -> list[tuple[Any, State]]:
     """What the cache gives, and what the state does. attention: of a step of decode."""
     cache, state = bound["sparse"], bound["state"]

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_kind, least_mass, repeat_heads, with_ones
+from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_dtype, least_mass, repeat_heads, with_ones
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.looks import Looks
@@ -168,7 +168,7 @@ class StateMemory(Recurrent):
         if pairs is not None:
             dtype = pairs.value.dtype
             # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
-            key, value = pairs.key, pairs.value if recurrence.backend == FLA else as_kind(pairs.value, accumulating(dtype))
+            key, value = pairs.key, pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(dtype))
             if not recurrence.decode:
                 key = repeat_heads(key, shape.state_heads)
             if self.normalise:
@@ -251,7 +251,7 @@ class StateMemory(Recurrent):
         columns = output.shape[-1] - 1
         numerator, masses = output.narrow(-1, 0, columns), output.narrow(-1, columns, 1)
         least = least_mass(masses.dtype)
-        answer = as_kind(numerator / torch.threshold(masses, least, math.inf), dtype)
+        answer = as_dtype(numerator / torch.threshold(masses, least, math.inf), dtype)
         if not mass:
             return Partial(answer, None)
         lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from blocks import initialise
-from blocks.flow import Tokens, accumulating, as_kind, rms_norm
+from blocks.flow import Tokens, accumulating, as_dtype, rms_norm
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.operation import Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Problem, Slot, State
@@ -96,7 +96,7 @@ class Mixer(Part):
         mixed, carried = self._ways(parameters, hidden, tokens, state, follow)
         if self.feeds == "qk":
             mixed = rms_norm(mixed, parameters["norm"], EPSILON)
-        return as_kind(mixed, hidden.dtype), carried
+        return as_dtype(mixed, hidden.dtype), carried
 
     def _ways(self, parameters: Parameters, hidden: Tensor, tokens: Tokens, state: State, follow: OneWay) -> tuple[Tensor, State]:
         if not self.both_ways:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt
 
 from blocks import initialise
-from blocks.flow import Tokens, accumulating, as_kind
+from blocks.flow import Tokens, accumulating, as_dtype
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.mixers.base import Mixer
 from blocks.operation import Form
@@ -69,14 +69,14 @@ class RGLRU(Mixer):
     def follow(
         self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, *, recurrence: Recurrence
     ) -> tuple[Float[Tensor, "B T C"], State]:
-        kind = accumulating(hidden.dtype)
+        dtype = accumulating(hidden.dtype)
         rows = hidden.reshape(-1, self.blocks, hidden.shape[-1] // self.blocks).transpose(0, 1)
-        rows = as_kind(rows, parameters["input_weight"].dtype)
-        pace, gate = (_gate(parameters, name, rows, kind).view(hidden.shape) for name in ("recurrence", "input"))
-        log_decay = POWER * torch.nn.functional.logsigmoid(as_kind(parameters["decay"], kind)) * pace
+        rows = as_dtype(rows, parameters["input_weight"].dtype)
+        pace, gate = (_gate(parameters, name, rows, dtype).view(hidden.shape) for name in ("recurrence", "input"))
+        log_decay = POWER * torch.nn.functional.logsigmoid(as_dtype(parameters["decay"], dtype)) * pace
         # Towards a = 1 the root's slope is infinite, and what it meets vanishes faster; at 1 itself that would be ∞ · 0.
-        share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(kind).tiny).sqrt()
-        inputs = share * gate * as_kind(hidden, kind)
+        share = (-torch.expm1(2 * log_decay)).clamp(min=torch.finfo(dtype).tiny).sqrt()
+        inputs = share * gate * as_dtype(hidden, dtype)
         if tokens.valid is not None:
             padding = ~tokens.valid[..., None]
             inputs, log_decay = inputs.masked_fill(padding, 0.0), log_decay.masked_fill(padding, 0.0)
@@ -84,12 +84,12 @@ class RGLRU(Mixer):
         return mixed, {"hidden": last}
 
 
-def _gate(parameters: Parameters, name: str, rows: Float[Tensor, "blocks R in"], kind: torch.dtype) -> Float[Tensor, "R C"]:
+def _gate(parameters: Parameters, name: str, rows: Float[Tensor, "blocks R in"], dtype: torch.dtype) -> Float[Tensor, "R C"]:
     """The gate, in the accumulating dtype; a weight is blocks × out × in."""
     weight, bias = parameters[f"{name}_weight"], parameters[f"{name}_bias"]
     by_block = bias.view(weight.shape[0], 1, -1)
     if bias.dtype == weight.dtype:
-        logits = as_kind(torch.baddbmm(by_block, rows, weight.mT), kind)
+        logits = as_dtype(torch.baddbmm(by_block, rows, weight.mT), dtype)
     else:
-        logits = rows.bmm(weight.mT).to(kind).add_(by_block.to(kind))
+        logits = rows.bmm(weight.mT).to(dtype).add_(by_block.to(dtype))
     return logits.sigmoid().transpose(0, 1).flatten(1)

@@ -26,9 +26,9 @@ def dense(
     visible: the same for all heads, or one a key head. softcap: see ``capped``. falling: of some queries, what is added to their
     logits, B H t S.
     """
-    kind = accumulating(query.dtype)
-    grouped = query.to(kind).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
-    keys, values = key.to(kind).permute(0, 2, 3, 1), value.to(kind).permute(0, 2, 1, 3)
+    dtype = accumulating(query.dtype)
+    grouped = query.to(dtype).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
+    keys, values = key.to(dtype).permute(0, 2, 3, 1), value.to(dtype).permute(0, 2, 1, 3)
     visible = visible if visible.dim() == 4 else visible[:, None]
     outputs, masses, maxima = [], [], []
     for start in range(0, query.shape[1], ROWS):
@@ -59,9 +59,9 @@ def masked_softmax(logits: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Ten
     return raw / mass[..., None], lse, maximum
 
 
-def hidden(visible: Tensor, kind: torch.dtype) -> Tensor:
+def hidden(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to logits: 0 where a pair is visible, -inf where not. Adding is many times faster than filling by a mask."""
-    return torch.zeros(visible.shape, dtype=kind, device=visible.device).masked_fill_(~visible, -math.inf)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -math.inf)
 
 
 def raw_weights(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

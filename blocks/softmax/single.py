@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from blocks.flow import Partial, accumulating, all_there, as_kind
+from blocks.flow import Partial, accumulating, all_there, as_dtype
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, unbroken
 from blocks.softmax.dense import capped
@@ -30,16 +30,16 @@ def single(
     softcap: float | None = None,
 ) -> Partial:
     """Softmax over the pairs."""
-    kind = accumulating(query.dtype)
+    dtype = accumulating(query.dtype)
     batch, _, heads, size = query.shape
-    grouped = query.to(kind).view(batch, key.shape[2], -1, size) / math.sqrt(size)
-    logits = capped(grouped @ key.to(kind).permute(0, 2, 3, 1), softcap)
+    grouped = query.to(dtype).view(batch, key.shape[2], -1, size) / math.sqrt(size)
+    logits = capped(grouped @ key.to(dtype).permute(0, 2, 3, 1), softcap)
     logits = logits if hiding is None else logits + hiding
     # Last, so that no gradient of what is hidden, which is NaN where there is no pair at all, reaches what comes before.
     logits = logits if position is None else logits.masked_fill(_rows(position) < 0, -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)
-    weights = (logits - lse.clamp(min=torch.finfo(kind).min)).exp()
-    output = weights @ value.to(kind).permute(0, 2, 1, 3)
+    weights = (logits - lse.clamp(min=torch.finfo(dtype).min)).exp()
+    output = weights @ value.to(dtype).permute(0, 2, 1, 3)
     maximum = logits.amax(-1).view(batch, 1, heads)
     return Partial(output.reshape(batch, 1, heads, size).to(query.dtype), lse.view(batch, 1, heads), maximum=maximum)
 
@@ -54,16 +54,16 @@ def native(
 ) -> Partial:
     """The same by the kernel behind PyTorch's own attention, which gives the lse and no maximum. It is told what to hide only
     where something is hidden."""
-    kind, empty = accumulating(query.dtype), None
+    dtype, empty = accumulating(query.dtype), None
     if position is not None and not all_there(position):
         # The logarithms of 0 and of 1.
-        absent = (_rows(position) >= 0).to(kind).log()
+        absent = (_rows(position) >= 0).to(dtype).log()
         hiding = absent if hiding is None else hiding + absent
         empty = hiding.amax(-1).isneginf()
-    query_, *pairs = [as_kind(states, kind).transpose(1, 2) for states in (query, key, value)]
+    query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
     lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
-    return Partial(as_kind(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
+    return Partial(as_dtype(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
 
 
 def native_fits(setting: Setting) -> str | None:

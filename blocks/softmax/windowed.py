@@ -31,7 +31,7 @@ def windowed(
     each query sees, less than W (None: all W - 1); own: the queries' documents, where they are not those of their entries. softcap:
     of the logits.
     """
-    kind, length = accumulating(query.dtype), query.shape[1]
+    dtype, length = accumulating(query.dtype), query.shape[1]
     block = min(BLOCK, length)
     count = math.ceil(length / block)
     missing = count * block - length
@@ -39,10 +39,10 @@ def windowed(
     def blocks(entries: Tensor) -> Tensor:
         return _filled(entries, missing).unfold(1, size + block, block)
 
-    queries = _filled(query.to(kind) / math.sqrt(query.shape[-1]), missing)
+    queries = _filled(query.to(dtype) / math.sqrt(query.shape[-1]), missing)
     queries = queries.unflatten(2, (key.shape[2], -1)).unflatten(1, (count, block)).permute(0, 1, 3, 4, 2, 5)
-    keys = blocks(key.to(kind)).permute(0, 1, 2, 4, 3)
-    values = blocks(value.to(kind)).permute(0, 1, 2, 4, 3)
+    keys = blocks(key.to(dtype)).permute(0, 1, 2, 4, 3)
+    values = blocks(value.to(dtype)).permute(0, 1, 2, 4, 3)
 
     back = torch.arange(size, size + block, device=query.device)[:, None] - torch.arange(size + block, device=query.device)
     visible = ((back >= 0) & (back < size)).expand(1, count, -1, -1)
@@ -59,7 +59,7 @@ def windowed(
         visible = visible & (asking[..., :, None] == documents[..., None, :])
 
     at_once = max(SPAN // block, 1)
-    spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, hidden(visible, kind))), strict=True)
+    spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, hidden(visible, dtype))), strict=True)
     answers = zip(*(_answered(asking, near, held, hiding, softcap) for asking, near, held, hiding in spans), strict=True)
     output, lse, largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length].flatten(2, 3) for of in answers)
     return Partial(output.to(query.dtype), lse, maximum=largest)

@@ -11,7 +11,7 @@ from composer.ablation.models import costs_of, name_models
 from composer.ablation.pictures import draw_all
 from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
-from composer.ablation.runner import OnStep, Start, one_process, run_chains
+from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
 from composer.ablation.steps import MARK, Figures
 from composer.ablation.table import markdown
 from composer.ablation.teacher import teacher_scores
@@ -32,7 +32,7 @@ def ablate(
     out: Path,
     *,
     overrides: Overrides = (),
-    workers: Start = one_process,
+    workers: StartWorkers = one_process,
     tell: OnStep | None = None,
 ) -> AblationReport:
     """Builds, trains and scores each variant with each seed. Writes ``report.json``, ``table.md`` and pictures to ``out``, and each
@@ -61,7 +61,7 @@ def ablate(
 
 
 def run(
-    chains: Sequence[Chain], request: Request, steps: Path, workers: Start = one_process, tell: OnStep | None = None
+    chains: Sequence[Chain], request: Request, steps: Path, workers: StartWorkers = one_process, tell: OnStep | None = None
 ) -> dict[str, Figures]:
     """The figures of every step of planned chains, by its name; the folder ``steps`` is made. Raises ComposerError."""
     check_inputs(chains, request, steps)

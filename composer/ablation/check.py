@@ -11,7 +11,7 @@ from composer.ablation.identity import tasks_of
 from composer.ablation.plan import Chain, Request, Variant
 from composer.ablation.steps import found
 from composer.api import resolve_spec
-from composer.data.packing import How
+from composer.data.packing import Packing
 from composer.errors import AblationError
 from composer.evaluation.arguments import read_lengths
 from composer.evaluation.lengths import check_texts
@@ -58,7 +58,7 @@ def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> Non
     tokenizer = tokenizer_of(_tokenizer_folder(request))
     if missing & {"transfer", "compare", "finetune", "train"}:
         options = TrainingOptions(data=request.data, held_out=request.held_out, share=request.share, seed=request.seeds[0])
-        kinds: set[tuple[int | None, How, int, int]] = {
+        kinds: set[tuple[int | None, Packing, int, int]] = {
             (variant.recipe.sequence, variant.recipe.rows, trunk.vocabulary_size, trunk.max_positions)
             for variant in variants
             for trunk in (trunks[variant.name],)

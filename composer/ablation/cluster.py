@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.ablation.plan import AblationStep
-from composer.ablation.runner import Start, Workers
+from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError
 
@@ -21,7 +21,7 @@ PATIENCE = 10.0
 """Seconds in which a cluster has to answer."""
 
 
-def ray_workers(address: str, *, gpus: float = 0) -> Start:
+def ray_workers(address: str, *, gpus: float = 0) -> StartWorkers:
     """Workers that run each step as a task of Ray. Raises AblationError where Ray is not installed.
 
     - address: of a cluster; ``auto`` for the one that this machine belongs to; ``local`` to start one on this machine, which ends

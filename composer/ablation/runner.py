@@ -47,7 +47,7 @@ class Workers(Protocol):
         ...
 
 
-Start = Callable[[], AbstractContextManager[Workers]]
+StartWorkers = Callable[[], AbstractContextManager[Workers]]
 OnStep = Callable[[AblationStep | None, Figures, int, int], None]
 """Called with a step that has ended (None at the start), its figures, the number of steps that are done, and of all steps."""
 
@@ -150,7 +150,7 @@ def _run_there(step: AblationStep, folder: Path) -> Figures:
     return run_step(step, folder)
 
 
-def processes(count: int) -> Start:
+def processes(count: int) -> StartWorkers:
     """``count`` steps at a time, in processes of one thread each. They end when this process ends, even where it is killed."""
 
     @contextmanager

@@ -9,7 +9,7 @@ from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
 from composer.tables import Table
 from composer.words import plural, size
 
-Number = TypeVar("Number", int, float)
+Amount = TypeVar("Amount", int, float)
 MISSING = "–"
 OF: dict[Phase, str] = {
     "prefill": "one pass over a prompt of so many tokens",
@@ -85,7 +85,7 @@ def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
     return (f"{cell.length:,}", *(found[name] for name in headers))
 
 
-def _or_missing(value: Number | None, say: Callable[[Number], str]) -> str:
+def _or_missing(value: Amount | None, say: Callable[[Amount], str]) -> str:
     return MISSING if value is None else say(value)
 
 

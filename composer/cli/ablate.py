@@ -11,7 +11,7 @@ import typer
 import composer
 from composer.cli import bars
 from composer.cli.bars import at_once
-from composer.cli.options import SOURCE, Babi, Bfloat16, Haystack, HeldOut, HeldShare, Json, Quiet, RunsOn, Set, Text
+from composer.cli.options import SOURCE, Babi, Bfloat16, HaystackOption, HeldOut, HeldShare, Json, Quiet, RunsOn, Set, TextOption
 from composer.cli.screen import heading, print_json, print_table
 from composer.commands.ablation import bar_of, outcome_in_words
 from composer.data.loading import SHARE
@@ -49,8 +49,8 @@ def ablate(
     ] = None,
     samples: Annotated[int, typer.Option(help="Samples of each task at each length.")] = 100,
     seeds: Annotated[str, typer.Option(metavar="N,…", help="Seeds; each variant is built and trained with each of them.")] = "0",
-    text: Text = None,
-    haystack: Haystack = None,
+    text: TextOption = None,
+    haystack: HaystackOption = None,
     babi: Babi = None,
     settings: Set = None,
     device: RunsOn = "cpu",

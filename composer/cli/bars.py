@@ -10,7 +10,7 @@ import typer
 
 from composer.cli.screen import warnings_alone
 from composer.commands.training import bar_of, figures_of
-from composer.progress import BarUpdate, Column, bars, on_terminal
+from composer.progress import BarPart, BarUpdate, bars, on_terminal
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
@@ -28,7 +28,7 @@ def at_once(what: str, *, quiet: bool) -> None:
 
 @contextmanager
 def watching(
-    *columns: Column,
+    *columns: BarPart,
     bar: Callable[Arguments, BarUpdate],
     line: Callable[Arguments, None],
     quiet: bool,

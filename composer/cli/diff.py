@@ -14,12 +14,12 @@ from composer.spec.inherit import shown
 from composer.spec.places import dotted
 
 WHICH = "A YAML file, a shipped spec, one of a sweep (SWEEP:VARIANT), or the folder of a built model."
-Which = Annotated[str, typer.Argument(help=WHICH, show_default=False, autocompletion=complete_spec)]
+SpecArgument = Annotated[str, typer.Argument(help=WHICH, show_default=False, autocompletion=complete_spec)]
 
 
 def diff(
-    first: Which,
-    second: Which,
+    first: SpecArgument,
+    second: SpecArgument,
     source: MaybeFrom = None,
     revision: Revision = None,
     draw: Annotated[

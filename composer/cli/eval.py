@@ -12,7 +12,7 @@ import typer
 import composer
 from composer.cli import bars
 from composer.cli.bars import at_once
-from composer.cli.options import Babi, Backend, Haystack, Json, Quiet, RunsOn, Text, WeightsDtype
+from composer.cli.options import Babi, Backend, HaystackOption, Json, Quiet, RunsOn, TextOption, WeightsDtype
 from composer.cli.screen import print_json, print_view
 from composer.commands.evaluation import bar_of, cell_of
 from composer.evaluation.options import BATCH_TOKENS, SAMPLES
@@ -48,8 +48,8 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Folder for results and plots; the same call again continues in it."),
     ] = None,
-    text: Text = None,
-    haystack: Haystack = None,
+    text: TextOption = None,
+    haystack: HaystackOption = None,
     babi: Babi = None,
     device: RunsOn = "cpu",
     dtype: WeightsDtype = None,

@@ -77,8 +77,8 @@ Strict = Annotated[
 RunsOn = Annotated[str, typer.Option("--device", help="Where to run: cpu or cuda.")]
 Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")]
 WeightsDtype = Annotated[Dtype | None, typer.Option("--dtype", help="Type of all weights; left out, as they are stored.")]
-Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text that perplexity is measured on.")]
-Haystack = Annotated[Path | None, typer.Option("--haystack", metavar="FILE", help="Text that needles are hidden in.")]
+TextOption = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text that perplexity is measured on.")]
+HaystackOption = Annotated[Path | None, typer.Option("--haystack", metavar="FILE", help="Text that needles are hidden in.")]
 Babi = Annotated[
     Path | None, typer.Option("--babi", metavar="FOLDER", help="bAbI's files, for babilong; left out, facts are generated.")
 ]

@@ -20,7 +20,7 @@ from composer.spec.overrides import Overrides
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
-    from composer.ablation.runner import OnStep, Start
+    from composer.ablation.runner import OnStep, StartWorkers
     from composer.ablation.steps import Figures
 
 
@@ -101,7 +101,7 @@ def ablate(
             return run(specs_of(specs), request, Path(out), overrides=overrides, workers=workers, tell=tell)
 
 
-def _workers(jobs: int | None, ray: str | None, device: str) -> Start:
+def _workers(jobs: int | None, ray: str | None, device: str) -> StartWorkers:
     """Raises AblationError where there is no Ray, and ComposerError where this machine has no such device."""
     from composer.ablation import runner
 

@@ -13,7 +13,7 @@ from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
 from composer.errors import BuildError, ComposerError, in_words
 from composer.files import failing_as, write_whole
-from composer.numbers import Tokens, tokens_of
+from composer.numbers import TokenCount, tokens_of
 from composer.spec.document import Spec
 from composer.spec.overrides import Overrides
 from composer.weights.picture_subject import of_model, on_source
@@ -30,7 +30,7 @@ def draw(
     *,
     overrides: Overrides = (),
     revision: str | None = None,
-    sequence: Tokens = 4096,
+    sequence: TokenCount = 4096,
     dtype: Dtype | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,

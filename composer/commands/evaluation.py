@@ -10,7 +10,7 @@ from composer.errors import EvaluationError, in_words, name_of
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, SHORTEST, EvaluationOptions, EvaluationProgress
 from composer.graph.lowering import AUTO
-from composer.numbers import Numbers, Tokens, numbers_of, tokens_of
+from composer.numbers import Numbers, TokenCount, numbers_of, tokens_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.weights.opened import open_models
 from converters.trunk import Dtype
@@ -36,7 +36,7 @@ def evaluate(
     device: str = "cpu",
     dtype: Dtype | None = None,
     backend: str = AUTO,
-    batch_tokens: Tokens = BATCH_TOKENS,
+    batch_tokens: TokenCount = BATCH_TOKENS,
     lm_eval: str | Sequence[str] = (),
     include_path: Reference | None = None,
     force: bool = False,

@@ -16,7 +16,7 @@ from composer.devices import room_for
 from composer.errors import SelectionError, in_words
 from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
-from composer.numbers import Tokens, check_count, check_seed, tokens_of
+from composer.numbers import TokenCount, check_count, check_seed, tokens_of
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.origin import another_source
@@ -50,7 +50,7 @@ def select(
     *,
     keep: int | None = None,
     budget: int | None = None,
-    sequence: Tokens = SEQUENCE,
+    sequence: TokenCount = SEQUENCE,
     by: By = "restored",
     rows: int = ROWS,
     held_out: str | Sequence[str] = (),

@@ -11,7 +11,7 @@ from composer.api import SpecLike, load_spec, resolve_spec, specs_of
 from composer.arguments import Reference, check_dtype
 from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
-from composer.devices import device_kind
+from composer.devices import device_type
 from composer.errors import ComposerError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.spec.code import Listing, code_of
@@ -103,7 +103,7 @@ def code(
     if target is None:
         raise ComposerError(CODE_OF_ONE)
     resolved = resolve_spec(loaded, target.size)
-    return code_of(resolved, target.on, backend=backend, device=device_kind(device), dtype=dtype or target.dtype)
+    return code_of(resolved, target.on, backend=backend, device=device_type(device), dtype=dtype or target.dtype)
 
 
 class CheckReport(Readable, Closed):

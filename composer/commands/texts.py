@@ -19,7 +19,7 @@ from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import alone, beside
 from composer.notices import warn_user
-from composer.numbers import LEAST_SEED, Tokens, check_count, check_range, check_seed, tokens_of
+from composer.numbers import LEAST_SEED, TokenCount, check_count, check_range, check_seed, tokens_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
@@ -65,7 +65,7 @@ def generate(
     model: Reference,
     prompt: str,
     *,
-    max_new_tokens: Tokens = 64,
+    max_new_tokens: TokenCount = 64,
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
@@ -149,7 +149,7 @@ def sample(
     out: Reference,
     *,
     texts: int = 1000,
-    length: Tokens = 512,
+    length: TokenCount = 512,
     temperature: float = 1.0,
     top_p: float = 1.0,
     batch: int = 32,

@@ -10,14 +10,14 @@ import numpy as np
 
 from composer.data.document import Document
 from composer.data.reading import DataRecord
-from composer.data.references import Form, RecordOptions
+from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError
 from composer.spec.places import brief, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-COLUMNS: dict[Form, tuple[str, ...]] = {
+COLUMNS: dict[RowFormat, tuple[str, ...]] = {
     "messages": ("messages",),
     "alpaca": ("instruction", "output"),
     "completion": ("prompt", "completion"),
@@ -64,7 +64,7 @@ def draft(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedToken
         raise
 
 
-def form_of(record: DataRecord, options: RecordOptions) -> Form:
+def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
     """The form of a record. Raises DataError where the columns have no known form, or not the one that the options ask for."""
     found = list(record.fields)
     if options.column is not None:
@@ -94,7 +94,7 @@ def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
     return f"{record.place}: {what}; its columns: {found}{guess} Understood: {understood}; or column=NAME of the text"
 
 
-def _plain(record: DataRecord, form: Form, column: str) -> tuple[TextPiece, ...]:
+def _plain(record: DataRecord, form: RowFormat, column: str) -> tuple[TextPiece, ...]:
     if form == "completion":
         return TextPiece(_words(record, "prompt"), False), TextPiece(_words(record, "completion"), True)
     if form == "alpaca":

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from composer.data.document import Document
 from composer.data.formats import TextDraft, draft, encode
 from composer.data.order import OF_DOCUMENTS, permutation
-from composer.data.packing import How, PackedRows, pack
+from composer.data.packing import PackedRows, Packing, pack
 from composer.data.reading import files_of, read_records
-from composer.data.references import FileData, Reference, TaskData, parse_reference
+from composer.data.references import DataReference, FileData, TaskData, parse_reference
 from composer.data.report import DataReport, ReferenceReport
 from composer.data.samples import documents_of
 from composer.errors import DataError
@@ -56,7 +56,7 @@ def load_rows(
     *,
     split: Split,
     vocabulary: int,
-    how: How = "packed",
+    how: Packing = "packed",
     longest: int | None = None,
     share: float = SHARE,
     seed: int = 0,
@@ -165,7 +165,7 @@ def _check_tokens(document: Document, vocabulary: int, said: str, size: int) -> 
 
 def _documents(
     said: str,
-    reference: Reference,
+    reference: DataReference,
     tokenizer: PreTrainedTokenizerBase,
     sequence: int,
     split: Split,
@@ -185,7 +185,7 @@ def _documents(
     return (encode(one, tokenizer) for one, held in sides if held == wanted or not share)
 
 
-def _drafts(reference: Reference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[TextDraft]:
+def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[TextDraft]:
     assert not isinstance(reference, TaskData)
     for record in read_records(reference):
         count.records += 1

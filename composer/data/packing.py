@@ -17,7 +17,7 @@ from composer.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-How = Literal["packed", "joined", "whole", "padded"]
+Packing = Literal["packed", "joined", "whole", "padded"]
 IGNORED = -100
 """The label of what is not to be predicted, as transformers and torch have it."""
 PADDING = 0
@@ -128,7 +128,7 @@ class PackedRows:
         return self.ids, self.labels, self.position, self.valid
 
 
-def pack(documents: Iterable[Document], sequence: int, *, how: How) -> PackedRows:
+def pack(documents: Iterable[Document], sequence: int, *, how: Packing) -> PackedRows:
     """Rows of ``sequence`` tokens, in the order of the documents.
 
     - packed: documents are laid end to end; the rest of one that does not fit into its row is a document of its own in the next
@@ -165,7 +165,7 @@ def pack(documents: Iterable[Document], sequence: int, *, how: How) -> PackedRow
     return PackedRows(*(array[teaching] for array in rows._arrays()), dropped=left_out)
 
 
-def _starts(lengths: np.ndarray, sequence: int, how: How) -> Iterator[int]:
+def _starts(lengths: np.ndarray, sequence: int, how: Packing) -> Iterator[int]:
     """Where each document begins, in tokens from the first row's start."""
     free = 0
     for length in lengths.tolist():

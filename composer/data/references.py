@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from composer.tasks.base import Task
 
 HUB = "hub:"
-Form = Literal["messages", "alpaca", "completion", "text"]
+RowFormat = Literal["messages", "alpaca", "completion", "text"]
 Named = Annotated[str, StringConstraints(min_length=1)]
-Model = TypeVar("Model", bound=BaseModel)
+Validated = TypeVar("Validated", bound=BaseModel)
 
 
 class Slice(Closed):
@@ -33,7 +33,7 @@ class Slice(Closed):
 class RecordOptions(Slice):
     """Options of references to records with columns."""
 
-    format: Form | None = None
+    format: RowFormat | None = None
     """How to read a record. Left out: the first of messages, alpaca, completion and text whose columns are there, and
     hold something where others do not."""
     column: Named | None = None
@@ -99,7 +99,7 @@ class TaskData(Slice):
         return tasks()[self.name].model_validate(self.options)
 
 
-Reference = FileData | HubData | TaskData
+DataReference = FileData | HubData | TaskData
 
 
 def tasks() -> Mapping[str, type[Task]]:
@@ -109,7 +109,7 @@ def tasks() -> Mapping[str, type[Task]]:
     return TASKS
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str) -> DataReference:
     """``REF[,key=value…]``. REF is ``hub:owner/name``, a task's name, or a path (``./passkey`` is one, ``passkey`` is the task).
 
     Nothing is opened. Raises DataError on an option that REF does not have.
@@ -143,7 +143,9 @@ def _parted(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), options
 
 
-def _checked(model: type[Model], given: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()) -> Model:
+def _checked(
+    model: type[Validated], given: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()
+) -> Validated:
     """The model with the options. also: further options for the message to list. Raises DataError."""
     known = [key for key in model.model_fields if key not in ("kind", *given)]
     unknown = [key for key in options if key not in known]

@@ -8,7 +8,7 @@ from composer.drawing.picture import BETWEEN, Picture, picture, svg
 from composer.graph.graph import HeadGraph, build_graph
 from composer.spec.resolve import Resolved, meaning
 
-Kind = tuple[str, int]
+HeadKey = tuple[str, int]
 
 
 def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence: int = 4096, dtype: str = "float32") -> Picture:
@@ -24,12 +24,12 @@ def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence
     return Picture(svg(inside, wide, high), wide, high)
 
 
-def _marks(first: Resolved, second: Resolved) -> tuple[dict[Kind, frozenset[str]], dict[Kind, frozenset[str]]]:
+def _marks(first: Resolved, second: Resolved) -> tuple[dict[HeadKey, frozenset[str]], dict[HeadKey, frozenset[str]]]:
     graphs = tuple({kind: build_graph(head, shape) for kind, (head, shape, _) in spec.kinds().items()} for spec in (first, second))
     return _marked(*graphs), _marked(*reversed(graphs))
 
 
-def _marked(graphs: dict[Kind, HeadGraph], others: dict[Kind, HeadGraph]) -> dict[Kind, frozenset[str]]:
+def _marked(graphs: dict[HeadKey, HeadGraph], others: dict[HeadKey, HeadGraph]) -> dict[HeadKey, frozenset[str]]:
     """Nodes that the other spec's graphs lack, by head and number of its heads; all nodes of a head without a counterpart."""
     found = {}
     for kind, graph in graphs.items():

@@ -21,7 +21,7 @@ from blocks.catalogue import (
 from blocks.part import Closed
 from blocks.positions import Rope
 
-Edge = Annotated[str, StringConstraints(pattern=r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$")]
+EdgeText = Annotated[str, StringConstraints(pattern=r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$")]
 
 MOST_MEMORIES = 32
 """Of a head: each is looked at for each other one."""
@@ -48,7 +48,7 @@ class HeadSpec(Closed):
     """Top to bottom: in a cascade, pairs fall from one into the next."""
     flow: Literal["cascade", "parallel"] = "cascade"
     """cascade: a pair enters the first memory and falls when evicted. parallel: every memory sees every pair."""
-    graph: Annotated[tuple[Edge, ...], Field(min_length=1, max_length=MOST_MEMORIES**2)] | None = None
+    graph: Annotated[tuple[EdgeText, ...], Field(min_length=1, max_length=MOST_MEMORIES**2)] | None = None
     """Where each memory gets its pairs, in place of `flow`: `pairs -> NAME` (every pair), `NAME -> NAME` (what falls out of the
     first falls into the second)."""
     read: ReadConfig | None = None

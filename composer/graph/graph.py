@@ -17,9 +17,9 @@ import networkx
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind, Operation, Port
-from blocks.part import Part, Slot
+from blocks.part import FieldPath, Part, Slot
 from blocks.reads import Read, TakesPartials
-from composer.errors import GraphError, Path
+from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 
 INPUTS = ("hidden", "query", "key", "value")
@@ -43,7 +43,7 @@ class Node:
     shape: Shape
     part: Part | None = None
     module: str = ""
-    path: Path | None = None
+    path: FieldPath | None = None
     main: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Edge:
     heads: int | None
     dim: int | None
     label: str | None = None
-    path: Path | None = field(default=None, compare=False)
+    path: FieldPath | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ class Draft:
         name: str,
         part: Part,
         shape: Shape,
-        path: Path | None,
+        path: FieldPath | None,
         *,
         module: str = "",
         operation: Operation | None = None,
@@ -172,7 +172,7 @@ class Draft:
         self._put(Node(name, Operation((port,), (), ()), shape))
 
     def connect(
-        self, start: str, end: str, to: str, *, output: str | None = None, label: str | None = None, path: Path | None = None
+        self, start: str, end: str, to: str, *, output: str | None = None, label: str | None = None, path: FieldPath | None = None
     ) -> None:
         """Join an output of ``start``, its only one or the one that is named, to the port ``to`` of ``end``.
 

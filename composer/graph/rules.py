@@ -9,8 +9,8 @@ import networkx
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import FALLEN, Kind
-from blocks.part import Part, Problem
-from composer.errors import GraphError, Path
+from blocks.part import FieldPath, Part, Problem
+from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, Edge, HeadGraph, Node, build_graph
 from composer.graph.rules_of_spec import lines, names, numbers
@@ -23,14 +23,14 @@ MISSING: Mapping[str, str] = {
 Rule = Callable[[HeadGraph], Iterator[Problem]]
 
 
-def checked_graph(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
+def checked_graph(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
     """The head's graph. Raises the first of its ``mistakes``, whose arguments these are."""
     if found := mistakes(head, shape, path, sizes=sizes, idle=idle):
         raise found[0]
     return build_graph(head, shape)
 
 
-def mistakes(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = True, idle: bool = False) -> list[GraphError]:
+def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = True, idle: bool = False) -> list[GraphError]:
     """What the first rule that the head breaks finds, one mistake a place: what later rules would find may follow from these.
 
     path: of the head. sizes: check them; False where the shape is not that of a model. idle: accept weights without an effect,
@@ -38,7 +38,7 @@ def mistakes(head: HeadSpec, shape: Shape, path: Path, *, sizes: bool = True, id
     """
     try:
         for problems in _found(head, shape, sizes, idle):
-            found: dict[Path, str] = {}
+            found: dict[FieldPath, str] = {}
             for message, where in problems:
                 found.setdefault(where, message)
             if found:
@@ -265,5 +265,5 @@ def _drawn(graph: HeadGraph) -> bool:
     return any(edge.path for edge in graph.edges)
 
 
-def _path(node: Node) -> Path:
+def _path(node: Node) -> FieldPath:
     return node.path or ()

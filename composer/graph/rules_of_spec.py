@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blocks.part import Closed, Path, Problem
+from blocks.part import Closed, FieldPath, Problem
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, edges, memory_names
 from converters.config import LARGEST
@@ -67,7 +67,7 @@ def lines(head: HeadSpec) -> Iterator[Problem]:
         fed[end] = start
 
 
-def numbers(part: Closed, path: Path = ()) -> Iterator[Problem]:
+def numbers(part: Closed, path: FieldPath = ()) -> Iterator[Problem]:
     """Problems with the numbers of a part, and of parts inside it; a seed may be any number."""
     for name, said in part:
         for index, item in enumerate(said if isinstance(said, tuple) else (said,)):

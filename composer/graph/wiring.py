@@ -12,9 +12,9 @@ from blocks.feature_maps.base import Scale
 from blocks.legend import Number, Shape
 from blocks.memories.base import Memory
 from blocks.operation import FALLEN, Kind, Port
+from blocks.part import FieldPath
 from blocks.reads import Alone
 from blocks.sinks import Sinks
-from composer.errors import Path
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, edges, features_of, fed_by, gate_of, memory_names, sources_of_pairs
 from composer.graph.graph import OUTPUT, SINKS, Draft, HeadGraph
@@ -249,5 +249,5 @@ class _Wiring:
         self.draft.connect(SINKS, "with_host_sinks", "sinks")
         return name
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str) -> FieldPath:
         return ("memory", self.names.index(name))

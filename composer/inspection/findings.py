@@ -27,8 +27,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-Numbers = Annotated[InstanceOf[np.ndarray[Any, Any]], PlainSerializer(plain, when_used="json")]
-Figure = Annotated[float, PlainSerializer(plain, when_used="json")]
+PlainArray = Annotated[InstanceOf[np.ndarray[Any, Any]], PlainSerializer(plain, when_used="json")]
+PlainFloat = Annotated[float, PlainSerializer(plain, when_used="json")]
 
 
 class Found(Closed):
@@ -42,37 +42,37 @@ class Recalled(Found):
 
     columns: tuple[int, ...]
     """The numbers of tokens after which the state was read."""
-    stored: tuple[Figure, ...]
+    stored: tuple[PlainFloat, ...]
     """Pairs in the state then, a mean over heads."""
-    error: Numbers
+    error: PlainArray
     """Columns × heads: ‖v̂ - v‖ / ‖v‖, a mean over what is stored."""
-    cosine: Numbers
+    cosine: PlainArray
     """Columns × heads: that between v̂ and v, likewise."""
     ages: tuple[int, ...]
     """Tokens since a pair was read, bins up to these."""
-    error_by_age: Numbers
+    error_by_age: PlainArray
     """Ages × heads, at the end."""
-    cosine_by_age: Numbers
+    cosine_by_age: PlainArray
     """Ages × heads, at the end."""
 
 
 class Spectrum(Found):
     """The Gram matrix of some vectors, a head each."""
 
-    shares: Numbers
+    shares: PlainArray
     """Heads × eigenvalues in descending order, over their sum."""
-    effective_rank: Numbers
+    effective_rank: PlainArray
     """The exponential of their entropy (Roy & Vetterli 2007)."""
 
 
 class HeadLikeness(Found):
     """How alike a group of heads and the teacher's are on the teacher's hidden states, a number a head."""
 
-    mse: Numbers
+    mse: PlainArray
     """Over the numbers of the answers."""
-    cosine: Numbers
+    cosine: PlainArray
     """Between answers, a mean over tokens."""
-    divergence: Numbers | None
+    divergence: PlainArray | None
     """KL(teacher ‖ student) of the weights at the queries, in nats; None where the student has negative ones."""
 
 
@@ -82,9 +82,9 @@ class ShownNumbers(Found):
     axes: tuple[str, ...]
     says: str
     """The meaning of the numbers."""
-    numbers: Numbers
+    numbers: PlainArray
     """By axes; those of tokens are means over bins."""
-    entropy: Numbers | None = None
+    entropy: PlainArray | None = None
     """Bins × heads: of shares over the last axis, in nats; None where the numbers are not of tokens."""
 
 
@@ -100,22 +100,22 @@ class Weighed(Found):
     """Their names."""
     kinds: tuple[str, ...]
     """The kinds of the memories, in the same order."""
-    weights: dict[str, Numbers]
+    weights: dict[str, PlainArray]
     """By memory, the weight of each bin of tokens in the answers: heads × queries × bins."""
-    shares: dict[str, Numbers]
+    shares: dict[str, PlainArray]
     """By memory, heads × queries."""
     stands: dict[str, tuple[tuple[tuple[tuple[int, int], ...], ...], ...]]
     """By memory, of each head and query, the stretches of columns that it weighs: first and last."""
-    error: Figure
+    error: PlainFloat
     """The largest difference between the weighed values and the answer, over the largest number of either."""
-    found: Numbers
+    found: PlainArray
     """Heads × answers: the weight on the columns where the answer stands in the text."""
 
 
 class HeadFindings(Weighed):
     """One group of heads of a layer."""
 
-    half_lives: dict[str, Numbers]
+    half_lives: dict[str, PlainArray]
     """By gate, in tokens: heads or heads × channels."""
     recalled: dict[str, Recalled]
     """By memory."""
@@ -123,13 +123,13 @@ class HeadFindings(Weighed):
     """Spectra by the names of the vectors, such as ``key after conv``."""
     norm_columns: tuple[int, ...]
     """After how many tokens norms are taken."""
-    norms: dict[str, Numbers]
+    norms: dict[str, PlainArray]
     """By memory, of its matrix: moments × heads."""
     shown: dict[str, ShownNumbers]
     """By part and what it shows."""
-    teacher: Numbers | None = None
+    teacher: PlainArray | None = None
     """The teacher's weights: heads × queries × bins."""
-    teacher_found: Numbers | None = None
+    teacher_found: PlainArray | None = None
     """As `found`, of the teacher."""
     likeness: HeadLikeness | None = None
 
@@ -139,16 +139,16 @@ class Answered(Found):
 
     right: tuple[bool, ...]
     """Whether a model's first choice is right."""
-    loss: tuple[Figure, ...]
+    loss: tuple[PlainFloat, ...]
     """In nats."""
 
 
 class Stream(Found):
     """Hidden states before the first layer and behind each: the student's own run beside the teacher's."""
 
-    cosine: tuple[Figure, ...]
+    cosine: tuple[PlainFloat, ...]
     """Between them, a mean over tokens."""
-    error: tuple[Figure, ...]
+    error: tuple[PlainFloat, ...]
     """‖x - y‖ / ‖y‖ over all."""
 
 

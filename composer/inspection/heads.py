@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blocks.operation import Kind
-from composer.inspection.findings import HeadFindings, Numbers, ShownNumbers, Weighed
+from composer.inspection.findings import HeadFindings, PlainArray, ShownNumbers, Weighed
 from composer.inspection.measures import Recalls, binned, entropy, half_lives, norm, spectrum, stretches
 from composer.inspection.states import Store
 from composer.model.head import Head, anatomy
@@ -53,7 +53,7 @@ def head_findings(
         return _traced(head, given.detached(), implied, weighed, size, backend)
 
 
-def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> Numbers:
+def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> PlainArray:
     """The weight on the columns where each answer stands in the text, heads × answers."""
     total = implied.total()[0].double()
     rows = {query: row for row, query in enumerate(implied.queries)}
@@ -68,7 +68,7 @@ def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: We
     stores = [Store(head, node, implied) for node, memory in anatomy(head).graph.memories if isinstance(memory, Recalls)]
     flow = Flow()
     columns: list[int] = []
-    norms: dict[str, list[Numbers]] = {}
+    norms: dict[str, list[PlainArray]] = {}
     last: Piece | None = None
     for last in pieces(head, given, backend, bounds=bounds):
         flow.take(head, last)
@@ -130,7 +130,7 @@ def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> Show
     return ShownNumbers(axes=axes, says=says, numbers=means.numpy(), entropy=spread.float().numpy())
 
 
-def _norms(head: Head, piece: Piece) -> dict[str, Numbers]:
+def _norms(head: Head, piece: Piece) -> dict[str, PlainArray]:
     """The norms of the matrices that memories sum up, by memory, a number a head."""
     found = {}
     for node, memory in anatomy(head).graph.memories:

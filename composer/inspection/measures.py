@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blocks.part import State
-from composer.inspection.findings import Numbers, Recalled, Spectrum
+from composer.inspection.findings import PlainArray, Recalled, Spectrum
 
 CUT = 1e-12
 """The share of the largest eigenvalue below which others are rounding errors."""
@@ -68,7 +68,7 @@ def recalled(moments: Sequence[Moment]) -> Recalled:
     )
 
 
-def mean_of(scores: Tensor, chosen: Tensor) -> Numbers:
+def mean_of(scores: Tensor, chosen: Tensor) -> PlainArray:
     """The mean over the chosen pairs, E N to N; NaN where a head has none."""
     return (scores.double().where(chosen, 0.0).sum(0) / chosen.sum(0)).numpy()
 
@@ -84,7 +84,7 @@ def spectrum(vectors: Tensor, *, logarithm: bool = False) -> Spectrum:
     return Spectrum(shares=shares.numpy(), effective_rank=entropy(shares).exp().numpy())
 
 
-def half_lives(log_decay: Tensor) -> Numbers:
+def half_lives(log_decay: Tensor) -> PlainArray:
     """Tokens until half is left, of mean log decays ≤ 0; infinite where nothing decays."""
     return (math.log(2) / log_decay.double().abs()).numpy()
 

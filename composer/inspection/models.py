@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer.inspection.findings import Answered, HeadFindings, HeadLikeness, Numbers, Stream
+from composer.inspection.findings import Answered, HeadFindings, HeadLikeness, PlainArray, Stream
 from composer.inspection.heads import head_findings, on_answers
 from composer.inspection.measures import binned
 from composer.inspection.texts import LookedText
@@ -33,7 +33,7 @@ class TextRun:
         self.text, self.queries, self.layers, self.size, self._tell = text, tuple(queries), set(layers), size, tell
         self.found_at = {answer - 1: places for answer, places in zip(text.answers, text.found_at, strict=True) if places}
         self._heads: dict[tuple[int, str], HeadFindings] = {}
-        self._teacher: dict[int, dict[int, tuple[Tensor, Numbers]]] = {}
+        self._teacher: dict[int, dict[int, tuple[Tensor, PlainArray]]] = {}
 
     @property
     def heads(self) -> tuple[HeadFindings, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from blocks.flow import Tokens, as_kind
+from blocks.flow import Tokens, as_dtype
 from blocks.part import State
 from composer.model.cache import ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, setting_of
@@ -166,7 +166,7 @@ class ComposedAttention(nn.Module):
         """
         value = value if call.values is None else call.values
         # Under autocast, norms of queries and keys leave these in another dtype than the values have.
-        query, key = as_kind(query, value.dtype), as_kind(key, value.dtype)
+        query, key = as_dtype(query, value.dtype), as_dtype(key, value.dtype)
         passed = call.passed
         inputs = (call.hidden, query, key, value, passed.tokens, call.state, passed.backend, call.in_place, sinks)
         heads, carried = self.composed(*inputs, entering=call.values is not None)

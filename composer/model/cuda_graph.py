@@ -18,9 +18,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from composer.graph.program import tell
 from composer.model.cache import SEEN, ComposedCache
 
-Step = Callable[[], Tensor]
+Computation = Callable[[], Tensor]
 """Runs a step and returns the tensor of its logits, which is always the same one once the step is recorded."""
-Recording = Callable[[Step], Step]
+Recording = Callable[[Computation], Computation]
 """Records a step without running it, and returns the function that replays it."""
 ANSWERED = frozenset({"use_cache", "return_dict", "logits_to_keep", "past_key_values", "input_ids"})
 """Arguments with which a call may still be replayed."""
@@ -28,7 +28,7 @@ FOLLOWING = frozenset({"attention_mask", "position_ids"})
 """Arguments of generation that a replay leaves out, as they follow from the cache."""
 
 
-def captured(step: Step) -> Step:
+def captured(step: Computation) -> Computation:
     """The step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     # Other threads may go on using the device.
@@ -52,7 +52,7 @@ class Recorder:
     def __init__(self, model: nn.Module, cache: ComposedCache, record: Recording | None = None) -> None:
         self._model, self._cache, self._record = model, ref(cache), record or captured
         self._ids: Tensor | None = None
-        self._replay: Step | None = None
+        self._replay: Computation | None = None
         self._warm = self._off = False
         self._fixed: list[dict[str, Tensor]] = []
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blocks.flow import Tokens, accumulating, as_kind
+from blocks.flow import Tokens, accumulating, as_dtype
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
@@ -165,7 +165,7 @@ class Head(nn.Module):
             context = CallContext(tokens, state, self._place, in_place)
             output, carried = program.run(self._modules, inputs, context, entering=value if entering else None)
         # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
-        return as_kind(output, value.dtype), carried
+        return as_dtype(output, value.dtype), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""

@@ -16,12 +16,12 @@ from composer.model.implicit_attention import implicit_attention
 from composer.model.rows import Rows
 from composer.model.stepwise import HeadCall
 
-Visit = Callable[[int, str, Head, HeadCall], None]
+VisitHead = Callable[[int, str, Head, HeadCall], None]
 """A callback: it takes the layer, the name of a head, the head, and the tensors that the head is about to be called with."""
 
 
 @contextmanager
-def visiting_heads(model: nn.Module, visit: Visit) -> Iterator[None]:
+def visiting_heads(model: nn.Module, visit: VisitHead) -> Iterator[None]:
     """For the block, ``visit`` is called before each head runs. No tensor is kept."""
     hooks = [
         head.register_forward_pre_hook(partial(_before, attention.layer, name, visit))
@@ -36,7 +36,7 @@ def visiting_heads(model: nn.Module, visit: Visit) -> Iterator[None]:
             hook.remove()
 
 
-def _before(layer: int, name: str, visit: Visit, head: nn.Module, asked: tuple[Any, ...]) -> None:
+def _before(layer: int, name: str, visit: VisitHead, head: nn.Module, asked: tuple[Any, ...]) -> None:
     assert isinstance(head, Head)
     hidden, query, key, value, tokens, _state, _backend, _in_place, sinks = asked
     visit(layer, name, head, HeadCall(hidden, query, key, value, tokens, sinks))
@@ -50,7 +50,7 @@ class Attentions:
         self._backend = backend
 
     def collect(self, layer: int, name: str, head: Head, given: HeadCall) -> None:
-        """A ``Visit``. Raises ValueError for heads whose answers are no means of values."""
+        """A ``VisitHead``. Raises ValueError for heads whose answers are no means of values."""
         for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:
                 raise ValueError(

@@ -69,17 +69,17 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
         found = attention_of(layer)
         assert found is not None, "layers_of has looked"
         attention: Any = found[1]
-        host, kind = type(attention), _kind(rotary, attention, index)
+        host, layer_type = type(attention), _layer_type(rotary, attention, index)
         try:
             facts = attention_facts(attention, rotary)
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
             raise BuildError(
                 f"layer {index} of {_host(base)} cannot be asked what it wants of its heads, so none can be put into it: {error}"
             ) from error
-        if rotary is not None and facts.turns and kind not in turnings:
-            turnings[kind] = _turning(rotary, host, kind)
+        if rotary is not None and facts.turns and layer_type not in turnings:
+            turnings[layer_type] = _turning(rotary, host, layer_type)
         _check(base, index, facts, resolved)
-        heads = ComposedHeads(resolved, index, facts, turnings.get(kind) if facts.turns else None)
+        heads = ComposedHeads(resolved, index, facts, turnings.get(layer_type) if facts.turns else None)
         if heads._mixes and not hasattr(attention, "q_proj"):
             raise BuildError(
                 f"layer {index} of {_host(base)} projects queries, keys and values at once, so nothing can mix what "
@@ -179,20 +179,20 @@ def _width(rotary: nn.Module | None, attention: nn.Module) -> int:
     return frequencies.shape[-1] * (1 if type(attention).__name__ in HALVES else 2)
 
 
-def _kind(rotary: nn.Module | None, attention: Any, index: int) -> str | None:
+def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | None:
     """Which of a host's rotations a layer has, where there are several."""
     if rotary is None or "layer_type" not in inspect.signature(type(rotary).forward).parameters:
         return None
-    kinds = getattr(attention.config, "layer_types", None)
-    return None if kinds is None else kinds[index]
+    types = getattr(attention.config, "layer_types", None)
+    return None if types is None else types[index]
 
 
-def _turning(rotary: nn.Module, host: type[nn.Module], kind: str | None) -> Turning:
-    """The rotation of the layers of one kind, computed by the host's own functions."""
+def _turning(rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> Turning:
+    """The rotation of the layers of one type, computed by the host's own functions."""
     function: Any = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
     both = next(iter(inspect.signature(function).parameters)) == "q"
     halves = host.__name__ in HALVES
-    arguments = () if kind is None else (kind,)
+    arguments = () if layer_type is None else (layer_type,)
 
     def tables(position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(like, position, *arguments)

@@ -12,11 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from blocks.part import Closed
+from blocks.part import Closed, FieldPath
 from composer.graph.composition import HeadSpec
 from composer.spec.document import Spec
 from composer.spec.layer_rules import unknown
-from composer.spec.places import Path
 from composer.spec.resolve import Resolved, complete_head, heads_of, meaning
 from composer.spec.sweep import refuse_sweep
 
@@ -25,7 +24,7 @@ class Difference(Closed):
     """One difference. layers: those that have it; None where no source says how many there are."""
 
     layers: tuple[int, ...] | None
-    path: Path
+    path: FieldPath
     first: Any
     second: Any
 
@@ -54,7 +53,7 @@ def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
 def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]:
     """The differences layer by layer, on the same source, with equal ones joined. Empty exactly where the hashes are equal."""
     layers: dict[str, list[int]] = {}
-    found: dict[str, tuple[Path, Any, Any]] = {}
+    found: dict[str, tuple[FieldPath, Any, Any]] = {}
     for number, (one, other) in enumerate(zip(_groups(first), _groups(second), strict=True)):
         pair = (one[0].head, other[0].head) if len(one) == len(other) == 1 else (one, other)
         for difference in _between(*pair, ("head",) if len(one) == len(other) == 1 else ("groups",)):
@@ -63,7 +62,7 @@ def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]
     return [Difference(layers=tuple(layers[key]), path=path, first=one, second=other) for key, (path, one, other) in found.items()]
 
 
-def _trunks(first: Spec, second: Spec) -> Iterator[tuple[Path, Any, Any]]:
+def _trunks(first: Spec, second: Spec) -> Iterator[tuple[FieldPath, Any, Any]]:
     one, other = (spec.trunk and spec.trunk.complete() for spec in (first, second))
     return _between(one, other, ("trunk",))
 
@@ -95,7 +94,7 @@ def _head(complete: HeadSpec) -> HeadSpec:
     return complete.model_copy(update={"position": HeadSpec.model_fields["position"].default})
 
 
-def _between(first: Any, second: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+def _between(first: Any, second: Any, path: FieldPath) -> Iterator[tuple[FieldPath, Any, Any]]:
     """The smallest places that differ: fields of the same kind of part, items of lists that hold the same kinds."""
     if meaning(first) == meaning(second):
         return

@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, PrivateAttr, StringConstraints, field_validator, model_validator
 
-from blocks.part import Closed, FieldError, Whole
+from blocks.part import Closed, FieldError, FieldPath, Whole
 from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
-from composer.spec.places import Path, Place, Places, brief
+from composer.spec.places import Place, Places, brief
 from composer.spec.recipe import Recipe
 from composer.spec.trunk import TrunkSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
-Share = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
+HeadShare = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
 
 MOST_GROUPS, MOST_RULES = 256, 4096
 """Limits: groups in a layer, rules in a document. Checking them takes time that grows with the square."""
@@ -30,7 +30,7 @@ class HeadsOf(Closed):
 
     head: Name
     """Which head they are."""
-    heads: PositiveInt | Share
+    heads: PositiveInt | HeadShare
     """How many query heads, or a share of the layer's such as ``1/4``; whole groups of those that share a key head."""
 
 
@@ -166,6 +166,6 @@ class Spec(Closed):
     """Makes this a sweep: not one spec but a table of them, all else said in common."""
     _places: Places = PrivateAttr(default_factory=Places)
 
-    def place(self, path: Path) -> Place | None:
+    def place(self, path: FieldPath) -> Place | None:
         """The file, line and column that say ``path``, or the nearest thing around it; None where the spec stands in no file."""
         return self._places.find(path)

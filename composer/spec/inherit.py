@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from blocks.part import FieldPath
 from composer.errors import SpecError
 from composer.spec.built import is_built
 from composer.spec.fields import Alternatives, parts, under
-from composer.spec.places import Path as Steps
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
@@ -106,7 +106,7 @@ def heads_extended(document: SpecNode) -> set[str]:
     return {said.value for said in found if said and isinstance(said.value, str)}
 
 
-def _head(path: Steps, heads: dict[str, SpecNode], here: Alternatives, chain: tuple[str, ...] = ()) -> SpecNode:
+def _head(path: FieldPath, heads: dict[str, SpecNode], here: Alternatives, chain: tuple[str, ...] = ()) -> SpecNode:
     name = str(path[-1])
     node, said = heads[name], heads[name].child("extends")
     if said is None or name == "head":  # `head` extends none, and its schema says so

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from pydantic import PositiveInt
 
-from blocks.part import Closed
-from composer.errors import GraphError, Path
+from blocks.part import Closed, FieldPath
+from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, Name, Spec
@@ -44,7 +44,7 @@ def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec])
     return tuple(groups for groups in chosen if groups is not None)
 
 
-def unknown(name: str, heads: Mapping[str, HeadSpec], path: Path) -> GraphError:
+def unknown(name: str, heads: Mapping[str, HeadSpec], path: FieldPath) -> GraphError:
     own = [head for head in heads if head != SOURCE]
     guess = nearest(name, [*own, SOURCE])
     there = f"{guess} There" if guess else "; there"
@@ -55,7 +55,7 @@ def named(use: str | tuple[HeadsOf, ...]) -> set[str]:
     return {use} if isinstance(use, str) else {group.head for group in use}
 
 
-def layers_at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[int]:
+def layers_at(at: int | tuple[int, ...] | str, layers: int, path: FieldPath) -> list[int]:
     if isinstance(at, str):
         if at == "all":
             return list(range(layers))
@@ -71,7 +71,7 @@ def layers_at(at: int | tuple[int, ...] | str, layers: int, path: Path) -> list[
 
 
 def groups_of(
-    use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: Path
+    use: str | tuple[HeadsOf, ...], dimensions: Dimensions, heads: Mapping[str, HeadSpec], path: FieldPath
 ) -> tuple[Group, ...]:
     taken = (HeadsOf(head=use, heads=dimensions.heads),) if isinstance(use, str) else use
     for group in taken:
@@ -88,7 +88,7 @@ def groups_of(
     return tuple(Group(head=name, heads=count, key_heads=count // per_key) for name, count in counts.items())
 
 
-def _count(group: HeadsOf, heads: int, per_key: int, path: Path) -> int:
+def _count(group: HeadsOf, heads: int, per_key: int, path: FieldPath) -> int:
     """The query heads of a group, out of ``heads`` of which ``per_key`` share each key head."""
     whole = isinstance(group.heads, int)
     count = Fraction(group.heads) if whole else Fraction(group.heads) * heads
@@ -103,7 +103,7 @@ def _count(group: HeadsOf, heads: int, per_key: int, path: Path) -> int:
 
 def unused(spec: Spec, name: str, layers: int) -> GraphError:
     """The error that no layer has a head of `heads`, with the rules that name it and the later rules that override these."""
-    path: Path = ("heads", name)
+    path: FieldPath = ("heads", name)
     naming = [number for number, rule in enumerate(spec.layers) if name in named(rule.use)]
     if not naming:
         return GraphError("no layer uses this head; remove it, or name it in `layers`", path)

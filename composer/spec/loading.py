@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,14 +19,14 @@ from composer.spec.reading import read_file, read_spec
 from composer.spec.shipped import shipped_specs
 from composer.spec.sweep import SEPARATOR, chosen, together, variants
 
-Model = TypeVar("Model", bound=BaseModel)
-Source = Spec | str | Path | Mapping[str, object]
+Validated = TypeVar("Validated", bound=BaseModel)
+SpecLike = Spec | str | Path | Mapping[str, Any]
 """A file, the name of a shipped spec, a document as a mapping, or a loaded spec."""
 OF_A_SWEEP = ("compose", "name", "vary")
 """Keys that belong to a sweep, and not to its variants."""
 
 
-def load_spec(source: Source, overrides: Overrides = ()) -> Spec:
+def load_spec(source: SpecLike, overrides: Overrides = ()) -> Spec:
     """A spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``. ``file:variant`` is one of a sweep's.
 
     Raises SpecError with every mistake of the document, each with its file, line, column and path.
@@ -50,7 +50,7 @@ def load_text(text: str, called: str, folder: Path) -> Spec:
     return _overridden(inherited(read_spec(text, called), folder, (Spec,)), ())
 
 
-def variants_of(source: Source, overrides: Overrides = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
+def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | None, dict[str | None, Spec]]:
     """What a sweep varies, and its specs by their variants' names. For a single spec: None, and that spec under None.
 
     Overrides are applied to each, before it is checked. Raises SpecError.
@@ -66,7 +66,7 @@ def variants_of(source: Source, overrides: Overrides = ()) -> tuple[Vary | None,
     return vary, {**_expanded(document, vary, overrides)}
 
 
-def expand(source: Source, overrides: Overrides = ()) -> dict[str, Spec]:
+def expand(source: SpecLike, overrides: Overrides = ()) -> dict[str, Spec]:
     """The specs of a sweep, by their variants' names; overrides are applied to each. Raises SpecError with every mistake of every
     variant, and where ``source`` is no sweep."""
     document = load_document(source)
@@ -79,7 +79,7 @@ def load_specs(source: str, overrides: Overrides = ()) -> dict[str, Spec]:
     return {source if name is None else f"{source}{SEPARATOR}{name}": one for name, one in specs.items()}
 
 
-def load_document(source: Source) -> SpecNode:
+def load_document(source: SpecLike) -> SpecNode:
     """The whole document after ``extends``, with its places, before it is checked."""
     if isinstance(source, Spec):
         source = source.model_dump(mode="json", exclude_unset=True)
@@ -99,7 +99,7 @@ def names_a_spec(said: str) -> bool:
     return any(name.removesuffix(".yaml") in shipped_specs() or (name.endswith(".yaml") and Path(name).is_file()) for name in names)
 
 
-def _split(source: Source) -> tuple[Source, str | None]:
+def _split(source: SpecLike) -> tuple[SpecLike, str | None]:
     """The sweep and its variant, where the source is one. A file of the whole name comes first."""
     if isinstance(source, Spec | Mapping) or find_spec(str(source), Path()) is not None:
         return source, None
@@ -143,7 +143,7 @@ def _overridden(document: SpecNode, overrides: Overrides) -> Spec:
     return spec
 
 
-def checked(document: SpecNode, model: type[Model]) -> Model:
+def checked(document: SpecNode, model: type[Validated]) -> Validated:
     """The document as the schema. Strict: the text "64" is no number, and "yes" is not true."""
     try:
         return model.model_validate(plain(document), strict=True)

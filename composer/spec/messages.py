@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from blocks.part import FieldError
+from blocks.part import FieldError, FieldPath
 from composer.errors import SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, limits, parts, under
-from composer.spec.places import Path, Place, SpecNode, at, brief, nearest
+from composer.spec.places import Place, SpecNode, at, brief, nearest
 from composer.spec.writing import said
 
 PATTERNS = {
@@ -41,7 +41,7 @@ class Fault:
     """
 
     error: Any
-    path: Path
+    path: FieldPath
     here: Alternatives
     around: Alternatives
     above: tuple[Alternatives, ...]
@@ -83,7 +83,7 @@ def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel
 
 def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
     """Walk ``loc`` through schema and document: tags of parts narrow, labels of other unions are skipped."""
-    path: Path = ()
+    path: FieldPath = ()
     here: Alternatives = (model,)
     around: Alternatives = ()
     above: tuple[Alternatives, ...] = ()
@@ -114,8 +114,8 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
 
 def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
     """The faults to report, each with those of its union's other alternatives, and without those that follow from another fault."""
-    deepest: dict[Path, int] = {}
-    beside: dict[tuple[Path, Path], list[Fault]] = {}
+    deepest: dict[FieldPath, int] = {}
+    beside: dict[tuple[FieldPath, FieldPath], list[Fault]] = {}
     for fault in faults:
         if fault.fork is not None:
             fork = fault.path[: fault.fork]
@@ -166,7 +166,7 @@ def _message(fault: Fault, others: list[Fault]) -> str:
     return f"expected {wanted}, got {brief(fault.given)}{hint}"
 
 
-def unknown_key(path: Path, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
+def unknown_key(path: FieldPath, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
     """The message for an unknown key, with the place where it belongs, or the most similar key. around: the alternatives of its
     parent; above: those of the parent's own parents, the document first."""
     key, extends = str(path[-1]), ["extends"] if len(path) == 1 or (len(path) == 3 and path[0] == "heads") else []

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
+from blocks.part import FieldPath
 from composer.errors import SpecError
 from composer.spec.document import setting_steps
 from composer.spec.fields import Alternatives, fields, kind_words, parts, under
 from composer.spec.inherit import heads_inherited, merged, spelled
 from composer.spec.messages import unknown_key
-from composer.spec.places import DEEPEST, Path, Place, SpecNode, at, brief
+from composer.spec.places import DEEPEST, Place, SpecNode, at, brief
 from composer.spec.reading import read_value
 from converters.bounded import shortened
 
@@ -60,7 +61,7 @@ def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternative
 
 
 def _child(
-    node: SpecNode | None, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None, done: Path = ()
+    node: SpecNode | None, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None, done: FieldPath = ()
 ) -> SpecNode:
     """The value of a child document at this place, which sets the rest of the path when it is merged over ``node``."""
     if not steps:
@@ -104,7 +105,7 @@ def _of_default(node: SpecNode | None, new: SpecNode, step: str, here: Alternati
     return SpecNode({"kind": SpecNode(words[0]), **new.value}, new.place, new.key)
 
 
-def _index(items: tuple[SpecNode, ...], step: str, said: Place | None, done: Path) -> int:
+def _index(items: tuple[SpecNode, ...], step: str, said: Place | None, done: FieldPath) -> int:
     """An index of the list, counted from its start."""
     count = len(items)
     choices = f"0 to {count - 1}, or -1 for the last" if count else "none: it is empty"

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer.errors import Mistake, Path, SpecError
+from blocks.part import FieldPath
+from composer.errors import Mistake, SpecError
 
 Scalar = str | int | float | bool | None
 
@@ -71,7 +72,7 @@ class Places:
     def __hash__(self) -> int:
         return hash(Places)
 
-    def find(self, path: Path) -> Place | None:
+    def find(self, path: FieldPath) -> Place | None:
         """The place of ``path``, or of the nearest thing around it that the document says."""
         node, place = self.root, None
         for step in (None, *path):
@@ -82,7 +83,7 @@ class Places:
         return place
 
 
-def dotted(path: Path) -> str:
+def dotted(path: FieldPath) -> str:
     """``("head", "memory", 0, "size")`` as ``head.memory[0].size``."""
     text = ""
     for step in path:
@@ -94,7 +95,7 @@ def dotted(path: Path) -> str:
     return text
 
 
-def at(place: Place | None, path: Path, message: str) -> Mistake:
+def at(place: Place | None, path: FieldPath, message: str) -> Mistake:
     """A mistake at a place."""
     where = dotted(path) or None
     return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
@@ -144,7 +145,7 @@ def plain(node: SpecNode) -> Any:
     return node.value
 
 
-def from_plain(data: object, path: Path = (), place: Place | None = None) -> SpecNode:
+def from_plain(data: object, path: FieldPath = (), place: Place | None = None) -> SpecNode:
     """A document that comes from Python. place: the file that all of it is from. Raises SpecError on what YAML could not say."""
     if len(path) > DEEPEST:
         raise SpecError(at(place, path[:4], f"nested deeper than {DEEPEST} levels"))

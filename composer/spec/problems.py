@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from composer.errors import GraphError, Path
+from blocks.part import FieldPath
+from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
@@ -49,14 +50,14 @@ def without_source(spec: Spec) -> Iterator[GraphError]:
         yield GraphError("no layer has a head: say a `head:`, or `heads:` and rules that give them to layers", ("layers",))
 
 
-def heads_with_paths(spec: Spec) -> Iterator[tuple[Path, HeadSpec]]:
+def heads_with_paths(spec: Spec) -> Iterator[tuple[FieldPath, HeadSpec]]:
     """All heads, and where the spec says them."""
     if spec.head is not None:
         yield ("head",), spec.head
     yield from ((("heads", name), head) for name, head in spec.heads.items())
 
 
-def _of_head(spec: Spec, path: Path, head: HeadSpec) -> Iterator[GraphError]:
+def _of_head(spec: Spec, path: FieldPath, head: HeadSpec) -> Iterator[GraphError]:
     try:
         if path[0] == "heads" and path[-1] in RESERVED:
             raise reserved(str(path[-1]), path)
@@ -66,7 +67,7 @@ def _of_head(spec: Spec, path: Path, head: HeadSpec) -> Iterator[GraphError]:
         yield error
 
 
-def _of_rule(rule: LayerRule, path: Path, heads: dict[str, HeadSpec]) -> Iterator[GraphError]:
+def _of_rule(rule: LayerRule, path: FieldPath, heads: dict[str, HeadSpec]) -> Iterator[GraphError]:
     if isinstance(rule.at, str):
         try:
             layers_at(rule.at, ANY.layers, (*path, "at"))  # on any source, only the step of a range can be wrong
@@ -82,7 +83,7 @@ def _of_rule(rule: LayerRule, path: Path, heads: dict[str, HeadSpec]) -> Iterato
         yield GraphError(f"these groups are {whole} of the query heads together, and have to be all of them", (*path, "use"))
 
 
-def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[Path]) -> Iterator[GraphError]:
+def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[FieldPath]) -> Iterator[GraphError]:
     """The mistakes on one source. paths: of the mistakes on any source, which are not checked again."""
     try:
         dimensions, trunk = dimensions_and_trunk(spec, source)

@@ -18,10 +18,10 @@ from pydantic import BaseModel, Field, model_validator
 
 from blocks.legend import Shape
 from blocks.operation import Kind
-from blocks.part import Closed
+from blocks.part import Closed, FieldPath
 from blocks.positions import NoPosition
 from blocks.reads import Shared
-from composer.errors import GraphError, Path
+from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, sources_of_pairs
 from composer.graph.rules import checked_graph
@@ -120,7 +120,7 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
     used = {group.head for layer in layers for group in layer}
     complete: dict[str, HeadSpec] = {}
     for name, head in heads.items():
-        path: Path = ("head",) if name == "head" and spec.head is not None else ("heads", name)
+        path: FieldPath = ("head",) if name == "head" and spec.head is not None else ("heads", name)
         if name not in used:
             if path == ("head",):
                 # The default of a source whose layers are all named: a spec for deeper models stays right on a shallow one.
@@ -178,7 +178,7 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
     return own, trunk
 
 
-def reserved(name: str, path: Path) -> GraphError:
+def reserved(name: str, path: FieldPath) -> GraphError:
     return GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
 
 

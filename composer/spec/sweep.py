@@ -23,11 +23,11 @@ OWN = ("compose", "name", "extends", "vary")
 LONGEST = 40
 """Characters of a value that may become part of a name."""
 
-Row = tuple[tuple[str, int], ...]
+Combination = tuple[tuple[str, int], ...]
 """A variant: which of its values each path takes, by index."""
 
 
-def rows(vary: Vary) -> list[Row]:
+def rows(vary: Vary) -> list[Combination]:
     """The variants in their order: for each combination of the grid, each side of the zip."""
     combinations = itertools.product(*([(path, index) for index in range(len(values))] for path, values in vary.grid.items()))
     count = next((len(values) for values in vary.zip.values()), 1)

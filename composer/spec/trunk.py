@@ -8,16 +8,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from blocks.part import Closed, FieldError, bare
 from converters.config import LARGEST, LARGEST_NUMBER, MOST_LABELS, MOST_LAYERS
+from converters.trunk import Activation
 
-Activation = Literal["silu", "gelu", "relu"]
-Size = Annotated[int, Field(gt=0, le=LARGEST)]
+TrunkSize = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
 class GatedMLP(Closed):
     """down(act(gate(x)) ⊙ up(x)), without biases (Shazeer 2020, arXiv:2002.05202)."""
 
     kind: Literal["gated"] = "gated"
-    width: Size | None = None
+    width: TrunkSize | None = None
     """Numbers between up and down. Left out: 8/3 of the trunk's width, up to the next multiple of 64."""
     activation: Activation = "silu"
     """act; gelu is the exact one."""
@@ -31,7 +31,7 @@ class PlainMLP(Closed):
     """down(act(up(x))), without biases (Vaswani et al. 2017, arXiv:1706.03762, eq. 2)."""
 
     kind: Literal["plain"] = "plain"
-    width: Size | None = None
+    width: TrunkSize | None = None
     """Numbers between up and down. Left out: 4 times the trunk's width."""
     activation: Activation = "gelu"
     """act; gelu is the exact one."""
@@ -47,15 +47,15 @@ MLPConfig = Annotated[GatedMLP | PlainMLP, Field(discriminator="kind"), BeforeVa
 class TrunkSpec(Closed):
     """Embedding, layers with a norm before heads and MLP, a last norm, and what stands on top. Names and defaults are Llama's."""
 
-    width: Size
+    width: TrunkSize
     """Numbers of a hidden state."""
     layers: Annotated[int, Field(gt=0, le=MOST_LAYERS)]
     """How many, each of heads and an MLP."""
-    heads: Size
+    heads: TrunkSize
     """Query heads of a layer."""
-    key_heads: Size | None = None
+    key_heads: TrunkSize | None = None
     """Key heads of a layer, each shared by equally many query heads. Left out: one a query head."""
-    head_dim: Size | None = None
+    head_dim: TrunkSize | None = None
     """Numbers of a query, a key or a value. Left out: width / heads."""
     norm: Literal["rms", "layer"] = "rms"
     """rms: RMSNorm; layer: LayerNorm, with weight and bias."""
@@ -63,13 +63,13 @@ class TrunkSpec(Closed):
     """Added to the mean square, or to the variance."""
     mlp: MLPConfig = GatedMLP()
     """What follows the heads in each layer."""
-    vocabulary: Size
+    vocabulary: TrunkSize
     """Tokens that have an embedding."""
     tied: bool = True
     """Whether the output matrix is the embedding."""
     embedding: Literal["none", "sinusoidal", "learned"] = "none"
     """Absolute positions that are added to the tokens' embeddings. sinusoidal: sin and cos of arXiv:1706.03762, section 3.5."""
-    length: Size | None = None
+    length: TrunkSize | None = None
     """How many positions are learned, with ``embedding: learned``; a longer document is refused."""
     bias: bool = False
     """Whether the four projections of the heads have biases."""

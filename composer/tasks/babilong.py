@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from composer.errors import TaskError
 from composer.tasks.babi import BUILT_IN, GIVERS, PLACES, THINGS, Question, ask
 from composer.tasks.base import Sample, Scored, Split, Task, answered, origin, stamp
-from composer.tasks.haystack import TRAINING_SHARE, Haystack, Text, haystack_origin
+from composer.tasks.haystack import TRAINING_SHARE, Haystack, HaystackText, haystack_origin
 from composer.tasks.writer import Writer, fit
 
 PEOPLE_AND_THINGS = (*(person.lower() for person in GIVERS), *THINGS)
@@ -32,7 +32,7 @@ class Babilong(Task):
     """``simulated``, facts and questions of this project in bAbI's forms (its files do not ship with it), or the folder with bAbI's
     files, such as ``qa1_single-supporting-fact_train.txt``. Training takes the file ``_train``, and evaluation ``_test``; where
     there is only one of them, training takes four fifths of its stories, evaluation the rest."""
-    haystack: Text = "stories"
+    haystack: HaystackText = "stories"
     """The background: ``stories``, small ones of this project (the original's, PG19, does not ship with it), or a text file, of
     which training takes the first four fifths and evaluation the rest."""
     instruction: str | None = None

@@ -16,7 +16,7 @@ from composer.tasks.base import Split, apart, origin, stamp
 from composer.tasks.stories import story
 
 BUILT_IN = "stories"
-Text = Literal["stories"] | Path
+HaystackText = Literal["stories"] | Path
 """``stories``, those of ``composer.tasks.stories``, or a text file: training takes its first four fifths, evaluation the rest."""
 
 TRAINING_SHARE = 4 / 5
@@ -30,7 +30,7 @@ class Haystack:
     unit: str
     """What the words are, for a message that they are too few."""
 
-    def __init__(self, text: Text, rng: random.Random, split: Split) -> None:
+    def __init__(self, text: HaystackText, rng: random.Random, split: Split) -> None:
         self.most = None if text == BUILT_IN else words_of(Path(text), split)
         self.unit = f"words of the haystack {text} that {split} may read"
         self._coming = sentences(text, rng, split)
@@ -48,7 +48,7 @@ class Haystack:
         return [*taken, " ".join(self._sentences[count - 1][:rest])] if rest else taken
 
 
-def sentences(text: Text, rng: random.Random, split: Split) -> Iterator[str]:
+def sentences(text: HaystackText, rng: random.Random, split: Split) -> Iterator[str]:
     """Stories without end, or every sentence of the file's part once: evaluation begins where the part begins, as RULER does, and
     training anywhere, where it goes on from the part's end to its beginning."""
     if text == BUILT_IN:
@@ -59,7 +59,7 @@ def sentences(text: Text, rng: random.Random, split: Split) -> Iterator[str]:
     yield from chain(part[start:], part[:start])
 
 
-def haystack_origin(text: Text) -> str:
+def haystack_origin(text: HaystackText) -> str:
     """As ``Task.provenance`` records it."""
     return "built-in: small stories of this project, not the original's text" if text == BUILT_IN else origin(Path(text))
 

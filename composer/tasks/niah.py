@@ -10,7 +10,7 @@ from itertools import islice, repeat
 from typing import ClassVar, Literal
 
 from composer.tasks.base import Depth, Sample, Split, answered, apart
-from composer.tasks.haystack import Haystack, Text, haystack_origin
+from composer.tasks.haystack import Haystack, HaystackText, haystack_origin
 from composer.tasks.passkey import FILLER
 from composer.tasks.ruler import Ruler, distinct, number, random_uuid, source, word_pair, words_origin
 from composer.tasks.writer import Writer, fit
@@ -33,7 +33,7 @@ NOISE = " ".join(FILLER)
 DEPTHS = [round(100 * step / 39) for step in range(40)]
 """Per cent of the sentences that may stand before a needle in a text."""
 
-Pairs = tuple[tuple[str, tuple[str, ...]], ...]
+KeyedValues = tuple[tuple[str, tuple[str, ...]], ...]
 """Keys, each with its values."""
 
 
@@ -78,7 +78,7 @@ class Niah(Ruler):
         """How the needles lie in any amount of filler. keys: theirs, which nothing in the filler may have."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        def pairs(draws: random.Random) -> Pairs:
+        def pairs(draws: random.Random) -> KeyedValues:
             keys = distinct(self.keys, lambda: self.key(draws))
             values = iter(distinct(self.keys * self.values, lambda: self.value(draws)))
             return tuple((key, tuple(islice(values, self.values))) for key in keys)
@@ -172,7 +172,7 @@ class UuidsNiah(AmongNeedles):
 class InText(Niah):
     """In a text, between two sentences. (Where nothing stands before a needle, or after it, RULER has a space all the same.)"""
 
-    haystack: Text = "stories"
+    haystack: HaystackText = "stories"
     """``stories``, small ones that are made for each sample (RULER's own text, Paul Graham's essays, does not ship with the
     project), or a text file, of which training takes the first four fifths and evaluation the rest."""
 

@@ -19,7 +19,7 @@ NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = "What is the pass key? The pass key is"
 LARGEST_ORIGINAL = 50_000
 
-Form = Literal["plain", "original"]
+Wording = Literal["plain", "original"]
 
 
 class Passkey(Task):
@@ -29,7 +29,7 @@ class Passkey(Task):
     scored: ClassVar[Scored] = "written"
 
     kind: Literal["passkey"] = "passkey"
-    form: Form = "plain"
+    form: Wording = "plain"
     """plain: one line of whole sentences, and a key of five digits. original: as the paper's code has it, five lines, filler cut at
     any character and begun anew after the needle, and a key from 1 to 50,000."""
     depth: Depth = None
@@ -76,11 +76,11 @@ def original(key: str, before: int, after: int) -> str:
     return "\n".join([TASK.format(it="them"), filler[:before], NEEDLE.format(key=key), filler[:after], QUESTION])
 
 
-FORMS: dict[Form, Callable[[str, int, int], str]] = {"plain": plain, "original": original}
+FORMS: dict[Wording, Callable[[str, int, int], str]] = {"plain": plain, "original": original}
 
 
 def asked(
-    rng: random.Random, key: str, form: Form, tokens: int, count: Callable[[str], int], depth: float | None = None
+    rng: random.Random, key: str, form: Wording, tokens: int, count: Callable[[str], int], depth: float | None = None
 ) -> tuple[str, float]:
     """The longest text up to the question that has at most ``tokens`` with its answer, and how deep in the filler the needle is.
 

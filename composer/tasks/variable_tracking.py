@@ -25,7 +25,7 @@ EXAMPLE_TOKENS = 500
 EXAMPLE_NOISE = 5
 """Lines of noise at least, even if they have more tokens than an example should."""
 
-Chain = tuple[str, tuple[str, ...]]
+VariableChain = tuple[str, tuple[str, ...]]
 """A value, and the variables that get it, one from another."""
 
 
@@ -70,14 +70,14 @@ class VariableTracking(Ruler):
         more = fit(count, max(EXAMPLE_TOKENS, count(0)), self.name)
         return f"{prompt(more)} {' '.join(chains[0][1])}\n\n"
 
-    def drawn_chains(self, rng: random.Random, size: int) -> tuple[Chain, ...]:
+    def drawn_chains(self, rng: random.Random, size: int) -> tuple[VariableChain, ...]:
         """size: letters of a variable."""
         steps = self.hops + 1
         names = distinct(self.chains * steps, lambda: letters(rng, string.ascii_uppercase, size))
         values = distinct(self.chains, lambda: str(rng.randrange(10_000, 99_999)))
         return tuple((value, tuple(names[place * steps : (place + 1) * steps])) for place, value in enumerate(values))
 
-    def asked(self, rng: random.Random, chains: tuple[Chain, ...], noise: int) -> str:
+    def asked(self, rng: random.Random, chains: tuple[VariableChain, ...], noise: int) -> str:
         """noise: lines of it. One chain after another is laid among all lines that are there."""
         lines = [NOISE] * noise
         for chain in chains:
@@ -87,7 +87,7 @@ class VariableTracking(Ruler):
         return TEMPLATE.format(context="\n".join(lines), value=chains[0][0], count=self.hops + 1)
 
 
-def assignments(chain: Chain) -> list[str]:
+def assignments(chain: VariableChain) -> list[str]:
     """As RULER writes them: with a space after each but the first."""
     value, names = chain
     return [f"VAR {names[0]} = {value}", *(f"VAR {name} = VAR {before} " for before, name in pairwise(names))]

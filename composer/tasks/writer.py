@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from composer.errors import TaskError
 
-Laid = TypeVar("Laid")
+Arrangement = TypeVar("Arrangement")
 Span = tuple[int, int]
 """Characters of a text, from and up to."""
 
@@ -122,14 +122,16 @@ def fit(count: Callable[[int], int], limit: int, name: str, most: int | None = N
     return low
 
 
-def fullest(rng: Random, lay: Callable[[int], Laid], count: Callable[[Laid], int], limit: int, name: str) -> Laid:
+def fullest(
+    rng: Random, lay: Callable[[int], Arrangement], count: Callable[[Arrangement], int], limit: int, name: str
+) -> Arrangement:
     """What ``lay`` makes of as many units of filler as fit. It draws from ``rng`` the same numbers for each amount that is tried.
 
     Raises ``TaskError`` where not even the text without filler fits.
     """
     state = rng.getstate()
 
-    def laid(filler: int) -> Laid:
+    def laid(filler: int) -> Arrangement:
         rng.setstate(state)
         return lay(filler)
 

@@ -36,7 +36,7 @@ NAME = "step-{:08d}"
 TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
 """The name of a file that only checkpoints of earlier versions have."""
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 OfKind = TypeVar("OfKind", bound=Closed)
 
 
@@ -216,7 +216,7 @@ def _cuda(units: Sequence[Unit]) -> torch.device | None:
     return next((device for device in devices if device.type == "cuda"), None)
 
 
-def _undamaged(checkpoint: Path, act: Callable[[], Answer]) -> Answer:
+def _undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
     try:
         return act()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:

@@ -49,7 +49,7 @@ class StoredModel:
         check_merged(source)
         self.trunk = source.trunk
         self.fresh = sum(math.prod(source.tensors[name].shape) for name in source.covered.composed.values())
-        self._tensors: Mapping[str, shard.Tensor] = {
+        self._tensors: Mapping[str, shard.StoredTensor] = {
             name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
         }
         document = config_dict(source.trunk, _resolved(source), "float32")

@@ -29,7 +29,7 @@ from composer.data.packing import Batch
 from composer.devices import processes_started
 from composer.errors import TrainingError
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 COMPUTE = "compute_with_whole_parameters"
 """The method that ``shard`` gives a module, for ``within``."""
@@ -113,22 +113,22 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
         raise AssertionError(f"not shared out: {', '.join(left)}")
 
 
-def within(module: nn.Module, function: Callable[..., Answer], *given: Any) -> Answer:
+def within(module: nn.Module, function: Callable[..., Result], *given: Any) -> Result:
     """``function(module, *given)``, with the module's parameters gathered. Gradients flow only through the returned value."""
-    compute: Callable[..., Answer] | None = getattr(module, COMPUTE, None)
+    compute: Callable[..., Result] | None = getattr(module, COMPUTE, None)
     return function(module, *given) if compute is None else compute(function, *given)
 
 
-def _call(module: nn.Module, function: Callable[..., Answer], *given: Any) -> Answer:
+def _call(module: nn.Module, function: Callable[..., Result], *given: Any) -> Result:
     return function(module, *given)
 
 
 @lru_cache(maxsize=2)
-def _mesh(kind: str) -> DeviceMesh:
+def _mesh(device_type: str) -> DeviceMesh:
     """A mesh of one dimension, of all processes on this type of device."""
-    group = distributed.group.WORLD if kind == "cpu" else distributed.new_group(backend="nccl")
+    group = distributed.group.WORLD if device_type == "cpu" else distributed.new_group(backend="nccl")
     assert isinstance(group, distributed.ProcessGroup), "this process is one of all"
-    return DeviceMesh.from_group(group, kind)
+    return DeviceMesh.from_group(group, device_type)
 
 
 def shares(batch: AnyBatch, parts: int, total: float) -> Iterator[tuple[AnyBatch, float]]:
@@ -174,7 +174,7 @@ def broadcast_from_first(number: float) -> float:
     return tensor.item()
 
 
-def by_first(act: Callable[[], Answer]) -> Answer:
+def by_first(act: Callable[[], Result]) -> Result:
     """Calls ``act`` in the first process once all have reached this call, and returns its result in all; if it raises, all do."""
     if count() == 1:
         return act()
@@ -192,7 +192,7 @@ def by_first(act: Callable[[], Answer]) -> Answer:
     return answer
 
 
-def by_all(act: Callable[[], Answer]) -> list[Answer]:
+def by_all(act: Callable[[], Result]) -> list[Result]:
     """Calls ``act`` in every process, and returns the results of all, by rank; where one raises, all do."""
     if count() == 1:
         return [act()]

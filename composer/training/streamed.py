@@ -192,9 +192,9 @@ def _spills(run: TrainingRun, stage: Transfer, width: int) -> list[Spill]:
     return spills
 
 
-def _autocast(kind: torch.dtype | None) -> AbstractContextManager[object]:
-    """Autocast as in the training loop: projections compute in ``kind``, hidden states between layers are float32."""
-    return nullcontext() if kind is None else torch.autocast("cpu", dtype=kind)
+def _autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Autocast as in the training loop: projections compute in ``dtype``, hidden states between layers are float32."""
+    return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
 
 def _used(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:

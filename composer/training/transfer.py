@@ -106,12 +106,12 @@ def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Trans
     return Unit(f"layer {index}", stage, [(stage.lr, fresh)]) if fresh else None
 
 
-Visit = Callable[[int, ComposedAttention, Lesson], None]
+VisitLayer = Callable[[int, ComposedAttention, Lesson], None]
 """A callback: it takes a layer's index, the teacher's attention there, and that attention's inputs and output."""
 
 
 @torch.no_grad()
-def teach(teacher: ComposedForCausalLM, batch: Batch, visit: Visit) -> None:
+def teach(teacher: ComposedForCausalLM, batch: Batch, visit: VisitLayer) -> None:
     """Run the teacher on a batch, and call ``visit`` for each layer as soon as its attention has run.
 
     In one process the forward ends with the last layer's attention. Sharded parameters need all of it, for FSDP's hooks at its end.
@@ -134,7 +134,7 @@ def _run(teacher: ComposedForCausalLM, batch: Batch) -> None:
 def _on_call(
     index: int,
     teacher: ComposedAttention,
-    visit: Visit,
+    visit: VisitLayer,
     last: bool,
     call: LayerCall,
     options: Mapping[str, Any],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from converters.shard import Tensor
+from converters.shard import StoredTensor
 
 BLOCK = 16 * 2**20
 """Bytes that are held at a time; a multiple of every element's size."""
@@ -25,7 +25,7 @@ def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memor
             yield memoryview(buffer)[:count]
 
 
-def same_contents(one: Tensor, other: Tensor) -> bool:
+def same_contents(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether two stored tensors hold the same bytes."""
     if one.bytes != other.bytes or one.dtype != other.dtype:
         return False

@@ -10,7 +10,7 @@ from composer.spec.inherit import shown
 from composer.tables import Readable, Table, View
 from composer.words import plural, short_hashes
 
-Outcome = Literal["passed", "failed", "unknown"]
+Verdict = Literal["passed", "failed", "unknown"]
 
 
 class Check(Closed):
@@ -18,7 +18,7 @@ class Check(Closed):
 
     what: str
     subject: str
-    outcome: Outcome
+    outcome: Verdict
     detail: str = ""
 
 

@@ -22,7 +22,7 @@ from converters.canonical import expected_tensors
 from converters.coverage import problems_listed
 from converters.errors import ConverterError
 from converters.lolcats import MAP, Lolcats, Stored, as_published, read_lolcats
-from converters.shard import BYTES, Tensor
+from converters.shard import BYTES, StoredTensor
 from converters.source import Source
 from converters.trunk import Dtype, Trunk
 
@@ -208,7 +208,7 @@ def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype)
     return TensorToWrite(name, dtype, shape, contents)
 
 
-def merged_piece(name: str, tensor: Tensor, dtype: Dtype, product: Product) -> TensorToWrite:
+def merged_piece(name: str, tensor: StoredTensor, dtype: Dtype, product: Product) -> TensorToWrite:
     """A matrix of the source with a product added to it, some rows at a time; summed in float32 at least, and rounded once."""
 
     def contents() -> Iterator[memoryview]:

@@ -79,9 +79,9 @@ class Opened:
                 import torch
 
                 refuse_code(folder, self.refusal)
-                kind = getattr(torch, dtype or self.source.trunk.dtype)
+                torch_dtype = getattr(torch, dtype or self.source.trunk.dtype)
                 model: Any = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=kind, local_files_only=True, trust_remote_code=False
+                    folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
                 )
                 return model.to(device).requires_grad_(False).eval()
         except ValueError as error:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-How = Literal["linked", "cloned", "copied"]
+Placement = Literal["linked", "cloned", "copied"]
 
 _FICLONE = 0x40049409
 _COPY_BLOCK = 64 * 2**20
@@ -28,7 +28,7 @@ _NOT_HERE = {
 }
 
 
-def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None]) -> How:
+def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None]) -> Placement:
     """Makes ``target`` hold what ``source`` holds, with as little writing as the file system allows, and with its time stamp.
 
     copy: always copy, even where a link or a clone is possible. moved: called with the number of bytes, as they are copied.
@@ -36,7 +36,7 @@ def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None
     source = source.resolve()
     if not copy and _linked(source, target):
         return "linked"
-    how: How = "cloned" if not copy and _cloned(source, target) else "copied"
+    how: Placement = "cloned" if not copy and _cloned(source, target) else "copied"
     if how == "copied":
         copy_file(source, target, moved)
     _keep_time(source, target)

@@ -15,7 +15,7 @@ from composer.graph.lowering import AUTO
 from composer.spec.resolve import Resolved
 from composer.versions import versions_of
 from composer.weights.names import FileName
-from composer.weights.place import How
+from composer.weights.place import Placement
 from composer.weights.plan import Plan
 from converters.bounded import MOST_RECORD, read_bytes, reason, shortened, within
 from converters.composed import RECORD
@@ -33,7 +33,7 @@ class StoredFile(Closed):
     header and its time stamp are kept instead.
     """
 
-    how: How | Literal["written", "rewritten"]
+    how: Placement | Literal["written", "rewritten"]
     origin: str | None
     """The source's file behind it, for one that was linked, cloned or copied."""
     bytes: int
@@ -161,7 +161,9 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
     )
 
 
-def stored_file(path: Path, how: How | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None) -> StoredFile:
+def stored_file(
+    path: Path, how: Placement | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None
+) -> StoredFile:
     """The record's entry for the file at ``path``. contents: its SHA-256, where it is known."""
     shard, stat = read_shard(path), path.stat()
     return StoredFile(

@@ -29,7 +29,7 @@ from composer.weights.side_files import CONFIG
 from composer.weights.stream import as_tensor
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
-from converters.shard import BYTES, Tensor
+from converters.shard import BYTES, StoredTensor
 from converters.source import GENERATION_CONFIG, INDEX, Source, open_source
 
 BESIDE = (CONFIG, GENERATION_CONFIG, INDEX)
@@ -142,7 +142,7 @@ def _unchanged(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | No
     return found
 
 
-def _values(origin: Origin, folder: Path) -> Mapping[str, Tensor]:
+def _values(origin: Origin, folder: Path) -> Mapping[str, StoredTensor]:
     """The stored tensors of the model's origin; none where its folder is gone, has changed, or has just been written over."""
     if origin.folder is None or not origin.folder.is_dir() or origin.folder.samefile(folder):
         return {}
@@ -158,23 +158,23 @@ def _values(origin: Origin, folder: Path) -> Mapping[str, Tensor]:
     return source.tensors
 
 
-def _same(before: Tensor | torch.Tensor, now: Tensor) -> bool:
+def _same(before: StoredTensor | torch.Tensor, now: StoredTensor) -> bool:
     """Whether a stored tensor has the values that ``before`` has in its type. before: stored, or in memory."""
-    if isinstance(before, Tensor) and before.dtype == now.dtype:
+    if isinstance(before, StoredTensor) and before.dtype == now.dtype:
         return same_contents(before, now)
     count, step = math.prod(now.shape), BLOCK // 8
     if math.prod(before.shape) != count:
         return False
     for first in range(0, count, step):
         last = min(first + step, count)
-        one = _part(before, first, last) if isinstance(before, Tensor) else before.reshape(-1)[first:last]
+        one = _part(before, first, last) if isinstance(before, StoredTensor) else before.reshape(-1)[first:last]
         other = _part(now, first, last)
         if not torch.equal(one.to(other.dtype), other):
             return False
     return True
 
 
-def _part(tensor: Tensor, first: int, last: int) -> torch.Tensor:
+def _part(tensor: StoredTensor, first: int, last: int) -> torch.Tensor:
     """The numbers of a stored tensor from ``first`` to ``last``, fewer than a block holds."""
     width = BYTES[tensor.dtype]
     (block,) = blocks(tensor.file, tensor.start + first * width, tensor.start + last * width)

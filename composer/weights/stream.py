@@ -13,7 +13,7 @@ from blocks.part import Fresh
 from composer.devices import check_memory
 from composer.errors import BuildError
 from composer.weights.contents import blocks
-from converters.shard import BYTES, Tensor, header_bytes
+from converters.shard import BYTES, StoredTensor, header_bytes
 from converters.trunk import Dtype
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[
     return digest.hexdigest()
 
 
-def inherited_piece(name: str, tensor: Tensor, dtype: Dtype) -> TensorToWrite:
+def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWrite:
     """A stored tensor under its new name, turned into ``dtype`` where it is of another."""
 
     def contents() -> Iterator[memoryview]:

@@ -33,7 +33,7 @@ from composer.weights.check import problems_of
 from composer.weights.config import config_dict
 from composer.weights.contents import blocks
 from composer.weights.documents import documents, strangers, unnamed
-from composer.weights.findings import Check, Outcome, VerifyReport
+from composer.weights.findings import Check, Verdict, VerifyReport
 from composer.weights.plan import Plan
 from composer.weights.record import RECORD, Record, StoredFile, read_record
 from composer.weights.side_files import CONFIG, adapter_in, files_in
@@ -184,7 +184,7 @@ def _file(name: str, path: Path, stored: StoredFile, plan: Plan, progress: Calla
     return [Check(what="contents", subject=name, outcome=outcome, detail=detail), finite]
 
 
-def _contents(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome, str]:
+def _contents(shard: Shard, stored: StoredFile, contents: str) -> tuple[Verdict, str]:
     """Checks a file by one of the four ways in the module's docstring: outcome and detail. contents: the file's SHA-256."""
     if stored.sha256 is None:
         return _unhashed(shard, stored, contents)
@@ -193,7 +193,7 @@ def _contents(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome,
     return "failed", f"SHA-256 is {contents}, at the build it was {stored.sha256}"
 
 
-def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Outcome, str]:
+def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Verdict, str]:
     if (shard.bytes, shard.header_sha256) != (stored.bytes, stored.header_sha256):
         return "failed", "its size or its header is not that of the build"
     stat = shard.file.stat()

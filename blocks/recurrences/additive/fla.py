@@ -70,11 +70,11 @@ def step(
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> dict[str, Tensor]:
     """By the names that the kernels have for them."""
-    heads, kind, features = query.shape[2], value.dtype, width(query.shape[-1])
+    heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
     inputs = {
-        "q": to_heads(query, heads, kind, features),
-        "k": to_heads(key, heads, kind, features),
-        "v": to_heads(value, heads, kind, width(value.shape[-1])),
+        "q": to_heads(query, heads, dtype, features),
+        "k": to_heads(key, heads, dtype, features),
+        "v": to_heads(value, heads, dtype, width(value.shape[-1])),
     }
     if log_decay is not None:
         by_channel = log_decay.dim() == 4

@@ -84,12 +84,12 @@ def step(
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool) -> dict[str, Tensor]:
     """By the names that the kernels have for them."""
-    heads, kind, features = query.shape[2], value.dtype, width(query.shape[-1])
+    heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
     inputs = {
-        "q": to_heads(query, heads, kind, features),
-        "k": to_heads(key, heads, kind, features),
-        "v": to_heads(value, heads, kind, width(value.shape[-1])),
-        "beta": to_heads(rate, heads, kind),
+        "q": to_heads(query, heads, dtype, features),
+        "k": to_heads(key, heads, dtype, features),
+        "v": to_heads(value, heads, dtype, width(value.shape[-1])),
+        "beta": to_heads(rate, heads, dtype),
     }
     if gated:
         open_gate = inputs["beta"].new_zeros(query.shape[:3], dtype=torch.float32)

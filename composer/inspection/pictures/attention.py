@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.inspection.findings import Findings, HeadFindings, Numbers
+from composer.inspection.findings import Findings, HeadFindings, PlainArray
 from composer.inspection.pictures.picture import DrawnFigure
 from composer.inspection.pictures.style import memory_colours, panels, ticks
 from composer.plotting import MAP, MARK, STUDENT, TEACHER, WIDTH, label, legend, named_ticks, plain, whole_ticks
@@ -32,7 +32,7 @@ def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
             yield stands(pyplot, found, layer, heads)
 
 
-def total(head: HeadFindings) -> Numbers:
+def total(head: HeadFindings) -> PlainArray:
     """The weights of all memories together."""
     return np.sum(list(head.weights.values()), axis=0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blocks.memories import MEMORIES
-from composer.inspection.findings import Findings, Numbers
+from composer.inspection.findings import Findings, PlainArray
 from composer.plotting import COLOURS, FAINT, WIDTH
 
 ACROSS = 4
@@ -55,5 +55,5 @@ def ticks(axis: Any, queries: Sequence[int], *, count: int = 5) -> None:
     axis.set_yticks(rows + 0.5, [f"{queries[row]:,}" for row in rows])
 
 
-def finite(numbers: Numbers) -> Numbers:
+def finite(numbers: PlainArray) -> PlainArray:
     return np.where(np.isfinite(numbers), numbers, np.nan)

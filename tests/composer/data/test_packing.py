@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.data.document import Document
-from composer.data.packing import How, PackedRows, pack
+from composer.data.packing import PackedRows, Packing, pack
 from composer.errors import DataError
 
-HOWS: tuple[How, ...] = ("packed", "whole", "padded")
+HOWS: tuple[Packing, ...] = ("packed", "whole", "padded")
 """Where documents stay apart."""
 Drawn = list[list[bool]]
 drawn_documents = st.lists(st.lists(st.booleans(), min_size=1, max_size=23), max_size=12)
@@ -49,7 +49,7 @@ def pieces(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
 @settings(max_examples=300, deadline=None)
-def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how: How) -> None:
+def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     rows = pack(documents, sequence, how=how)
     teaching = [document for document in documents if document.learned[1:].any()]
@@ -67,7 +67,7 @@ def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how:
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
 @settings(max_examples=300, deadline=None)
-def test_pieces_lie_within_documents_and_learn_what_is_to_be_learned(drawn: Drawn, sequence: int, how: How) -> None:
+def test_pieces_lie_within_documents_and_learn_what_is_to_be_learned(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     home = {token: number for number, document in enumerate(documents) for token in document.ids.tolist()}
     learned = {token: flag for document in documents for token, flag in zip(document.ids.tolist(), document.learned, strict=True)}
@@ -101,7 +101,7 @@ def test_where_documents_begin(drawn: Drawn, sequence: int) -> None:
         ("whole", [[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 0]], [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]),
     ],
 )
-def test_packed_and_whole(how: How, ids: list[list[int]], position: list[list[int]]) -> None:
+def test_packed_and_whole(how: Packing, ids: list[list[int]], position: list[list[int]]) -> None:
     rows = pack(made([[True] * 3, [True] * 4, [True] * 4]), 5, how=how)
     last = len(rows)  # of `packed`, the row of token 11 has nothing to predict
     assert last == (2 if how == "packed" else 3)

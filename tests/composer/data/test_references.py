@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 import composer
-from composer.data.references import FileData, HubData, Reference, Slice, TaskData, parse_reference
+from composer.data.references import DataReference, FileData, HubData, Slice, TaskData, parse_reference
 from composer.errors import DataError
 
 
@@ -28,7 +28,7 @@ from composer.errors import DataError
         ("nothing", FileData(path="nothing")),
     ],
 )
-def test_what_is_meant(text: str, meant: Reference) -> None:
+def test_what_is_meant(text: str, meant: DataReference) -> None:
     assert parse_reference(text) == meant
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from composer.data.document import Document
-from composer.data.packing import How, PackedRows, pack
+from composer.data.packing import PackedRows, Packing, pack
 from tests.composer.model.models import llama, student, tokens
 
 LENGTHS = (5, 17, 2, 9, 12)
@@ -45,7 +45,7 @@ def together(model: torch.nn.Module, rows: PackedRows, *, mask: bool = False) ->
 @pytest.mark.parametrize("how", ["packed", "whole", "padded"])
 @pytest.mark.parametrize("spec", SPECS)
 @torch.no_grad()
-def test_rows_through_composed_models(spec: str, how: How) -> None:
+def test_rows_through_composed_models(spec: str, how: Packing) -> None:
     model = student(spec, "trunk=null")
     rows = pack(documents(), 16, how=how)
     assert not rows.valid.all()
@@ -57,7 +57,7 @@ def test_rows_through_composed_models(spec: str, how: How) -> None:
 
 @pytest.mark.parametrize("how", ["packed", "whole", "padded"])
 @torch.no_grad()
-def test_rows_through_the_source(how: How) -> None:
+def test_rows_through_the_source(how: Packing) -> None:
     """The teacher of a distillation sees the same boundaries."""
     model, rows = llama(), pack(documents(), 16, how=how)
     torch.testing.assert_close(together(model, rows), alone(model, rows), rtol=0, atol=1e-9)

@@ -19,7 +19,7 @@ from blocks import flow
 from blocks.memories import ring, window
 from composer.model import cuda_graph as product
 from composer.model import modeling
-from composer.model.cuda_graph import Step
+from composer.model.cuda_graph import Computation
 
 WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"}
 
@@ -52,7 +52,7 @@ class Operations(TorchDispatchMode):
         return found
 
 
-def recorded(step: Step) -> Step:
+def recorded(step: Computation) -> Computation:
     """As ``composer.model.cuda_graph.captured``, without a GPU."""
     with Operations() as operations:
         logits = step()

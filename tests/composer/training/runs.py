@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import composer
 from composer.data.document import Document
-from composer.data.packing import Batch, How, PackedRows, pack
+from composer.data.packing import Batch, PackedRows, Packing, pack
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.distill import distill
 from composer.training.run import TrainingOptions, TrainingReport
@@ -70,7 +70,7 @@ def documents(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Document]
     return [Document(ids, np.arange(len(ids)) % 3 != 1) for ids in texts]
 
 
-def rows_of(sequence: int = 16, how: How = "packed", seed: int = 0, lengths: Sequence[int] = LENGTHS) -> PackedRows:
+def rows_of(sequence: int = 16, how: Packing = "packed", seed: int = 0, lengths: Sequence[int] = LENGTHS) -> PackedRows:
     return pack(documents(lengths, seed), sequence, how=how)
 
 

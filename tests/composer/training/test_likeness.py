@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer.data.packing import How
+from composer.data.packing import Packing
 from composer.errors import TrainingError
 from composer.spec.recipe import Recipe
 from composer.training.likeness import ROWS, attention_likeness, has_weights, likeness_of
@@ -40,7 +40,7 @@ def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 @torch.no_grad()
-def test_by_hand(how: How) -> None:
+def test_by_hand(how: Packing) -> None:
     source, rows = small_llama(), rows_of(how=how)
     student = student_of(source)
     found = attention_likeness(student, teacher_of(source), rows)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer.data.packing import Batch, How
+from composer.data.packing import Batch, Packing
 from composer.errors import SpecError, TrainingError
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Transfer
@@ -68,7 +68,7 @@ def last_by_hand(source: Any, student: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
-def test_loss_and_gradients_are_those_of_the_definition(how: How) -> None:
+def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
     """mse · mean over real tokens and channels of (h - h')², and what autograd makes of it, each document alone."""
     source = small_llama()
     student, batch = student_of(source), everything(rows_of(14, how))

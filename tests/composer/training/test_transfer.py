@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer.data.packing import Batch, How, PackedRows
+from composer.data.packing import Batch, PackedRows, Packing
 from composer.spec.recipe import Transfer
 from composer.training.rules import check_transfer
 from composer.training.transfer import Lesson, TransferCourse, answers, attention_weights, teach
@@ -50,7 +50,7 @@ def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, floa
 
 @pytest.mark.parametrize("how", ["packed", "whole", "padded"])
 @torch.no_grad()
-def test_lessons_are_a_llamas_own_numbers(how: How) -> None:
+def test_lessons_are_a_llamas_own_numbers(how: Packing) -> None:
     source = small_llama()
     batch = whole(rows_of(how=how))
     assert how == "packed" or not bool(batch.valid.all())
@@ -72,7 +72,7 @@ def test_lessons_are_a_llamas_own_numbers(how: How) -> None:
         ("one key head", "packed", "output"),
     ],
 )
-def test_the_squared_error(groups: str, how: How, at: str) -> None:
+def test_the_squared_error(groups: str, how: Packing, at: str) -> None:
     source = small_llama(**GROUPS[groups])
     student, batch = student_of(source), whole(rows_of(how=how))
     course = TransferCourse(student, teacher_of(source), transfer(at=at, mse=1000.0))
@@ -132,7 +132,7 @@ def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[st
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
-def test_cross_entropy_of_the_weights(how: How) -> None:
+def test_cross_entropy_of_the_weights(how: Packing) -> None:
     """LoLCATs (workshop), eq. 7, from whole matrices; their gradients as well."""
     source = small_llama()
     student, batch = student_of(source), whole(rows_of(14, how))
