@@ -1,4 +1,4 @@
-"""Where the pairs of a call come together: key, convolved key, value, and what travels with them. No spec names it."""
+"""Where the pairs of a call come together: key, convolved key, value, and what travels with them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import ClassVar
 from blocks.flow import Pairs
 from blocks.legend import Float, Shape, Tensor
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, Part, State
+from blocks.part import Parameters, State, Unnamed
 
 
-class Entry(Part):
+class Entry(Unnamed):
     """One pair a token, at the token's position; -1 at padding."""
 
     role: ClassVar[str] = "entry"

@@ -98,14 +98,19 @@ class Shown:
 
 
 class Part(Closed):
-    """Base of every part in the catalogue. ``kind`` names it in a spec."""
+    """Base of every part in the catalogue."""
 
+    if TYPE_CHECKING:
+        kind: Any = ""
+        """Its name in a spec: a field of each part, of a type of its own."""
     role: ClassVar[str]
     equation: ClassVar[str]
     source: ClassVar[str]
     incidental: ClassVar[frozenset[str]] = frozenset()
     """Fields that trained parameters do not depend on, such as their initialisation or the number of pairs. Where only these
     change, a model that is built anew keeps its values."""
+    idle: ClassVar[bool] = False
+    """It leaves everything as it is, so that words and pictures leave it out."""
     unread: ClassVar[str] = "nothing in this head reads what it gives; remove it"
     """The message for a head in which nothing reads the part's output."""
 
@@ -144,6 +149,14 @@ class Part(Closed):
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """The same for a token of a prefill of ``tokens``, on average, in the chunked form."""
         return self.flops(shape, tokens)
+
+
+class Unnamed(Part):
+    """A part that no spec names. Its kind is the name of its class."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
 
 
 def bare(value: Any) -> Any:

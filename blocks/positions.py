@@ -67,6 +67,7 @@ class NoPosition(Position):
 
     equation: ClassVar[str] = "q_t, k_s"
     source: ClassVar[str] = "Haviv et al. 2022, arXiv:2203.16634"
+    idle: ClassVar[bool] = True
     kind: Literal["none"] = "none"
 
     def rotate(self, states: Tensor, position: Tensor) -> Tensor:

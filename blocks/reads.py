@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from blocks.flow import Partial, accumulating, as_dtype
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, Part, Problem, State, bare, kinds
+from blocks.part import Parameters, Part, Problem, State, Unnamed, bare, kinds
 
 
 class TakesPartials(Part):
@@ -64,8 +64,8 @@ class Read(TakesPartials):
         return self
 
 
-class Alone(Read):
-    """The answer of the only memory, as it is. No spec names it."""
+class Alone(Unnamed, Read):
+    """The answer of the only memory, as it is."""
 
     equation: ClassVar[str] = "o_t = o_1(t)"
     source: ClassVar[str] = "the head has one memory"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from blocks.legend import Float, Int, Tensor, torch
+from blocks.part import Unnamed
 from blocks.positions import Position
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Turning:
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class HostRotation(Position):
+class HostRotation(Unnamed, Position):
     """A rotation of any kind: scaled, of a part of the coordinates, of neighbours or of halves."""
 
     equation: ClassVar[str] = "R_t q, R_s k"

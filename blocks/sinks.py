@@ -1,4 +1,4 @@
-"""Attention sinks that the model around a head brings: of each head, a logit that nothing stands behind. No spec names it."""
+"""Attention sinks that the model around a head brings: of each head, a logit that nothing stands behind."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import ClassVar
 from blocks.flow import Partial, accumulating
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, State
+from blocks.part import Parameters, State, Unnamed
 from blocks.reads import TakesPartials
 
 
-class Sinks(TakesPartials):
+class Sinks(Unnamed, TakesPartials):
     """Adds the mass of a head's sink to the mass of one memory, whose answer shrinks by as much."""
 
     role: ClassVar[str] = "sinks"

@@ -15,6 +15,7 @@ class NoGate(Gate):
     equation: ClassVar[str] = "α_t = 1"
     source: ClassVar[str] = "Katharopoulos et al. 2020, arXiv:2006.16236"
     rank_of_decay: ClassVar[DecayRank] = "none"
+    idle: ClassVar[bool] = True
     kind: Literal["none"] = "none"
 
     def log_decay(self, parameters: Parameters, hidden: Tensor, shape: Shape) -> None:

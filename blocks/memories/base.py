@@ -85,8 +85,8 @@ class Memory(Part):
             return f"{said}, and the spec says `direction: bidirectional`; change one of them", ()
         if gate is not None and gate.rank_of_decay not in self.decay_ranks:
             fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
-            forgets = f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}"  # pyright: ignore
-            return f"{forgets}, which a `{self.kind}` memory cannot; it takes {fitting}", ("gate",)  # pyright: ignore
+            forgets = f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}"
+            return f"{forgets}, which a `{self.kind}` memory cannot; it takes {fitting}", ("gate",)
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:
@@ -104,7 +104,7 @@ class Memory(Part):
 
     def problem_both_ways(self) -> str | None:
         """Why it cannot answer tokens that see those after them, too; None where it can."""
-        return f"a `{self.kind}` memory only looks back"  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
+        return f"a `{self.kind}` memory only looks back"
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         if self.weight == "token":
@@ -130,7 +130,12 @@ class Memory(Part):
     @property
     def called(self) -> str:
         """Its name in the head: its own, or its kind."""
-        return self.name or self.kind  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
+        return self.name or self.kind
+
+    @property
+    def room(self) -> int:
+        """The `size` that it has in a spec, of which its state is a multiple; 0 where it has none."""
+        return 0
 
     @property
     def turn(self) -> Position:

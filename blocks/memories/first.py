@@ -31,6 +31,10 @@ class First(Holding):
     size: PositiveInt = 4
     """Pairs that it holds."""
 
+    @property
+    def room(self) -> int:
+        return self.size
+
     def state(self, shape: Shape) -> dict[str, Slot]:
         return self.slots(shape, self.size)
 

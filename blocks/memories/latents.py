@@ -40,6 +40,10 @@ class Latents(Memory):
     size: PositiveInt = 128
     """Latents of the group of heads, split evenly over them."""
 
+    @property
+    def room(self) -> int:
+        return self.size
+
     @field_validator("weight")
     @classmethod
     def _weighs_itself(cls, weight: object) -> None:

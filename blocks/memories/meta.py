@@ -33,6 +33,10 @@ class Meta(Holding):
     """Learned pairs."""
 
     @property
+    def room(self) -> int:
+        return self.size
+
+    @property
     def brings_values(self) -> tuple[str, ...]:
         return ("value",)
 

@@ -52,6 +52,10 @@ class Sparse(Holding):
     weight: Literal["learned", "token", "same"] | Annotated[float, Field(gt=0, lt=1)] | None = None  # pyright: ignore
     """As any memory's, or the same as that of the window above."""
 
+    @property
+    def room(self) -> int:
+        return self.size
+
     def state(self, shape: Shape) -> dict[str, Slot]:
         return self.slots(shape, self.size)
 

@@ -40,6 +40,10 @@ class Window(Holding):
     """sliding: the last `size` pairs. terraced: the own chunk of `size` tokens, up to the current one, and the one before."""
 
     @property
+    def room(self) -> int:
+        return self.size
+
+    @property
     def held(self) -> int:
         """Pairs that the state has room for."""
         return self.size if self.shape == "sliding" else 2 * self.size

@@ -57,8 +57,7 @@ def _value(default: Any) -> Any:
     """A default as a spec would say it."""
     if isinstance(default, Part):
         said = default.model_dump(mode="json", exclude_defaults=True)
-        kind = getattr(default, "kind")  # noqa: B009 - each part declares its own
-        return {"kind": kind, **said} if said else kind
+        return {"kind": default.kind, **said} if said else default.kind
     if isinstance(default, Path):
         return str(default)
     return list(default) if isinstance(default, tuple) else default

@@ -245,7 +245,7 @@ def _no_room(model: Any, tokens: int) -> ComposerError:
         return ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens")
     spec, kind = model.config.resolved(), dtype_name(model.dtype)
     cost = explain_resolved(spec, sequence=tokens, dtype=kind)
-    sizes = {(memory.name or memory.kind, getattr(memory, "size", 0)) for head in spec.heads.values() for memory in head.memory}
+    sizes = {(memory.name or memory.kind, memory.room) for head in spec.heads.values() for memory in head.memory}
     name, largest = max(sizes, key=lambda one: one[1])
     remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
     if any(group.state_grows for group in cost.groups) or not remedies:

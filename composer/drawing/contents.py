@@ -172,10 +172,9 @@ def _fields_in_words(part: Part, shown: set[int]) -> Iterator[str]:
         if name in ("kind", "name", "weight") or id(value) in shown:
             continue
         if isinstance(value, Part):
-            kind = getattr(value, "kind", "none")
             inner = ", ".join(_fields_in_words(value, shown))
-            if kind != "none":
-                yield f"{name} {kind}" + (f" ({inner})" if inner else "")
+            if not value.idle:
+                yield f"{name} {value.kind}" + (f" ({inner})" if inner else "")
         elif (isinstance(value, int) and not isinstance(value, bool)) or value != field.get_default(call_default_factory=True):
             yield f"{name.replace('_', ' ')} {_value(value)}"
 

@@ -49,8 +49,9 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """The part's kind, as a spec has it; the name of its class where no spec names it."""
-        return getattr(self.part, "kind", type(self.part).__name__.lower())
+        """The part's kind."""
+        assert self.part is not None, "the head's own inputs and output are of no kind"
+        return self.part.kind
 
 
 @dataclass(frozen=True)

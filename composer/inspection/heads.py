@@ -34,7 +34,7 @@ def head_findings(
     """The findings on a group of heads on one text. queries: the columns to compute weights of. found_at: for each query that
     predicts an answer, the columns where that answer stands. size: columns of a bin."""
     implied = implicit_attention(head, given, queries, backend).cpu()
-    kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}  # pyright: ignore[reportAttributeAccessIssue] - each declares its own
+    kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}
     weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
     weighed = Weighed(
         layer=layer,

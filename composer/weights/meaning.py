@@ -106,7 +106,7 @@ def _seen(graph: HeadGraph, node: Node) -> str:
     parts = [one.part for one in graph.parts if one.name in before and one.path is not None and not isinstance(one.part, Memory)]
     done = [_described(part) for part in parts if part is not None]
     position = node.options.get("position")
-    if position is not None and position.kind != "none":
+    if position is not None and not position.idle:
         done.append(_described(position))
     return " after ".join(["states", *(f"`{one}`" for one in reversed(done))]) if done else "states as they are"
 

@@ -1,0 +1,87 @@
+"""Nothing outside of `blocks` asks which part it has, by class or by kind: parts say of themselves what there is to know."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from blocks.catalogue import CATALOGUE
+from blocks.part import Part
+from tests.test_house import ROOT, named, parts_defined
+
+
+def concrete_parts() -> set[str]:
+    """The classes of parts that a spec could name, and of those that none does: all that computes by itself."""
+    parts_defined()
+    found, waiting = set[str](), [Part]
+    while waiting:
+        part = waiting.pop()
+        waiting += part.__subclasses__()
+        if part.__module__.startswith("blocks.") and ("kind" in part.model_fields or not part.__subclasses__()):
+            found.add(part.__name__)
+    return found
+
+
+def asked_kinds(path: Path) -> Iterator[tuple[int, str]]:
+    """Where a file asks what class a value is of, and which: by isinstance, issubclass, type(…) is …, or a match."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        asked: list[ast.AST] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"isinstance", "issubclass"}:
+            asked = list(node.args[1:])
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call) and ast.unparse(node.left.func) == "type":
+            asked = list(node.comparators)
+        if isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        for name in (name for one in asked for name in ast.walk(one)):
+            if isinstance(name, ast.Name | ast.Attribute):
+                yield node.lineno if hasattr(node, "lineno") else 0, ast.unparse(name).rpartition(".")[2]
+
+
+def test_nothing_outside_of_the_blocks_asks_which_part_it_has() -> None:
+    """A role may be asked for (a memory, a read); which of its parts it is, nobody needs to know."""
+    parts = concrete_parts()
+    assert {"Window", "StateMemory", "Alone", "Entry", "Hedgehog"} <= parts
+    assert not {"Part", "Memory", "Recurrent", "Read", "Gate", "Mixer", "FeatureMap", "Score"} & parts
+    files = [path for folder in ("composer", "converters") for path in (ROOT / folder).rglob("*.py")]
+    assert files
+    assert not [f"{named(path)}:{line}: {name}" for path in files for line, name in asked_kinds(path) if name in parts]
+
+
+def test_the_reader_of_questions_sees_what_it_should(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "isinstance(a, A)\nisinstance(a, (b.B, C | D))\nissubclass(a, E)\ntype(a) is F\ntype(a) == type(b)\n"
+        "match a:\n    case G(x=1):\n        isinstance(a, str)\nH(a)\nx is I\n"
+    )
+    assert {name for _, name in asked_kinds(path)} >= {"A", "B", "C", "D", "E", "F", "G", "str"}
+    assert not {name for _, name in asked_kinds(path)} & {"H", "I"}
+
+
+def compared_kinds(path: Path) -> Iterator[tuple[int, str]]:
+    """Where a file compares a value's ``kind`` with words, and which."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(re.fullmatch(r"(.*\W)?kind|getattr\(.*'kind'.*\)", ast.unparse(side)) for side in sides):
+                words = (one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant))
+                yield from ((node.lineno, word) for word in words if isinstance(word, str) and word != "kind")
+
+
+def test_nothing_outside_of_the_blocks_compares_kinds_of_parts() -> None:
+    """A part says what there is to know of it. Stages, workloads and columns have kinds, too, none of which a part has."""
+    kinds = {kind for parts in CATALOGUE.values() for kind in parts}
+    files = [path for folder in ("composer", "converters") for path in (ROOT / folder).rglob("*.py")]
+    found = [(path, line, word) for path in files for line, word in compared_kinds(path)]
+    assert found
+    assert not [f"{named(path)}:{line}: {word}" for path, line, word in found if word in kinds]
+
+
+def test_the_reader_of_comparisons_sees_what_it_should(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "a.kind == 'a'\n'b' != b.c.kind\nkind in ('c', 'd')\ngetattr(a, 'kind', 'e') == 'f'\n"
+        "a.unkind == 'g'\na.kinds == 'h'\na['kind'] = 'i'\nx.kind is Kind.KEY\n"
+    )
+    assert {word for _, word in compared_kinds(path)} == {"a", "b", "c", "d", "e", "f"}
