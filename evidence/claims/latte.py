@@ -203,8 +203,10 @@ CLAIMS = (
     _used(
         "Trained from nothing, Macchiato does not collapse onto few latents",
         "Latte-RGLRU-SWA++, from nothing",
-        "What differs: two thirds of a head's eight latents are in use, as a mean; but each model has a head that leaves its "
-        "window almost everything and uses few latents. Its stories ask for little that is far. Longer training was not tried.",
+        "What differs: two thirds of a head's eight latents are in use, as a mean; but each model has heads that use a fifth to "
+        "two fifths of theirs, and the one that uses fewest leans on its window least (0.60, 0.11 and 0.44 by seed). Heads that leave "
+        "their window 98 % use nine tenths of their latents or more. Its stories ask for little that is far. Longer training was "
+        "not tried.",
     ),
     Claim(
         "From nothing and both ways, Latte reads ListOps as well as softmax attention",
