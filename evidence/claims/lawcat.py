@@ -70,7 +70,7 @@ CLAIMS = (
         "well, find all of them, as in the paper; why the two differ is not settled. The one seed that was looked at, the best, "
         "misses 5 of 40 at 256 tokens, each right after a digit that the key has twice (`python -m evidence.repeats`): it goes by "
         "the digit before alone, and a filter of four tokens sees more. Tried: a quarter of the training, with which no seed "
-        "found passkeys without it. Not tried: more layers.",
+        "found more than one passkey of 40 without it. Not tried: more layers.",
     ),
     Claim(
         "With rotary positions LAWCAT fails beyond the training length",
