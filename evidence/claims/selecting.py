@@ -66,9 +66,11 @@ CLAIMS = (
                 for other in OTHERS
             ),
         ),
-        "Above chance with every seed where figures differ at all: perplexity and recall. What differs: every fourth layer ends "
+        "Ahead of chance with every seed in perplexity and recall at the training length, level with every fourth layer, and by "
+        "the mean behind chance in passkeys at twice that length (0.67 for 0.96 and 0.78). What differs: every fourth layer ends "
         "where the chosen ones do (layer 3, which each score chooses, is one of them), and all students answer passkeys at 256, "
         "those without a kept layer, too. Layers that are kept have the teacher's positions, which it learned up to 256 tokens: "
-        "at 512 passkeys are better without them.",
+        "at 512 passkeys are better without them. Tried: three scores, which end alike. Not tried: another number of layers to "
+        "keep, and kept layers without positions.",
     ),
 )
