@@ -82,9 +82,11 @@ def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
-def test_what_is_not_reproduced_says_what_differs(claim: Claim) -> None:
+def test_what_is_not_reproduced_says_what_differs_and_what_was_tried(claim: Claim) -> None:
+    """Or that nothing else was tried."""
     if verdict(claim.expected, RUNS) in ("not reproduced", "not at this scale"):
         assert "What differs" in claim.remark
+        assert "tried" in claim.remark.lower()
 
 
 def test_the_last_table_is_of_runs_that_exist() -> None:
