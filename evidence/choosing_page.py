@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from composer.files import write_whole
+from composer.spec.loading import load_spec
 from composer.words import size
 from evidence.choosing import (
     BETTER,
@@ -26,6 +27,7 @@ from evidence.choosing import (
 )
 from evidence.experiments import CONFIRMATION, EXPERIMENTS, LENGTHS, SEEDS, TEACHER
 from evidence.kept import Run, all_runs
+from evidence.page import listed
 from evidence.second import HARDER, SECOND
 from evidence.verdict import Kept
 
@@ -84,7 +86,7 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
         yield from _confirmed(Kept(runs))
         yield "\n![Mean score over state, at once to eight times the training length](choosing.png)\n\n"
         yield "The line is the best score that so much state buys; those with a ring are the three above.\n\n"
-        yield _training(recommended(found)[-1].candidate)
+        yield _training(found, recommended(found)[-1].candidate)
         yield from _by_budget(found, source)
         yield from _every(found, source)
     if missing:
@@ -113,17 +115,27 @@ def _confirmed(kept: Kept) -> Iterator[str]:
         yield f"\nSpecs were chosen by these scores.{''.join(told)}\n"
 
 
-def _training(one: Candidate) -> str:
+def _training(found: Sequence[Candidate], best: Candidate) -> str:
     """The commands that train a student as all of these were."""
     experiment = EXPERIMENTS[TRAINED]
     said = [" ".join(f"--data {data}" for data in experiment.request.data), f"--share {experiment.request.share:g}"]
     lines = " \\\n        ".join(["", *said, *(f"--set {shlex.quote(setting)}" for setting in experiment.overrides)])
-    return f"""Not all of these specs have a recipe of their own. All but `lola`, which learns nothing more, were trained like this:
+    own = [f"`{one.name}`" for one in found if _has_it(one)]
+    with_own = f" The recipes of {listed(own)} say the same; of the others, `--set` does." if own else ""
+    return f"""All of these specs but `lola`, which learns nothing more, were trained like this.{with_own}
 
-    compose build {one.path} --from {TEACHER} -o build-output/student
+    compose build {best.path} --from {TEACHER} -o build-output/student
     compose distill build-output/student -o build-output/trained{lines}
 
 """
+
+
+def _has_it(one: Candidate) -> bool:
+    """Whether its own recipe says what these settings do. A bound by epochs or tokens is no difference: steps end it before."""
+    own, said = (load_spec(one.path, overrides).recipe for overrides in ((), EXPERIMENTS[TRAINED].overrides))
+    bounds = {"epochs", "tokens"}
+    besides = {"data": True, "transfer": bounds, "finetune": bounds}
+    return own is not None and said is not None and own.model_dump(exclude=besides) == said.model_dump(exclude=besides)
 
 
 def _by_budget(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str]:

@@ -86,7 +86,7 @@ def _claim(claim: Claim, kept: Kept) -> Iterator[str]:
         says = f"{one.says} (beyond the paper)" if one.beyond else one.says
         yield f"| {says} | {BY_STATE[state(one, kept)]} | {sum(held is True for held in found)} of {len(found)} |\n"
     commands = dict.fromkeys(run.partition("/")[0] for run in claim.rows.values())
-    yield f"\n**{verdict(claim.expected, kept).capitalize()}.** From {_listed([f'`{name}`' for name in commands])}.\n"
+    yield f"\n**{verdict(claim.expected, kept).capitalize()}.** From {listed([f'`{name}`' for name in commands])}.\n"
 
 
 def counted(groups: Iterable[str], kept: Kept) -> str:
@@ -110,7 +110,7 @@ def _best(kept: Kept) -> Iterator[str]:
     yield table({**FOUR, **OURS}, PASSKEY + RECALL, kept) + "\n" + table({**FOUR, **OURS}, STORIES, kept)
     best = ranking(kept)
     if best:
-        yield f"\nBy the mean of all eight scores: {_listed([f'{name} {score:.3f}' for name, score in best])}.\n"
+        yield f"\nBy the mean of all eight scores: {listed([f'{name} {score:.3f}' for name, score in best])}.\n"
     yield "\n**alternating-delta**, which ships, has layers of near windows (the teacher's own attention, with its positions) and, "
     yield "every other, a gated delta rule behind LAWCAT's convolution and map (without positions); **alternating-kda** "
     yield "(`evidence/specs`) forgets there channel by channel, and **alternating-lawcat** has LAWCAT's state there. "
@@ -193,7 +193,8 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))
 
 

@@ -43,6 +43,14 @@ def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None
     assert "second teacher" not in page(runs_of(SCORES) + easy)
 
 
+def test_specs_whose_own_recipe_was_used_are_named() -> None:
+    """A recipe that ships with a recommended spec must be the one that its runs had."""
+    (said,) = [line for line in page(all_runs()).splitlines() if "were trained like this" in line]
+    for name in ("gated-delta", "alternating-delta", "lawcat-delta"):
+        assert f"`{name}`" in said
+    assert "`lawcat`" not in said
+
+
 def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
     draw(candidates(runs)[0], teacher(runs), tmp_path / "some.png")
