@@ -35,7 +35,7 @@ BALANCED, SMALLEST = 0.95, 0.75
 @dataclass(frozen=True)
 class Candidate:
     """A spec, or the teacher. run: EXPERIMENT/VARIANT. costs: by length in tokens. scores: by task, then by length, the mean over
-    seeds; of tasks that are scored by loss, the perplexity. spread: of the mean score over seeds."""
+    seeds; of tasks that are scored by loss, the perplexity. spread: of the mean score over seeds; spreads: at each length."""
 
     name: str
     path: str
@@ -43,6 +43,7 @@ class Candidate:
     costs: Mapping[int, Explanation]
     scores: Mapping[str, Mapping[int, float]]
     spread: float
+    spreads: Mapping[int, float]
 
     def state(self, length: int) -> int:
         """Bytes, of one text."""
@@ -120,15 +121,24 @@ def complete(run: str, seeds: Sequence[int], kept: Kept, more: Sequence[str] = (
 def _candidate(name: str, path: str, run: str, costs: Mapping[int, Explanation], kept: Kept) -> Candidate:
     by_seed = {task: {length: kept.at(Place(run, column(task, length))) for length in LENGTHS} for task in asked()}
     scores = {task: {length: statistics.fmean(values.values()) for length, values in own.items()} for task, own in by_seed.items()}
-    each = means(run, kept)
-    spread = statistics.stdev(each) if len(each) > 1 else 0.0
-    return Candidate(name, path, run, costs, scores, spread)
+    spreads = {length: spread_of(means(run, kept, lengths=(length,))) for length in LENGTHS}
+    return Candidate(name, path, run, costs, scores, spread_of(means(run, kept)), spreads)
 
 
-def means(run: str, kept: Kept, more: Sequence[str] = ()) -> list[float]:
+def means(run: str, kept: Kept, more: Sequence[str] = (), lengths: Sequence[int] = LENGTHS) -> list[float]:
     """The mean score with each seed. more: tasks besides."""
-    by_seed = [kept.at(Place(run, column(task, length))) for task in (*answered(), *more) for length in LENGTHS]
+    return means_of(run, kept, (*answered(), *more), lengths)
+
+
+def means_of(run: str, kept: Kept, tasks: Sequence[str], lengths: Sequence[int] = LENGTHS) -> list[float]:
+    """The mean score of these tasks with each seed."""
+    by_seed = [kept.at(Place(run, column(task, length))) for task in tasks for length in lengths]
     return [statistics.fmean(scores[seed] for scores in by_seed) for seed in by_seed[0]]
+
+
+def spread_of(each: Sequence[float]) -> float:
+    """The standard deviation of a sample; 0 of one figure."""
+    return statistics.stdev(each) if len(each) > 1 else 0.0
 
 
 def steps(every: Sequence[Candidate], task: str, length: int) -> list[Candidate]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from composer.files import write_whole
 from composer.spec.loading import load_spec
@@ -21,14 +22,16 @@ from evidence.choosing import (
     column,
     complete,
     means,
+    means_of,
     recommended,
+    spread_of,
     steps,
     teacher,
 )
 from evidence.experiments import CONFIRMATION, EXPERIMENTS, LENGTHS, SEEDS, TEACHER
 from evidence.kept import Run, all_runs
 from evidence.page import listed
-from evidence.second import HARDER, SECOND
+from evidence.second import HARDER, SECOND, SECOND_LOLA, SECOND_TEACHER
 from evidence.verdict import Kept
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -44,17 +47,20 @@ State is what `compose explain` says a text of that length takes; a score is the
 ({{answered}}), and the rest is perplexity, where low is good.
 
 """
-CONFIRMED = (
-    (CONFIRMATION, {"lawcat-delta": "lawcat-delta", "lawcat": "lawcat"}, "With seeds {seeds}, which chose nothing", ()),
-    (
-        SECOND,
-        {"lawcat-delta": "lawcat-delta", "lawcat": "lawcat-convolution-complete", "lolcats": "lolcats"},
-        "Of the students of a [second teacher](../evidence/teachers), twice as large and of Qwen3's shape, with seeds {seeds} and "
-        "with harder retrieval beside passkeys and recall",
-        HARDER,
-    ),
-)
-"""What else was scored: experiments, their variants by the names that the page has, and tasks besides."""
+FRESH = ("lawcat-delta", "lawcat")
+"""What ``CONFIRMATION`` scored with seeds that chose nothing."""
+OTHERS = {
+    "lawcat-delta": (SECOND, "lawcat-delta"),
+    "lawcat": (SECOND, "lawcat-convolution-complete"),
+    "lolcats": (SECOND, "lolcats"),
+    "macchiato": (SECOND, "macchiato-66"),
+    "lola": (SECOND_LOLA, "lola"),
+}
+"""Students of the second teacher, by the names that the page has: the experiment, and the variant there."""
+UNTRAINED = ("forgetting", "gated-deltanet", "gdn-hybrid", "hypenet", "kda-hybrid", "liger", "lizard", "mamba2")
+"""Specs of other papers that ship, and that no run is of."""
+CLOSE = 0.05
+"""Two states that differ by less, as a share, are not what decides."""
 COSTS = "spec | state at {length:,} | mean score | fresh parameters | operations a token"
 
 
@@ -82,11 +88,14 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
     )
     if found:
         yield "## Three to begin with\n\n"
-        yield from _recommended(recommended(found), source)
-        yield from _confirmed(Kept(runs))
-        yield "\n![Mean score over state, at once to eight times the training length](choosing.png)\n\n"
-        yield "The line is the best score that so much state buys; those with a ring are the three above.\n\n"
-        yield _training(found, recommended(found)[-1].candidate)
+        three = recommended(found)
+        yield from _recommended(three, source)
+        yield from _difference(three)
+        yield from _confirmed(three, Kept(runs))
+        yield "\n![State and mean score of each spec, at once to eight times the training length](choosing.png)\n\n"
+        yield "The least state is at the top. The line is the best score that so much state buys, bars are ± a standard deviation "
+        yield "over seeds, and those that are filled are the three above.\n\n"
+        yield _training(found, three[-1].candidate)
         yield from _by_budget(found, source)
         yield from _every(found, source)
     if missing:
@@ -103,16 +112,69 @@ def _recommended(three: Sequence[Recommended], source: Candidate | None) -> Iter
         yield f"| | {_link(source)} | {_costs(source)} | for comparison: its cache grows with the text |\n"
 
 
-def _confirmed(kept: Kept) -> Iterator[str]:
+def _difference(three: Sequence[Recommended]) -> Iterator[str]:
+    """What there is to choose between balanced and best, where their states hardly differ."""
+    one, best = three[-2].candidate, three[-1].candidate
+    share = 1 - one.most_state / best.most_state
+    if one.run == best.run or share >= CLOSE:
+        return
+    gains = {(best.scores[task][at] - one.scores[task][at], task, at) for task in answered() for at in LENGTHS}
+    _, task, at = max(gains)
+    higher, lower = (_figure(each.scores[task][at]) for each in (best, one))
+    fresh, work = _less(one, best, "fresh_parameters"), _less(one, best, "decode_flops_per_token")
+    yield f"\n`{one.name}` takes {share:.1%} less state than `{best.name}`, which does not decide between them. For `{one.name}` "
+    yield f"are {fresh:.0%} fewer fresh parameters, and {work:.0%} fewer operations a token. For `{best.name}` is its score, "
+    yield f"which is higher most of all in {task} at {at:,} tokens ({higher} for {lower})"
+    if best.spread < one.spread:
+        yield f", and seeds that differ less (± {best.spread:.3f} for ± {one.spread:.3f})"
+    yield ".\n"
+
+
+def _less(one: Candidate, other: Candidate, cost: str) -> float:
+    """By which share one's cost is below the other's."""
+    least, most = (getattr(each.costs[LENGTHS[-1]], cost) for each in (one, other))
+    return 1 - least / most
+
+
+def _confirmed(three: Sequence[Recommended], kept: Kept) -> Iterator[str]:
     """Mean scores that nothing was chosen by, where those runs are kept: with fresh seeds, and of another teacher's students."""
-    told = []
-    for experiment, variants, who, more in CONFIRMED:
-        seeds, runs = experiment.request.seeds, {name: f"{experiment.name}/{variant}" for name, variant in variants.items()}
-        if all(complete(run, seeds, kept, more) for run in runs.values()):
-            said = [f"`{name}` {', '.join(f'{mean:.3f}' for mean in means(run, kept, more))}" for name, run in runs.items()]
-            told.append(f" {who.format(seeds=', '.join(map(str, seeds)))}, mean scores are: {'; '.join(said)}.")
-    if told:
-        yield f"\nSpecs were chosen by these scores.{''.join(told)}\n"
+    seeds = CONFIRMATION.request.seeds
+    runs = {name: f"{CONFIRMATION.name}/{name}" for name in FRESH}
+    fresh = all(complete(run, seeds, kept) for run in runs.values())
+    others = {
+        name: f"{experiment.name}/{variant}"
+        for name, (experiment, variant) in OTHERS.items()
+        if complete(f"{experiment.name}/{variant}", experiment.request.seeds, kept, HARDER)
+    }
+    alone = dict.fromkeys(one.candidate.name for one in three if one.candidate.name not in (*(FRESH if fresh else ()), *others))
+    yield "\nSpecs were chosen by these scores."
+    if fresh:
+        said = [f"`{name}` {', '.join(f'{mean:.3f}' for mean in means(run, kept))}" for name, run in runs.items()]
+        yield f" With seeds {', '.join(map(str, seeds))}, which chose nothing, mean scores are: {'; '.join(said)}."
+    if alone:
+        yield f" {listed([f'`{name}`' for name in alone])} {'were' if len(alone) > 1 else 'was'} scored with "
+        yield f"{len(SEEDS)} seeds on this teacher alone."
+    yield f" Not trained for this page, though they ship: {listed([f'`{name}`' for name in UNTRAINED])}.\n"
+    if others:
+        yield from _second(others, kept)
+
+
+def _second(runs: Mapping[str, str], kept: Kept) -> Iterator[str]:
+    """The table of the second teacher's students, and of that teacher, the best first."""
+    tasks, seeds = listed([f"`{task}`" for task in (*answered(), *HARDER)]), ", ".join(map(str, SEEDS))
+    yield "\nStudents of a [second teacher](../evidence/teachers), twice as large and of Qwen3's shape, which learn its harder "
+    yield f"tasks, too; seeds {seeds}. Mean scores over the same lengths: of {tasks}, and of the last {len(HARDER)} alone, which "
+    yield "are harder.\n\n"
+    yield "| | all of these tasks | harder ones |\n|---|---:|---:|\n"
+    every = {**{f"`{name}`": run for name, run in runs.items()}, "that teacher": f"{SECOND_TEACHER.name}/softmax"}
+    both = {name: (means(run, kept, HARDER), means_of(run, kept, HARDER)) for name, run in every.items()}
+    for name, (of_all, harder) in sorted(both.items(), key=lambda item: -fmean(item[1][0] or [0.0])):
+        if of_all:
+            yield f"| {name} | {_spread(of_all)} | {_spread(harder)} |\n"
+
+
+def _spread(each: Sequence[float]) -> str:
+    return f"{fmean(each):.3f}" + (f" ± {spread_of(each):.3f}" if len(each) > 1 else "")
 
 
 def _training(found: Sequence[Candidate], best: Candidate) -> str:

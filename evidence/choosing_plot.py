@@ -1,45 +1,68 @@
-"""The picture of docs/choosing.md: mean score over state, a panel a length."""
+"""The picture of docs/choosing.md: what each spec keeps, and how it scores, a panel a length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from composer.plotting import FAINT, TEACHER, WIDTH, colour, legend, marker, plotting, save
+from composer.plotting import FAINT, MARK, STUDENT, TEACHER, WIDTH, label, plotting, save, titled, within_shares
 from evidence.choosing import Candidate, recommended
 from evidence.experiments import LENGTHS
 
 
 def draw(found: Sequence[Candidate], source: Candidate | None, target: Path) -> None:
-    """The recommended ones have a ring, and the line is the best score that so much state buys. Raises OSError."""
+    """A row a spec, the least state first: on the left its state, then its mean score at each length, ± a standard deviation over
+    seeds. The recommended ones are filled, and the line is the best score that so much state buys. Raises OSError."""
+    taken = {one.candidate.run for one in recommended(found)}
+    rows = [*found, *([source] if source is not None else [])]
     with plotting() as pyplot:
-        figure, axes = pyplot.subplots(1, len(LENGTHS), figsize=(WIDTH, 3.4), sharex=True, sharey=True, layout="constrained")
-        taken = {one.candidate.run for one in recommended(found)}
-        for axis, length in zip(axes, LENGTHS, strict=True):
-            _panel(axis, found, source, length, taken)
-            axis.set(title=f"{length:,} tokens ({length // LENGTHS[0]}×)", xlabel="state of a text, KiB", ylim=(-0.03, 1.05))
-            axis.set_xscale("log", base=4)
-            axis.xaxis.set_major_formatter("{x:,g}")
+        figure, (states, *panels) = pyplot.subplots(
+            1, 1 + len(LENGTHS), figsize=(WIDTH, 1.35 + 0.25 * len(rows)), sharey=True, layout="constrained"
+        )
+        _states(states, rows, source, taken)
+        for axis, length in zip(panels, LENGTHS, strict=True):
+            _scores(axis, rows, source, length, taken)
+            axis.set(title=f"{length:,} tokens ({length // LENGTHS[0]}×)", xlabel="right answers", xlim=(-0.03, 1.06))
+            axis.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
+        for axis in (states, *panels):
             axis.grid(alpha=0.3)
-        axes[0].set_ylabel("mean share of right answers")
-        legend(figure, *axes, columns=6)
+        states.set_yticks(range(len(rows)), [label(one.name) for one in rows])
+        states.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+        titled(figure, "Students of the small teacher: state, and passkeys and values found, ± a standard deviation over seeds")
         save(figure, target)
 
 
-def _panel(axis: Any, found: Sequence[Candidate], source: Candidate | None, length: int, taken: set[str]) -> None:
-    bought: list[tuple[float, float]] = []
-    for one in sorted(found, key=lambda one: one.state(length)):
+def _look(one: Candidate, source: Candidate | None, taken: set[str]) -> dict[str, Any]:
+    """The marker of a row."""
+    if source is not None and one.run == source.run:
+        return {"color": TEACHER, "marker": "x", "markersize": 6}
+    colour = MARK if one.run in taken else STUDENT
+    return {"color": colour, "marker": "o", "markersize": 6, "markerfacecolor": colour if one.run in taken else "white"}
+
+
+def _states(axis: Any, rows: Sequence[Candidate], source: Candidate | None, taken: set[str]) -> None:
+    """From the shortest length to the longest: a point where it does not grow. Its figure stands beside it."""
+    for row, one in enumerate(rows):
+        least, most = (one.state(length) / 1024 for length in (LENGTHS[0], LENGTHS[-1]))
+        axis.plot((least, most), (row, row), linewidth=1.2, **_look(one, source, taken))
+        if least == most:
+            axis.annotate(f"{most:,.1f}", (most, row), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8)
+    axis.set_xscale("log", base=2)
+    axis.set(title="state of a text, KiB", xlabel=f"at {LENGTHS[0]:,} to {LENGTHS[-1]:,} tokens", xlim=(24, 3000))
+    ticks = (32, 256, 2048)
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+
+
+def _scores(axis: Any, rows: Sequence[Candidate], source: Candidate | None, length: int, taken: set[str]) -> None:
+    students = [one for one in rows if one is not source]
+    if students:
+        bought = list(accumulate((one.score(length) for one in students), max))
+        axis.step(bought, range(len(students)), where="pre", color=FAINT, linewidth=1, zorder=1)
+    for row, one in enumerate(rows):
         score = one.score(length)
-        if not bought or score > bought[-1][1]:
-            bought.append((one.state(length) / 1024, score))
-    if bought:
-        axis.step(*zip(*bought, strict=True), where="post", color=FAINT, linewidth=1)
-    for index, one in enumerate(found):
-        ring = {"edgecolors": "black", "linewidths": 1.2} if one.run in taken else {"linewidths": 0}
-        place = one.state(length) / 1024, one.score(length)
-        axis.scatter(*place, s=60, color=colour(index), marker=marker(index), label=one.name, zorder=3, alpha=0.9, **ring)
-    if source is not None:
-        axis.scatter(
-            source.state(length) / 1024, source.score(length), s=40, color=TEACHER, marker="x", label=source.name, zorder=3
-        )
+        spread = [[end] for end in within_shares(score, one.spreads[length])] if one.spreads[length] else None
+        axis.errorbar(score, row, xerr=spread, capsize=2.5, elinewidth=1.2, zorder=3, **_look(one, source, taken))
+    axis.tick_params(axis="y", length=0)

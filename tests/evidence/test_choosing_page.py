@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from composer.spec.shipped import shipped_specs
 from evidence.choosing import candidates, teacher
-from evidence.choosing_page import PAGE, page
+from evidence.choosing_page import PAGE, UNTRAINED, page
 from evidence.choosing_plot import draw
 from evidence.kept import all_runs
-from tests.evidence.test_choosing import MISSING, SCORES, runs_of
+from tests.composer.legible import assert_legible, kept_open
+from tests.evidence.test_choosing import DELTA, MISSING, SCORES, runs_of
 
 
 def test_the_page_says_the_rule_and_what_is_missing() -> None:
@@ -31,16 +33,43 @@ def test_the_page_says_the_rule_and_what_is_missing() -> None:
 def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
     fresh = {"confirmation/lawcat-delta": 0.5, "confirmation/lawcat": 0.25}
     said = "With seeds 3, 4, 5, which chose nothing, mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
-    assert said in page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
-    assert "chose nothing" not in page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
+    told = page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
+    assert said in told
+    assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher alone." in told
+    untold = page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
+    assert "chose nothing" not in untold
+    assert f"`{DELTA}`, `lawcat` and `lolcats` were scored with 3 seeds" in untold
 
 
 def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None:
-    others = {"second/lawcat-delta": 0.5, "second/lawcat-convolution-complete": 0.25, "second/lolcats": 0.125}
-    (said,) = [line for line in page(runs_of(SCORES) + runs_of(others)).splitlines() if "second teacher" in line]
-    assert said.endswith("`lawcat-delta` 0.500, 0.510, 0.520; `lawcat` 0.250, 0.260, 0.270; `lolcats` 0.125, 0.135, 0.145.")
+    others = {"second/lawcat-delta": 0.5, "second/lawcat-convolution-complete": 0.25, "second-lola/lola": 0.75}
+    told = page(runs_of(SCORES) + runs_of(others) + runs_of({"second-teacher/softmax": 0.6}, (0,)))
+    rows = told.partition("| | all of these tasks | harder ones |\n")[2].splitlines()[1:]
+    assert rows[:5] == [
+        "| `lola` | 0.760 ± 0.010 | 0.760 ± 0.010 |",
+        "| that teacher | 0.600 | 0.600 |",
+        "| `lawcat-delta` | 0.510 ± 0.010 | 0.510 ± 0.010 |",
+        "| `lawcat` | 0.260 ± 0.010 | 0.260 ± 0.010 |",
+        "",
+    ]
+    assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher alone." in told
     easy = [run for run in runs_of(others) if run.figures.pop("multikey 512")]
     assert "second teacher" not in page(runs_of(SCORES) + easy)
+
+
+def test_balanced_and_best_are_told_apart_where_their_states_hardly_differ() -> None:
+    near = runs_of({f"students/{DELTA}": 0.95, "students/lawcat": 0.9}) + runs_of({"students/lawcat-delta": 0.97}, recall=0.96)
+    (said,) = [line for line in page(near).splitlines() if "does not decide" in line]
+    assert said.startswith(f"`{DELTA}` takes 2.6% less state than `lawcat-delta`")
+    assert "higher most of all in passkey at" in said
+    assert said.endswith("(0.98 for 0.96).")
+    assert "does not decide" not in page(runs_of(SCORES))
+
+
+def test_what_was_not_trained_ships_and_has_no_run() -> None:
+    shipped = {name.rpartition("/")[2] for name in shipped_specs()}
+    assert set(UNTRAINED) <= shipped
+    assert not set(UNTRAINED) & {run.variant for run in all_runs()}
 
 
 def test_specs_whose_own_recipe_was_used_are_named() -> None:
@@ -62,3 +91,9 @@ def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
 def test_the_page_is_of_the_runs() -> None:
     stale = PAGE.read_text(encoding="utf-8") != page(all_runs())
     assert not stale, "docs/choosing.md is not of the runs that are kept: `python -m evidence --page` writes it anew"
+
+
+def test_every_name_in_the_picture_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, runs = kept_open(monkeypatch), all_runs()
+    draw(candidates(runs)[0], teacher(runs), tmp_path / "every.png")
+    assert_legible(kept["every.png"])
