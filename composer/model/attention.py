@@ -32,10 +32,11 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 @dataclass(frozen=True)
 class Passed:
-    """The tokens and the backend of a call, which every layer takes in place of a mask."""
+    """The tokens and the backend of a call, which every layer takes in place of a mask. below: as in ``Rows``."""
 
     tokens: Tokens
     backend: str
+    below: int | None = None
 
     def to(self, *_: Any, **__: Any) -> Passed:
         """Device maps call this on the arguments of some layers. Each layer asks for its device itself (``on``)."""

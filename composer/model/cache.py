@@ -103,6 +103,29 @@ class ComposedCache(Cache):
         counted = self.state(0).tensors.get(SEEN)
         return torch.zeros(batch, dtype=torch.int64, device=device) if counted is None else counted
 
+    def follows(self, mask: Tensor | None, positions: Tensor | None) -> bool:
+        """Whether what is said of the next token, in their last columns, is what the cache knows: it is real, and counted on."""
+        if mask is not None and (mask.dim() != 2 or not bool(mask[:, -1].all())):
+            return False
+        seen = self.state(0).tensors[SEEN]
+        return positions is None or bool((positions[:, -1].to(seen.device) == seen).all())
+
     def bytes(self) -> int:
         """Bytes of all states, counters included."""
         return sum(tensor.nbytes for layer in range(len(self.layers)) for tensor in self.state(layer).tensors.values())
+
+
+def new_cache(config: Any) -> ComposedCache:
+    """An empty cache for a model of this configuration."""
+    return ComposedCache(config.get_text_config().num_hidden_layers)
+
+
+def without_what_follows(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that ``generate`` has after a call, with None for those that a cache makes needless. Of all tokens to come the
+    mask says that they are real; and positions that are counted on from what the cache has seen are so for good."""
+    cache = given.get("past_key_values")
+    if given.get("use_cache") and isinstance(cache, ComposedCache):
+        given["attention_mask"] = None
+        if cache.follows(None, given.get("position_ids")):
+            given["position_ids"] = None
+    return given

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from composer.graph.program import tell
-from composer.model.cache import SEEN, ComposedCache
+from composer.model.cache import ComposedCache
 
 Computation = Callable[[], Tensor]
 """Runs a step and returns the tensor of its logits, which is always the same one once the step is recorded."""
@@ -55,6 +55,8 @@ class Recorder:
         self._replay: Computation | None = None
         self._warm = self._off = False
         self._fixed: list[dict[str, Tensor]] = []
+        self._most: int | None = getattr(model.base_model, "learned_positions", None)
+        """Columns up to which every token has a position. Beyond, the model has to look, which a recording cannot."""
 
     @property
     def cache(self) -> ComposedCache:
@@ -71,11 +73,13 @@ class Recorder:
     def serves(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
         """Whether a call with this cache is a step of its model: one token a row, no gradients, the last logits alone or all, which
         is one."""
-        ids = options.get("input_ids")
+        ids, columns = options.get("input_ids"), self.cache.get_seq_length()
         if self._off or ids is None or model is not self._model or torch.is_grad_enabled():
             return False
+        if self._most is not None and columns >= self._most:
+            return False
         more = {name for name, said in options.items() if said is not None and said is not False} - ANSWERED - FOLLOWING
-        return ids.shape[1] == 1 and self.cache.get_seq_length() > 0 and not more and _one(options.get("logits_to_keep"))
+        return ids.shape[1] == 1 and columns > 0 and not more and _one(options.get("logits_to_keep"))
 
     def step(self, options: Mapping[str, Any]) -> CausalLMOutputWithPast:
         """Run a call that ``serves`` accepts, by the recorded step as soon as there is one."""
@@ -100,20 +104,13 @@ class Recorder:
         return nn.Module.__call__(self._model, **options)
 
     def _first(self, options: Mapping[str, Any]) -> Any:
-        """Run the first step without a recording. It shows whether all later steps have the same shapes, and can be recorded."""
-        plain = self._follows(options)
+        """Run the first step without a recording. It shows whether all later steps have the same shapes, and need neither mask nor
+        positions, so that they can be recorded."""
+        plain = self.cache.follows(options.get("attention_mask"), options.get("position_ids"))
         before = self._shapes()
         answer = self._called(**options)
         self._warm, self._off = True, not plain or self._shapes() != before
         return answer
-
-    def _follows(self, options: Mapping[str, Any]) -> bool:
-        """Whether mask and positions only repeat what the cache knows: then later steps can leave them out."""
-        mask, position = options.get("attention_mask"), options.get("position_ids")
-        if mask is not None and (mask.dim() != 2 or not bool(mask[:, -1].all())):
-            return False
-        seen = self.cache.state(0).tensors[SEEN]
-        return position is None or bool((position[:, -1] == seen).all())
 
     def _shapes(self) -> list[dict[str, tuple[int, ...]]]:
         return [{name: tuple(of.shape) for name, of in held.items()} for held in self._states()]

@@ -17,7 +17,7 @@ from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
 from composer.model.attention import INTERFACE, PASSED, Passed
-from composer.model.cache import SEEN, ComposedCache
+from composer.model.cache import SEEN, ComposedCache, new_cache, without_what_follows
 from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder, may_record
 from composer.model.head import Head, PartModule, precise_parameters
@@ -123,15 +123,13 @@ class ComposedModel(ComposedPreTrainedModel):
         given = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)
         (batch, length), device = given.shape[:2], given.device
         cache = self._cache(past_key_values, use_cache)
-        seen = cache.seen(batch, device) if cache is not None and cache.get_seq_length() else None
-        rows = Rows(batch, length, device, seen=seen, mask=attention_mask, positions=position_ids, cu_seqlens=cu_seqlens)
-        inputs = {
-            "input_ids": None,
-            "inputs_embeds": None,
-            "input_ids" if inputs_embeds is None else "inputs_embeds": rows.inward(given),
-        }
+        columns = 0 if cache is None else cache.get_seq_length()
+        seen = cache.seen(batch, device) if cache is not None and columns else None
+        rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, cu_seqlens=cu_seqlens)
+        inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
+        inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(given)
         passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
-        outputs = self._attended(rows, seen, passed) if asked else self._run(Passed(rows.tokens, self.backend), **passed)
+        outputs = self._attended(rows, seen, passed) if asked else self._run(rows, **passed)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.turned:
@@ -151,12 +149,13 @@ class ComposedModel(ComposedPreTrainedModel):
             )
         found = Attentions(self.backend)
         with visiting_heads(self, found.collect):
-            outputs = self._run(Passed(rows.tokens, self.backend), **options)
+            outputs = self._run(rows, **options)
         outputs.attentions = found.by_layer(rows)
         return outputs
 
-    def _run(self, passed: Passed, **options: Any) -> Any:
+    def _run(self, rows: Rows, **options: Any) -> Any:
         """The host's own forward."""
+        passed = Passed(rows.tokens, self.backend, rows.below)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
         token = PASSED.set(passed)
@@ -278,10 +277,9 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             self.recording(cache)
         return False
 
-
-def new_cache(config: Any) -> ComposedCache:
-    """An empty cache for a model of this configuration."""
-    return ComposedCache(config.get_text_config().num_hidden_layers)
+    def _update_model_kwargs_for_generation(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """As transformers has it, without what the cache knows by itself of later steps, so that none waits for a look at it."""
+        return without_what_follows(super()._update_model_kwargs_for_generation(*arguments, **options))
 
 
 @cache

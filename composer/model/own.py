@@ -101,6 +101,11 @@ class Model(Pretrained):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @property
+    def learned_positions(self) -> int | None:
+        """How many positions the model has learned; None: it has no end of them."""
+        return self.config.max_position_embeddings if self.config.position_embedding == "learned" else None
+
     def forward(
         self,
         input_ids: Tensor | None,
@@ -113,7 +118,7 @@ class Model(Pretrained):
         """Any number of tokens T ≥ 1, those of the padding behind the others."""
         hidden = cast("Tensor", self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
         if self.embed_positions is not None:
-            hidden = self.embed_positions(hidden, attention_mask.tokens)
+            hidden = self.embed_positions(hidden, attention_mask)
         hidden = dropped(hidden, self.dropout)
         every = [hidden]
         for layer in self.layers:
@@ -214,11 +219,12 @@ class PlainFeedForward(nn.Module):
 class LearnedPositions(nn.Embedding):
     """One vector a position of a document."""
 
-    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """hidden ``B T C`` with the vectors of its tokens' positions added. Raises ValueError where there are too few."""
-        position = _real(tokens)
-        last = int(position.max())
-        if last >= self.num_embeddings:
+    def forward(self, hidden: Tensor, passed: Passed) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """hidden ``B T C`` with the vectors of its tokens' positions added. Raises ValueError where there are too few; in a
+        compiler's graph, PyTorch does."""
+        position = _real(passed.tokens)
+        enough = passed.below is not None and passed.below <= self.num_embeddings
+        if not enough and not torch.compiler.is_compiling() and (last := int(position.max())) >= self.num_embeddings:
             raise ValueError(
                 f"token {last + 1} of a document has no position: this model has learned {self.num_embeddings} of them"
             )
@@ -228,11 +234,11 @@ class LearnedPositions(nn.Embedding):
 class SinusoidalPositions(nn.Module):
     """sin(t / 10000^(2i/C)) at 2i, cos of the same at 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)."""
 
-    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, hidden: Tensor, passed: Passed) -> Tensor:
         """hidden ``B T C`` with the waves at its tokens' positions added."""
         width, kind = hidden.shape[-1], accumulating(hidden.dtype)
         even = torch.arange(0, width, 2, device=hidden.device, dtype=kind)
-        angle = _real(tokens)[..., None].to(kind) * LONGEST_WAVE ** (-even / width)
+        angle = _real(passed.tokens)[..., None].to(kind) * LONGEST_WAVE ** (-even / width)
         waves = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
         return hidden + waves[..., :width].to(hidden.dtype)
 

@@ -16,18 +16,21 @@ class Rows:
         batch: int,
         length: int,
         device: torch.device,
-        *,
         seen: Tensor | None,
+        columns: int,
+        *,
         mask: Tensor | None,
         positions: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> None:
-        """seen: ``B``, real tokens in the state so far; None: there is no state. mask: ``B S``, 1 is real; its last T columns
-        are this call's. positions: ``B T``; a real token's 0 starts a document. cu_seqlens: ``N + 1`` bounds of documents in one
-        packed row."""
+        """seen: ``B``, real tokens in the state so far; None: there is no state. columns: how many have made it, padding among them.
+        mask: ``B S``, 1 is real; its last T columns are this call's. positions: ``B T``; a real token's 0 starts a document.
+        cu_seqlens: ``N + 1`` bounds of documents in one packed row."""
+        self.below = columns + length if positions is None else None
+        """No real token's position is as large as this. None: only a look at them would show what they are."""
         self._order = self._inverse = None
         valid = given = _valid(mask, batch, length)
-        if given is not None:
+        if given is not None and length > 1:
             self._order = (~given).to(torch.uint8).argsort(dim=1, stable=True)
             self._inverse = self._order.argsort(dim=1)
             valid = given.gather(1, self._order)
@@ -77,7 +80,12 @@ def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
             "columns, 1 for a real token and 0 for padding"
         )
     valid = mask[:, -length:].bool()
-    return None if bool(valid.all()) else valid
+    return None if _known(valid) else valid
+
+
+def _known(said: Tensor) -> bool:
+    """Whether all is known to be true. In a compiler's graph nothing is: Python cannot look there."""
+    return not torch.compiler.is_compiling() and bool(said.all())
 
 
 def _packed_positions(cu_seqlens: Tensor, valid: Tensor | None, count: Tensor) -> Tensor:
@@ -100,4 +108,4 @@ def _segments(position: Tensor, valid: Tensor | None, *, started: bool) -> Tenso
     if not started:
         # An empty state continues as well as it starts, and without segments the kernels have less to do.
         starts = torch.cat((torch.zeros_like(starts[:, :1]), starts[:, 1:]), dim=1)
-    return starts.cumsum(1) if bool(starts.any()) else None
+    return None if _known(~starts) else starts.cumsum(1)

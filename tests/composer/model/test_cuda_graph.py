@@ -22,6 +22,7 @@ from composer.model.modeling import ComposedForCausalLM
 from tests.composer.model.models import CAUSAL, student, tokens
 from tests.composer.model.recording import on_a_cpu
 from tests.composer.model.test_in_place import SIZES
+from tests.composer.model.trunks import model as fresh
 
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 9}
 MODES: dict[str, dict[str, Any]] = {
@@ -99,6 +100,18 @@ def test_a_conversation_goes_on_and_a_copy_is_left_alone(replays: list[Recorder]
     found = model.generate(longer, past_key_values=first.past_key_values, **more)
     assert torch.equal(model.generate(longer, past_key_values=kept, **more), found)
     assert torch.equal(without(model, longer, **more), found)
+    assert all(one.replays for one in replays)
+
+
+def test_no_recorded_step_goes_beyond_learned_positions(replays: list[Recorder]) -> None:
+    """A replay looks at no position, so the model does in its place, and a text that is padded may end beyond."""
+    made: Any = fresh("lolcats", embedding="learned", length=16)
+    ids, mask = tokens(1, 9), torch.tensor([[0] * 2 + [1] * 7])
+    assert torch.equal(made.generate(ids, **GREEDY | {"max_new_tokens": 8}), without(made, ids, **GREEDY | {"max_new_tokens": 8}))
+    with pytest.raises(ValueError, match="token 17 of a document has no position"):
+        made.generate(ids, **GREEDY)
+    settings = GREEDY | {"attention_mask": mask}
+    assert torch.equal(made.generate(ids, **settings), without(made, ids, **settings))
     assert all(one.replays for one in replays)
 
 

@@ -1,0 +1,115 @@
+"""No step of ``generate`` waits on the host for a number: what mask and positions say of it, the cache knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from composer.model.modeling import ComposedForCausalLM
+from tests.composer.model.models import CAUSAL, student, tokens
+from tests.composer.model.recording import WAITING, on_a_cpu
+from tests.composer.model.test_in_place import SIZES
+from tests.composer.model.trunks import model as fresh
+
+GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 5}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "beams": GREEDY | {"num_beams": 3},
+    "prefill in chunks": GREEDY | {"prefill_chunk_size": 3},
+    "several answers": GREEDY | {"do_sample": True, "num_return_sequences": 3},
+}
+MASK = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations that wait."""
+
+    def __init__(self, counted: Counter[str]) -> None:
+        super().__init__()
+        self.counted = counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counted[func._schema.name] += func._schema.name in WAITING
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often steps have waited, by operation, and how many there were. Python may not look, as on a GPU."""
+    found: Counter[str] = Counter()
+
+    def call(self: ComposedForCausalLM, *arguments: Any, **options: Any) -> Any:
+        ids, cache = options["input_ids"], options.get("past_key_values")
+        if ids.shape[1] > 1 or cache is None or not cache.get_seq_length():
+            return whole(self, *arguments, **options)
+        found["steps"] += 1
+        with Waits(found):
+            return whole(self, *arguments, **options)
+
+    whole = ComposedForCausalLM.__call__
+    on_a_cpu(monkeypatch)
+    monkeypatch.setattr(ComposedForCausalLM, "use_graph", False)
+    monkeypatch.setattr(ComposedForCausalLM, "__call__", call)
+    return found
+
+
+def waiting(counted: Counter[str]) -> set[str]:
+    assert counted["steps"] >= 3
+    return {name for name, times in counted.items() if times and name != "steps"}
+
+
+def small(spec: str) -> ComposedForCausalLM:
+    return student(spec, "trunk=null", *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])])
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_steps_of_padded_rows_wait_for_nothing(spec: str, counted: Counter[str]) -> None:
+    small(spec).generate(tokens(2, 9), attention_mask=MASK, **GREEDY)
+    assert not waiting(counted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_with_learned_positions_and_in_every_mode(mode: str, counted: Counter[str]) -> None:
+    made: Any = fresh("lolcats", embedding="learned", length=64)
+    ids = tokens(2, 9)
+    torch.manual_seed(7)
+    found = made.generate(ids, attention_mask=MASK, **MODES[mode])
+    assert not waiting(counted)
+    torch.manual_seed(7)
+    plain = {name: said for name, said in MODES[mode].items() if name != "prefill_chunk_size"}
+    assert torch.equal(found, made.generate(ids, attention_mask=MASK, use_cache=False, **plain))
+
+
+def test_a_text_that_goes_on(counted: Counter[str]) -> None:
+    """Behind a text with padding, with more of it than one token, and with padding in between."""
+    model, ids = small("lolcats"), tokens(2, 30)
+    first = model.generate(ids[:, :9], attention_mask=MASK, return_dict_in_generate=True, **GREEDY)
+    longer = torch.cat((first.sequences, ids[:, 9:20]), dim=1)
+    mask = torch.cat((MASK, torch.ones(2, longer.shape[1] - 9, dtype=torch.int64)), dim=1)
+    mask[1, -9:-6] = 0
+    counted.clear()
+    found = model.generate(longer, attention_mask=mask, past_key_values=first.past_key_values, **GREEDY)
+    assert not waiting(counted)
+    assert torch.equal(found, model.generate(longer, attention_mask=mask, use_cache=False, **GREEDY))
+
+
+def test_positions_that_do_not_follow_are_heeded(counted: Counter[str]) -> None:
+    """A second document in the prompt: the steps are its own, and its positions are those that are said."""
+    model, ids = small("lolcats"), tokens(1, 9)
+    position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    found = model.generate(ids, position_ids=position, **GREEDY)
+    assert torch.equal(found[:, 9:], model.generate(ids[:, 4:], **GREEDY)[:, 5:])
+
+
+def test_a_text_that_outgrows_learned_positions_is_refused_in_time(counted: Counter[str]) -> None:
+    made: Any = fresh("lolcats", embedding="learned", length=12)
+    made.generate(tokens(1, 9), **GREEDY | {"max_new_tokens": 4})
+    with pytest.raises(ValueError, match="token 13 of a document has no position"):
+        made.generate(tokens(1, 9), **GREEDY)
+    # Ten real tokens behind two of padding are not too long, and neither are the two that follow.
+    mask = torch.tensor([[0] * 2 + [1] * 9])
+    made.generate(tokens(1, 11), attention_mask=mask, **GREEDY | {"max_new_tokens": 4})
