@@ -58,14 +58,18 @@ class Number:
 class Shape:
     """The sizes around one part of one group of heads, known before anything is built.
 
-    hidden_size, heads, key_heads, head_dim: the letters C, H, K and D. features and state_heads (F, N) are set for what works
-    on features. convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
-    falling: pairs that fall together out of the memory above. numbers: what else travels with the pairs that a memory holds.
-    exponential: the features are given by their logarithms. even: of each query's and key's the largest is at least one in F, as
-    where they add up to 1. signed: they can be negative. both_ways: every token sees those after it, too, so a call holds
-    its documents whole and memories hand nothing on.
-    window, softcap: what the model around asks of softmax attention, None where it does not: the tokens that a query sees, its own
-    among them, and the c of logits c·tanh(logit / c). sinks: whether it brings attention sinks.
+    - hidden_size, heads, key_heads, head_dim: the letters C, H, K and D.
+    - features, state_heads: F and N, set for what works on features.
+    - convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
+    - falling: pairs that fall together out of the memory above.
+    - numbers: what else travels with the pairs that a memory holds.
+    - exponential: the features are given by their logarithms.
+    - even: the largest feature of each query and key is at least 1/F, as where they add up to 1.
+    - signed: features can be negative.
+    - both_ways: every token sees those after it, too, so a call holds its documents whole and memories hand nothing on.
+    - window: the tokens that a query of the model's own attention sees, itself among them; None: all.
+    - softcap: the c of the model's logits c·tanh(logit / c); None where it has none.
+    - sinks: whether the model brings attention sinks.
     """
 
     hidden_size: int

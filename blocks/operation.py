@@ -77,10 +77,19 @@ class Port:
 class Setting:
     """The setting in which an operation runs, by which a form may have to refuse.
 
-    one_token: the call is a step of decode. documents: a row holds several. padded: some rows end in padding. gradients: they are
-    needed. shape: the sizes of the operation. Of a memory, every_pair: it sees each token's pair as it comes; sifted: a memory
-    above it keeps some tokens' pairs for good; one_pair: at most one pair falls into it at a token; mass_asked, maximum_asked: a
-    read needs its lse, or its largest logit; capped: the model caps its logits.
+    - one_token: the call is a step of decode.
+    - documents: a row holds several.
+    - padded: some rows end in padding.
+    - gradients: they are needed.
+    - shape: the sizes of the operation.
+
+    Of a memory:
+
+    - every_pair: it sees each token's pair as it comes.
+    - sifted: a memory above it keeps some tokens' pairs for good.
+    - one_pair: at most one pair falls into it at a token.
+    - needs_mass, needs_maximum: a read needs its lse, or its largest logit.
+    - capped: the model caps its logits.
     """
 
     device: str = "cpu"
@@ -92,8 +101,8 @@ class Setting:
     every_pair: bool = False
     sifted: bool = False
     one_pair: bool = True
-    mass_asked: bool = True
-    maximum_asked: bool = False
+    needs_mass: bool = True
+    needs_maximum: bool = False
     capped: bool = False
     shape: Shape | None = None
 
@@ -162,7 +171,7 @@ class Operation:
 @dataclass(slots=True)
 class Call:
     """The arguments of an operation beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the
-    first of its heads in it. in_place: the state may be written over. mass_asked: a read needs this memory's lse. turned: a cache
+    first of its heads in it. in_place: the state may be written over. needs_mass: a read needs this memory's lse. turned: a cache
     of the call's turned queries, by position, as several operations need the same.
     """
 
@@ -171,7 +180,7 @@ class Call:
     shape: Shape
     place: tuple[int, int] = (0, 0)
     in_place: bool = False
-    mass_asked: bool = True
+    needs_mass: bool = True
     turned: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def turn(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
@@ -197,17 +206,19 @@ class Bound:
 class Pattern:
     """Neighbouring operations that one form computes together.
 
-    nodes: what each of them is, by a name of the pattern's own, in the order of the flow. edges: (start, end, kind) between them.
-    forms: of the parts that were found, by those names. Its ``run`` is called with the bound parts and the inputs, both by those
-    names, and returns what each of them gives, as its own form would: outputs and state, in the order of ``nodes``.
-    asked: whose setting the forms are to fit; the first's, unless it is said. whole: what the nodes before the last give goes to
-    each other alone, and the last takes no other partials; so what they give need not come to be. where: asked of the options that
-    the operations have in a head, by those names; where it says no, the pattern is not there.
+    - nodes: whether a part can be each of them, by a name of the pattern's own, in the order of the flow.
+    - edges: (start, end, kind) between them.
+    - forms: made from the parts that were found, by those names. Their ``run`` is called with the bound parts and the inputs, both
+      by those names, and returns what each operation's own form would: outputs and state, in the order of ``nodes``.
+    - leader: the name of the operation whose setting the forms must fit; left out, the first.
+    - whole: no other operation reads what those before the last give, and the last takes no other partials; so the forms need not
+      return it.
+    - where: called with the operations' options in a head, by those names; False where the pattern does not apply.
     """
 
     nodes: Mapping[str, Callable[[Part], bool]]
     edges: tuple[tuple[str, str, Kind], ...]
     forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]
-    asked: str = ""
+    leader: str = ""
     whole: bool = False
     where: Callable[[Mapping[str, Mapping[str, Any]]], bool] = everywhere

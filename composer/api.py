@@ -68,10 +68,13 @@ def build(
 ) -> Composed:
     """The composed model, in memory, in evaluation mode.
 
-    source: a folder, a repository of the Hub, or a model that is in memory already (transformers' own, or composed); of the last,
-    ``share`` says whether the weights are shared with it (as they are: without a ``dtype``) or copied. fresh: there is no source,
-    and the spec has a trunk of its own. dtype: of all weights; None leaves them as they are, and makes fresh ones float32. seed: of
-    the fresh parameters. Raises SpecError, SourceError or BuildError.
+    - source: a folder, a repository of the Hub, or a model that is in memory already (transformers' own, or composed).
+    - fresh: there is no source, and the spec has a trunk of its own.
+    - dtype: of all weights; None leaves them as they are, and makes fresh ones float32.
+    - seed: of the fresh parameters.
+    - share: whether the weights are shared with a model in memory (as they are: without a ``dtype``) or copied.
+
+    Raises SpecError, SourceError or BuildError.
     """
     from composer.weights.from_model import build_from_model, trunk_of
 
@@ -134,12 +137,17 @@ def build_folder(
 ) -> BuildReport:
     """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.
 
-    out: left out, ``<spec>-<source>`` in the current folder. fresh: there is no source, and the spec has a trunk of its own;
-    tokenizer: a folder or a model of the Hub whose tokenizer then comes along. copy: give it bytes of its own instead of links
-    to the source's files. hash_contents: read what is linked, too, so that every byte of it can be verified later. force:
-    replace what stands there. dry_run: plan and check only. lolcats: checkpoints of LoLCATs' (pickles of tensors) that stand on
-    the source: trained heads, and adapters, which are merged. progress: True shows a bar; or what is to be called with a file's
-    name, the bytes of it that are there, and all of its bytes. Raises SpecError, SourceError or BuildError.
+    - out: left out, ``<spec>-<source>`` in the current folder.
+    - fresh: there is no source, and the spec has a trunk of its own.
+    - tokenizer: with ``fresh``, a folder or a model of the Hub whose tokenizer comes along.
+    - copy: write bytes of its own instead of links to the source's files.
+    - hash_contents: read linked files, too, so that every byte can be verified later.
+    - force: replace what stands there.
+    - dry_run: plan and check only.
+    - lolcats: LoLCATs' checkpoints (pickles of tensors) for this source: trained heads, and adapters, which are merged.
+    - progress: True shows a bar; a function is called with a file's name, its bytes so far, and all of its bytes.
+
+    Raises SpecError, SourceError or BuildError.
 
         composer.build_folder("lawcat", "teacher", "lawcat-mine")
     """

@@ -32,7 +32,7 @@ def inside(folder: Path) -> Path:
 
 
 @contextmanager
-def alone(lock: Path, refusal: ComposerError | None) -> Iterator[bool]:
+def exclusive_lock(lock: Path, refusal: ComposerError | None) -> Iterator[bool]:
     """Holds the lock for the block. Gives False where the file system has no locks, with a warning on stderr, once.
 
     refusal: raised if another process holds it; None waits for it instead. Raises OSError if the file cannot be created.
@@ -57,7 +57,7 @@ def working_in(folder: Path, refusal: type[ComposerError], busy: str) -> Iterato
     with ExitStack() as held:
         with failing_as(refusal, f"{folder} cannot be written to", "Choose another --out."):
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(alone(inside(folder), held_by_another))
+            held.enter_context(exclusive_lock(inside(folder), held_by_another))
         yield
 
 
@@ -69,7 +69,7 @@ def check_no_file(folder: Path, refusal: type[ComposerError]) -> None:
 
 def say_if_unguarded(folder: Path) -> None:
     """Prints the warning, if it is due, before other processes lock files there. Raises OSError if the folder is not writable."""
-    with alone(folder / f".{secrets.token_hex(4)}.lock", None):
+    with exclusive_lock(folder / f".{secrets.token_hex(4)}.lock", None):
         pass
 
 

@@ -20,7 +20,7 @@ from composer.inspection.measures import entropy
 from evidence.experiments import LATTE, MACCHIATO, Experiment
 from evidence.kept import KEPT, is_kept, keep_figures
 from evidence.kept import identity as identity_of
-from evidence.running import Told, taught_model, variants_of
+from evidence.running import Listener, taught_model, variants_of
 
 NAME = "collapse"
 USED, LEAST, LARGEST = "latents in use", "least of any head", "largest share of one"
@@ -64,7 +64,7 @@ def identity(looked: Looked, seed: int) -> str:
 
 
 def run_missing(
-    work: Path, workers: StartWorkers, tell: Told, device: str = "cpu", kept: Path = KEPT, models: Mapping[str, Looked] = MODELS
+    work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", kept: Path = KEPT, models: Mapping[str, Looked] = MODELS
 ) -> None:
     """Does every inspection that is not kept. A missing model is trained first. Raises ComposerError."""
     wanted = [(name, one, seed) for name, one in models.items() for seed in one.experiment.request.seeds]

@@ -19,7 +19,7 @@ from composer.tasks.base import Split, apart
 from composer.tasks.listops import END, OPERATORS, ListOps
 from evidence.experiments import SEEDS
 from evidence.kept import KEPT, is_kept, keep_figures
-from evidence.running import Told
+from evidence.running import Listener
 
 NAME, MAJORITY, ACCURACY = "listops", "majority", "accuracy"
 COMMAND = f"python -m evidence --only {NAME}"
@@ -79,7 +79,7 @@ def identity(setting: Setting, name: str, seed: int) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_missing(work: Path, tell: Told, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING) -> None:
+def run_missing(work: Path, tell: Listener, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING) -> None:
     """Trains every encoder that is not kept, seed by seed, and scores the most frequent answer. Raises ComposerError."""
     wanted = [(name, seed) for seed in setting.seeds for name in (MAJORITY, *variants())]
     missing = [(name, seed) for name, seed in wanted if not is_kept((NAME, name, seed), identity(setting, name, seed), kept)]

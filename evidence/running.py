@@ -21,11 +21,11 @@ from composer.versions import versions_of
 from evidence.experiments import Experiment
 from evidence.kept import KEPT, Run, identity, keep, path_of, read
 
-Told = Callable[[str], None]
+Listener = Callable[[str], None]
 
 
 def run_missing(
-    experiment: Experiment, work: Path, workers: StartWorkers, tell: Told, device: str = "cpu", kept: Path = KEPT
+    experiment: Experiment, work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", kept: Path = KEPT
 ) -> list[str]:
     """Does an experiment's missing runs, and returns the failures in words. Runs go seed by seed, so that a stop leaves whole
     tables of fewer seeds."""
@@ -44,7 +44,7 @@ def run_missing(
     return failures
 
 
-def make(folder: Path, command: str, tell: Told) -> None:
+def make(folder: Path, command: str, tell: Listener) -> None:
     """Makes a teacher that does not ship with the project. Does nothing where ``config.json``, the command's last file, exists.
     Raises ComposerError where the command fails."""
     if (folder / "config.json").is_file():
@@ -69,7 +69,7 @@ def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, i
 
 
 def _requests(
-    experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: StartWorkers, tell: Told, device: str
+    experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: StartWorkers, tell: Listener, device: str
 ) -> Iterator[tuple[Request, dict[tuple[str, int], str]]]:
     """The requests for the missing runs: one, or one a seed where each seed has a source of its own."""
     if not missing:
@@ -83,7 +83,7 @@ def _requests(
         yield replace(request, source=str(source), seeds=(seed,)), {key: own for key, own in missing.items() if key[1] == seed}
 
 
-def _trained(experiment: Experiment, seed: int, work: Path, workers: StartWorkers, tell: Told, device: str) -> Path:
+def _trained(experiment: Experiment, seed: int, work: Path, workers: StartWorkers, tell: Listener, device: str) -> Path:
     """The model to build from, trained if it is not there, with its adapters folded in."""
     assert experiment.trained is not None
     other, variant = experiment.trained
@@ -95,7 +95,7 @@ def _trained(experiment: Experiment, seed: int, work: Path, workers: StartWorker
 
 
 def taught_model(
-    experiment: Experiment, variant: str, seed: int, work: Path, workers: StartWorkers, tell: Told, device: str = "cpu"
+    experiment: Experiment, variant: str, seed: int, work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu"
 ) -> Path:
     """The folder of an experiment's model, which is trained if it is not there. Raises ComposerError."""
     request, steps = replace(experiment.request, seeds=(seed,), device=device), work / experiment.name / STEPS
@@ -124,7 +124,7 @@ def _run(
     request: Request,
     steps: Path,
     workers: StartWorkers,
-    tell: Told,
+    tell: Listener,
     wanted: dict[tuple[str, int], str],
     kept: Path,
 ) -> list[str]:

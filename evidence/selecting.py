@@ -29,7 +29,7 @@ from composer.spec.writing import to_yaml
 from composer.versions import versions_of
 from evidence.experiments import OUT, RECIPE, SCORED, SEEDS, SKILLS, Experiment
 from evidence.kept import KEPT, Run, contents, keep, path_of, read
-from evidence.running import Told, run_missing
+from evidence.running import Listener, run_missing
 
 NAME, TRAINED = "select", "select-trained"
 SOURCE = "evidence/teachers/eight-layers"
@@ -100,7 +100,7 @@ def identity(setting: Setting, seed: int) -> str:
 
 
 def run_all(
-    work: Path, workers: StartWorkers, tell: Told, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING
+    work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", kept: Path = KEPT, setting: Setting = SETTING
 ) -> list[str]:
     """Does every run that is not kept, and returns the failures in words: first all choices, then what is trained, seed by seed.
     Raises ComposerError."""
@@ -148,7 +148,7 @@ def _document(setting: Setting, layers: Sequence[int]) -> dict[str, Any]:
     return keeping(load_spec(setting.spec).model_dump(mode="json", exclude_unset=True), layers, setting.layers)
 
 
-def _choose(setting: Setting, seed: int, work: Path, tell: Told, device: str, kept: Path) -> None:
+def _choose(setting: Setting, seed: int, work: Path, tell: Listener, device: str, kept: Path) -> None:
     """Scores the layers of a student, and every choice of as many layers, and keeps the choices that are trained afterwards."""
     out = work / NAME / f"seed-{seed}"
     found = composer.select(

@@ -244,7 +244,7 @@ def _packed_fits(setting: Setting) -> str | None:
 
 
 def _native_fits(setting: Setting) -> str | None:
-    if setting.mass_asked:
+    if setting.needs_mass:
         return "PyTorch's attention gives no mass, and the read asks for it"
     if setting.capped:
         return "PyTorch's attention caps no logits"

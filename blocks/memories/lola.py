@@ -191,6 +191,6 @@ LOLA = Pattern(
         ("state", "read", Kind.PARTIAL),
     ),
     forms=_forms,
-    asked="state",
+    leader="state",
     whole=True,
 )

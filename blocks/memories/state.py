@@ -191,7 +191,7 @@ class StateMemory(Recurrent):
         elif self.normalise and not shape.even:
             query, log_scale = scaled(query)
         output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
-        return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.mass_asked), carried
+        return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
         matrix, log_scale = state["state"], None

@@ -254,6 +254,6 @@ WINDOW_ABOVE_STATE = Pattern(
         ("state", "read", Kind.PARTIAL),
     ),
     forms=_forms,
-    asked="state",
+    leader="state",
     whole=True,
 )

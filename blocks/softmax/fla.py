@@ -22,7 +22,7 @@ WIDEST = 256
 
 def fits(setting: Setting) -> str | None:
     """Of a form that calls it."""
-    if setting.mass_asked or setting.maximum_asked:
+    if setting.needs_mass or setting.needs_maximum:
         return "its attention gives no mass, and the read asks for it"
     if setting.sifted:
         return "a memory above keeps some pairs for good, and its window has no gaps"

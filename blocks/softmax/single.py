@@ -68,7 +68,7 @@ def native(
 
 def native_fits(setting: Setting) -> str | None:
     """The ``fits`` of a form that is ``native``."""
-    if setting.maximum_asked:
+    if setting.needs_maximum:
         return "PyTorch's attention does not give the largest logit, and the read asks for it"
     if setting.capped:
         return "PyTorch's attention caps no logits"

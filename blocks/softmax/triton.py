@@ -15,12 +15,12 @@ def fits(setting: Setting, beside: Form | None = None) -> str | None:
     """Of a form that calls it. beside: one that gives no mass, which is taken where nobody asks for it."""
     reasons = {
         "its blocks are for several tokens": setting.one_token,
-        "it gives no largest logit, and the read asks for it": setting.maximum_asked,
+        "it gives no largest logit, and the read asks for it": setting.needs_maximum,
         "it caps no logits": setting.capped,
         f"it has room for {WIDEST} numbers a head": setting.shape is not None and setting.shape.head_dim > WIDEST,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
-    if reason is None and beside is not None and not (setting.mass_asked or beside.missing() or beside.fits(setting)):
+    if reason is None and beside is not None and not (setting.needs_mass or beside.missing() or beside.fits(setting)):
         return f"nobody asks for the mass, and {beside.says} answers without one"
     return reason
 

@@ -18,7 +18,7 @@ from composer.ablation.teacher import teacher_scores
 from composer.api import SpecLike
 from composer.errors import AblationError
 from composer.files import write_whole
-from composer.locks import alone, inside, say_if_unguarded
+from composer.locks import exclusive_lock, inside, say_if_unguarded
 from composer.spec.overrides import Overrides
 from composer.weights.record import versions
 from converters.bounded import reason
@@ -50,7 +50,7 @@ def ablate(
     chains = plan(read_variants(specs, overrides), request, steps)
     results = run(chains, request, steps, workers, tell)
     scores, failure = teacher_scores(request, steps)
-    with _going_on(out), alone(inside(out), None):  # so that report, table and plot are of one call, the last to end
+    with _going_on(out), exclusive_lock(inside(out), None):  # so that report, table and plot are of one call, the last to end
         models, costs = name_models(chains, results, request, out), costs_of([chain.variant for chain in chains], request)
         report = make_report(chains, results, request, versions(), models, costs)
         report = report.model_copy(update={"teacher": scores, "teacher_failure": failure})

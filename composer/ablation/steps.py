@@ -17,7 +17,7 @@ from composer.api import build_folder
 from composer.devices import room
 from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
-from composer.locks import alone, beside
+from composer.locks import beside, exclusive_lock
 from composer.spec.recipe import Recipe
 from converters.bounded import MOST_CONFIG, read_json
 
@@ -53,7 +53,7 @@ def run_step(step: AblationStep, folder: Path) -> Figures:
     Where another ablation in the same folder runs the step, this waits. Raises OSError where the folder cannot be written to.
     """
     results = folder / f"{step.name}.json"
-    with alone(beside(results), None):
+    with exclusive_lock(beside(results), None):
         done = found(step, folder)
         if done is not None:
             return done

@@ -126,7 +126,7 @@ def select(
 
 
 def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
-    """The student of all layers in the folder of a selection: trained, gone on with, or as a stopped selection has trained it.
+    """Trains the student of all layers in the folder of a selection, resumes its training, or reuses a finished one.
 
     Raises SelectionError, TrainingError, DataError and BuildError.
     """
@@ -143,7 +143,8 @@ def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOpti
         check_learned(student, built, training)
         training.tell(f"{shown(student)} has learned already.")
     else:
-        clear(folder)  # what --force replaces goes first: what stands beside a run is then no other selection's, and it can go on
+        # Delete replaced files first, so that files beside a run belong to this selection and it can be resumed.
+        clear(folder)
         # The source is the teacher that the student knows. A student beside a run that stopped is one that --force replaces.
         distill(asked, student, replace(training, teacher=None, resume=stopped, force=True), which="transfer")
     rmtree(built)

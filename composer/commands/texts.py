@@ -17,7 +17,7 @@ from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
-from composer.locks import alone, beside
+from composer.locks import beside, exclusive_lock
 from composer.notices import warn_user
 from composer.numbers import LEAST_SEED, TokenCount, check_count, check_range, check_seed, tokens_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
@@ -262,7 +262,7 @@ def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
     with failing_as(DataError, f"{shown(out)} cannot be written"):
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            with alone(beside(out), busy):
+            with exclusive_lock(beside(out), busy):
                 _check_free(out, force=force)  # again: another process may have written it while the model was loaded
                 with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
                     yield stream

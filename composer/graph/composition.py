@@ -24,7 +24,7 @@ from blocks.positions import Rope
 EdgeText = Annotated[str, StringConstraints(pattern=r"^\s*[a-z][a-z0-9_]*\s*->\s*[a-z][a-z0-9_]*\s*$")]
 
 MOST_MEMORIES = 32
-"""Of a head: each is looked at for each other one."""
+"""The most memories of a head; rules compare every pair of them."""
 
 
 class HeadSpec(Closed):

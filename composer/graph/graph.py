@@ -31,11 +31,13 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Node:
-    """One operation in a head. part: None for the head's own inputs and output.
+    """One operation in a head.
 
-    module: the name of the module with its parameters; several operations of one part share it. path: its place in the head's spec;
-    None for a node that no spec names. main: whether it is the part's main operation. options: further arguments of its forms,
-    which follow from its place in the head.
+    - part: None for the head's own inputs and output.
+    - module: the name of the module with its parameters; several operations of one part share it.
+    - path: its place in the head's spec; None for a node that no spec names.
+    - main: whether it is the part's main operation.
+    - options: further arguments of its forms, which follow from its place in the head.
     """
 
     name: str

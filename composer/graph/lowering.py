@@ -33,7 +33,7 @@ ANYWHERE = (TORCH, REFERENCE)
 
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
-    """The same name. Raises BuildError where it is not built in, and no form of these heads or their patterns is on it."""
+    """Returns ``backend`` if it is built in or some form of these heads or their patterns has it; else raises BuildError."""
     known = set(BACKENDS)
     for graph in graphs:
         known |= {form.backend for node in graph.parts for form in node.operation.forms}
@@ -112,7 +112,7 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
     for pattern, found in matches(graph, without):
         nodes = tuple(graph.nodes[name] for name in found.values())
         names = tuple(node.name for node in nodes)
-        asked = graph.nodes[found.get(pattern.asked, names[0])]
+        asked = graph.nodes[found.get(pattern.leader, names[0])]
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
         forms = pattern.forms(_parts(graph, found)) if free else ()
@@ -187,7 +187,7 @@ def _step(
 ) -> Step:
     """alone: the steps that run where the last form refuses."""
     step = frozenset(node.name for node in nodes)
-    covers = (covered(node, graph.into(node.name), step, mass_asked=_mass_asked(graph, node)) for node in nodes)
+    covers = (covered(node, graph.into(node.name), step, needs_mass=_mass_asked(graph, node)) for node in nodes)
     first, *others = choices
     instead = (_step(graph, nodes, names, others, alone),) if others else alone
     return Step(tuple(covers), names, first.form, first.why, first.missing, instead)
@@ -205,8 +205,8 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
         shape=node.shape,
         **pairs_of(graph, node.name),
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
-        mass_asked=_mass_asked(graph, node),
-        maximum_asked=any(taker.asks_maximum for taker in takers_of(graph, node.name)),
+        needs_mass=_mass_asked(graph, node),
+        needs_maximum=any(taker.asks_maximum for taker in takers_of(graph, node.name)),
         capped=node.shape.softcap is not None,
     )
 
@@ -228,9 +228,10 @@ class Choice:
 def _choices(
     forms: Iterable[Form], backend: str, setting: Setting, above: tuple[str, ...] = (), *, several: bool = False
 ) -> tuple[list[Choice], tuple[str, ...]]:
-    """The first form that fits, on the wanted backend or on one to fall back to; after a form that may refuse, the next one, too.
-    The second result has the reasons against all others. above: reasons to begin with. several: the forms compute several
-    operations, and a backend need not have any."""
+    """The fitting forms in order, up to the first that cannot refuse, and why each other form was skipped.
+
+    above: reasons known already. several: the forms compute several operations, and a backend need not have any.
+    """
     forms, choices = tuple(forms), []
     missing: dict[str, None] = {}
     reasons = dict.fromkeys(above)

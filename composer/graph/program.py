@@ -65,7 +65,7 @@ class CoveredOperation:
     options: tuple[tuple[str, Any], ...]
     gives: tuple[Value, ...]
     slots: tuple[tuple[str, str], ...]
-    mass_asked: bool
+    needs_mass: bool
 
     def inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
         """The arguments of a form, by name."""
@@ -89,7 +89,7 @@ class CoveredOperation:
     def call(self, context: CallContext) -> Call:
         """The call that the operation's form takes beside its inputs."""
         state = {name: context.state[full] for name, full in self.slots} if self.slots else {}
-        return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.mass_asked, context.turned)
+        return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.needs_mass, context.turned)
 
     def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write the operation's outputs to ``values``, and its new state to ``carried``."""
@@ -179,10 +179,12 @@ class Program:
 
 
 def covered(
-    node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, mass_asked: bool = True
+    node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, needs_mass: bool = True
 ) -> CoveredOperation:
-    """An operation with these edges into it; an input that takes several edges and has none gets an empty mapping. step: the names
-    of the operations in the same step. mass_asked: whether a read needs a memory's lse."""
+    """An operation with these edges into it. A port for several edges gets ``{}`` if it has none.
+
+    step: the names of the operations in the same step. needs_mass: whether a read needs a memory's lse.
+    """
     outside = tuple(edge for edge in edges if edge.start not in step)
     single, many = [], []
     for port in node.operation.reads:
@@ -193,4 +195,4 @@ def covered(
             single += [(port.name, (edge.start, edge.output)) for edge in sources]
     gives = tuple((node.name, port.name) for port in node.operation.gives)
     slots = tuple((name, f"{node.name}.{name}") for name in node.operation.slots)
-    return CoveredOperation(node, edges, tuple(single), tuple(many), tuple(node.options.items()), gives, slots, mass_asked)
+    return CoveredOperation(node, edges, tuple(single), tuple(many), tuple(node.options.items()), gives, slots, needs_mass)

@@ -31,7 +31,7 @@ def checked_graph(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool 
 
 
 def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = True, idle: bool = False) -> list[GraphError]:
-    """What the first rule that the head breaks finds, one mistake a place: what later rules would find may follow from these.
+    """The mistakes against the first broken rule, one per place. Later rules do not run: their findings may be consequences.
 
     path: of the head. sizes: check them; False where the shape is not that of a model. idle: accept weights without an effect,
     which models have that were built before such weights were refused.

@@ -23,13 +23,13 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.model.stepwise import HeadCall
 from composer.training.transfer import answers, lesson_of
 
-Told = Callable[[str], None]
+Listener = Callable[[str], None]
 
 
 class TextRun:
     """The runs on one text. queries: columns to compute weights of. size: columns of a bin. layers: those to inspect."""
 
-    def __init__(self, text: LookedText, queries: Sequence[int], layers: Sequence[int], size: int, tell: Told) -> None:
+    def __init__(self, text: LookedText, queries: Sequence[int], layers: Sequence[int], size: int, tell: Listener) -> None:
         self.text, self.queries, self.layers, self.size, self._tell = text, tuple(queries), set(layers), size, tell
         self.found_at = {answer - 1: places for answer, places in zip(text.answers, text.found_at, strict=True) if places}
         self._heads: dict[tuple[int, str], HeadFindings] = {}

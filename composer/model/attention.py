@@ -200,7 +200,7 @@ class ComposedAttention(nn.Module):
         self._handles = tuple(handle for both in hooks for handle in both)
 
     def _projected(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
-        """The hook behind a projection: of what each group's states gave, the group's own columns."""
+        """The hook behind a projection. Keeps, of each group's projection, the columns of its own heads."""
         mixed = MIXED.inputs
         if mixed is None or _alike(mixed):
             return answer
@@ -209,12 +209,12 @@ class ComposedAttention(nn.Module):
 
     def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
         cache = next((options[name] for name in CACHES if name in options), None)
-        assert cache is None or isinstance(cache, ComposedCache), "the model has looked at it"
+        assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
         return None if cache is None else cache.state(self.layer)
 
 
 def _mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
-    """The hook before a projection: in place of its input, what is mixed; of groups that differ, one behind the other as rows."""
+    """The hook before a projection. Replaces the input by the mixed states; differing groups are stacked along the batch."""
     mixed = MIXED.inputs
     if mixed is None:
         return None

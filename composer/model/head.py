@@ -107,8 +107,11 @@ class Head(nn.Module):
     """One group of H query heads on K key heads.
 
     forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state, backend) gives the output B T H D and the new
-    state; in_place: nobody else holds the state, so it may be written over; sinks: the logits of the layer's attention sinks, H.
-    place: the layer, and the first of these heads in it; random choices count by them.
+    state.
+
+    - in_place: nobody else holds the state, so it may be written over.
+    - sinks: the logits of the layer's attention sinks, H.
+    - place: the layer, and the first of these heads in it; random choices count by them.
     """
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:

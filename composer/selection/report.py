@@ -36,9 +36,7 @@ class LayerScore(Closed):
 
 
 class Selection(Readable, Closed):
-    """divergence: KL(teacher ‖ student) without a layer kept; kept_divergence: with those of ``keep``; both in nats a token, before
-    any fine-tuning. state_bytes: of the student at ``sequence`` tokens with the layers kept. all_fit: the budget would have allowed
-    to keep every layer. document: the spec that keeps them."""
+    """The layers that keep the source's attention, and the figures that they were chosen by."""
 
     name: str
     teacher: str
@@ -48,11 +46,16 @@ class Selection(Readable, Closed):
     scores: tuple[LayerScore, ...]
     keep: tuple[int, ...]
     divergence: float
+    """KL(teacher ‖ student) without a layer kept, in nats a token, before any fine-tuning."""
     kept_divergence: float
+    """The same with the layers of `keep`."""
     sequence: int
     state_bytes: int
+    """Of the student at `sequence` tokens, with the layers kept."""
     all_fit: bool = False
+    """The budget would have allowed to keep every layer."""
     document: dict[str, Any]
+    """The spec that keeps them."""
     out: Path
 
     @computed_field

@@ -218,7 +218,7 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
         if dimensions:
             position = position.on(dimensions.rope_theta, dimensions.rope_scaling)
         changes: dict[str, Any] = {"position": position, "name": memory.called}
-        # Beside memories that get every pair, too, nothing need receive what this one evicts, as long as one of them keeps all.
+        # Evicted pairs may be dropped if another memory sees every pair and keeps it.
         beside = [other for other in head.memory if feeds.get(other.called, ALL) == ALL]
         alone = memory in beside and changes["name"] not in feeds.values()
         lost = memory.bounded and alone and not all(other.bounded for other in beside)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -49,12 +50,12 @@ class ProcessFacts(Closed):
 
 
 class CheckpointFacts(Closed):
-    """The contents of ``facts.json``. units: by name; processes: by rank; told: the ``state`` of ``save``."""
+    """The contents of ``facts.json``. units: by name; processes: by rank; state: as ``save`` has it."""
 
     format: Literal[2] = 2
     units: dict[str, dict[str, Any]]
     processes: tuple[ProcessFacts, ...]
-    told: dict[str, Any]
+    state: dict[str, Any] = Field(alias="told")
 
 
 def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any], again: str = AGAIN) -> None:
@@ -97,7 +98,7 @@ def _piece(name: str, tensor: Tensor) -> TensorToWrite:
 
 def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
     """Replace the previous checkpoint by this one, once all of it is on the disk."""
-    (partial / FACTS).write_text(_text(stored.model_dump()), encoding="utf-8")
+    (partial / FACTS).write_text(_text(stored.model_dump(by_alias=True)), encoding="utf-8")
     for path in (partial / FACTS, partial):
         sync(path)
     replaced = move_folder(partial, target)  # of a run that was stopped after this step, with the same numbers
@@ -116,7 +117,7 @@ def newest(folder: Path) -> Path | None:
 
 def read_state(checkpoint: Path, kind: type[OfKind]) -> OfKind:
     """The ``state`` that ``save`` wrote. Raises TrainingError where the checkpoint is damaged."""
-    return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).told))
+    return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).state))
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:

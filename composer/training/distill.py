@@ -101,7 +101,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
 
 
 def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalLM:
-    """The student loaded anew, with its trained parameters: the next stage shards it otherwise, and a model is sharded once."""
+    """Reloads the student, with its trained parameters: stages shard differently, and FSDP cannot reshard a model."""
     student = load_student(run.student, run.options)
     with torch.no_grad():
         for name, tensor in whole(learned).items():

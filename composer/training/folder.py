@@ -12,7 +12,7 @@ from typing import Any
 from composer.errors import TrainingError
 from composer.files import failing_as, move_folder, partial_of, replaced_by, write_whole
 from composer.graph.lowering import AUTO
-from composer.locks import alone, beside
+from composer.locks import beside, exclusive_lock
 from composer.training.identity import REFERENCES, RunIdentity, differences
 from composer.weights.record import known_sha256, record_of
 from converters.bounded import MOST_CONFIG, read_json
@@ -118,7 +118,7 @@ def remove_run(folder: Path) -> None:
 def _alone(folder: Path) -> AbstractContextManager[bool]:
     """Locks the folder against other runs."""
     busy = TrainingError(f"Another run writes to {folder}. Wait until it has ended, or choose another --out.")
-    return alone(beside(folder), busy)
+    return exclusive_lock(beside(folder), busy)
 
 
 @contextmanager

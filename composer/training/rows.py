@@ -80,6 +80,6 @@ def warn_or_raise(said: Iterable[str], options: TrainingOptions) -> None:
     """Print the warnings about a run. Raises TrainingError with the first where ``strict`` makes them errors."""
     for what in said:
         if options.strict:
-            raise TrainingError(f"{what} That is an error, as --strict was said.")
+            raise TrainingError(f"{what} --strict makes this an error.")
         if is_first():
             (options.warn or options.tell)(what)

@@ -85,12 +85,16 @@ def build_folder(
 ) -> BuildReport:
     """Builds ``resolved`` from ``source`` into the folder ``out``, which appears whole or not at all.
 
-    spec_document: the spec as it was read, to be stored. dtype: turns every tensor into it; None keeps each as it is.
-    seed: of the fresh parameters. copy: gives the output bytes of its own instead of links to the source's.
-    hash_contents: reads linked and copied files to note their SHA-256, so that ``verify`` can check each byte of them later;
-    small models (``HASHED_ANYWAY``) are hashed in any case.
-    force: replaces a model that stands at ``out``. dry_run: makes the plan and checks, but writes nothing. lolcats: LoLCATs'
-    checkpoints, which bring the heads' parameters and adapters to merge.
+    - spec_document: the spec as it was read, to be stored.
+    - dtype: of every tensor; None keeps each as it is.
+    - seed: of the fresh parameters.
+    - copy: gives the output bytes of its own instead of links to the source's.
+    - hash_contents: reads linked and copied files to note their SHA-256, so that ``verify`` can check each byte of them later;
+      small models (``HASHED_ANYWAY``) are hashed in any case.
+    - force: replaces a model that stands at ``out``.
+    - dry_run: makes the plan and checks, but writes nothing.
+    - lolcats: LoLCATs' checkpoints, which bring the heads' parameters and adapters to merge.
+
     Raises ``BuildError`` and ``SourceError``; the source is only ever read.
     """
     from composer.weights.config import config_dict

@@ -51,11 +51,13 @@ def build_from_model(
 ) -> Composed:
     """A composed model with the weights of ``model``, on its device and in evaluation mode.
 
-    model: of any family that has a converter, or itself composed; parameters of its heads are kept where the new spec has them,
-    too. share: False copies every weight, so that training the student leaves its teacher alone; True shares them, at the price
-    that whatever trains one trains the other. dtype: of the copies; None leaves them as they are. spec_document, opened: the spec
-    as it was written, and the folder that ``model`` has just been read from, for the record of later saves; without a document
-    there is none. A warning says what is not kept. Raises ``SourceError`` and ``BuildError``.
+    - model: of any family that has a converter, or itself composed; parameters of its heads that the new spec has, too, are kept.
+    - dtype: of the copies; None leaves them as they are.
+    - share: False copies every weight; with True, whatever trains the student trains ``model``, too.
+    - spec_document: the spec as it was written, for the record of later saves; without it there is no record.
+    - opened: the folder that ``model`` has just been read from, for the same record.
+
+    A warning says what is not kept. Raises ``SourceError`` and ``BuildError``.
     """
     trunk = trunk_of(model)
     if share and dtype is not None and dtype != trunk.dtype:

@@ -13,7 +13,7 @@ from types import FrameType
 
 from composer.errors import BuildError
 from composer.files import move_folder, own_partial_of, own_partials_of, sync
-from composer.locks import alone, beside
+from composer.locks import beside, exclusive_lock
 from composer.weights.record import RECORD, read_record
 from composer.weights.side_files import not_of_the_build
 from converters.bounded import circle_of_links, reason
@@ -85,7 +85,7 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
     with _sigterm_raises(), ExitStack() as held:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            if held.enter_context(alone(beside(out), busy)):
+            if held.enter_context(exclusive_lock(beside(out), busy)):
                 _remove_abandoned(out)
             check_output(out, None, force=force)  # another build may have written there while the source was read
             partial.mkdir()

@@ -248,7 +248,7 @@ def notes_on(resolved: Resolved, labels: int | None, *, fresh: bool) -> tuple[st
     if resolved.direction == "bidirectional" and labels is None:
         notes.append("The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`.")
     if resolved.direction == "bidirectional" and not fresh:
-        notes.append("The source's weights are looked at both ways from now on; those of a causal model have not learned to.")
+        notes.append("Attention is bidirectional from now on; weights of a causal model were not trained for it.")
     unused = sorted(name for name, head in resolved.heads.items() if not uses_projections(head))
     if unused:
         kept = "are there" if fresh else "are kept"

@@ -18,7 +18,7 @@ def check_positions(
 ) -> None:
     """Raises ``refusal`` where tokens, and ``more``, exceed a model's table of learned positions. Other kinds have no end.
 
-    reference: the model. ask: what to do, up to the number that is possible. of: what the tokens, or the others, are for.
+    reference: the model. ask: the advice that precedes the largest possible number. of: words that say what the tokens are.
     """
     most = sizes.max_positions - more
     if sizes.learns_positions and tokens > most:

@@ -47,7 +47,7 @@ class Trained:
     changed: Mapping[str, torch.Tensor]
     adapter: Adapter | None
     stages: tuple[TrainedStage, ...]
-    papers: Mapping[str, Path]
+    documents: Mapping[str, Path]
     """Files about the training, by the names that they get."""
     model: ComposedForCausalLM | None = None
 
@@ -73,7 +73,7 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
         if (source.folder / INDEX).is_file():
             write_json(folder / INDEX, read_json(source.folder / INDEX, MOST_NAMES))
         files |= _adapter(folder, trained.adapter)
-        for name, path in trained.papers.items():
+        for name, path in trained.documents.items():
             (folder / TRAINING).mkdir(exist_ok=True)
             copy_file(path, folder / TRAINING / name)
         done = record.model_copy(

@@ -14,7 +14,7 @@ import pytest
 
 from composer import locks
 from composer.errors import TrainingError
-from composer.locks import alone, beside, inside, say_if_unguarded, say_nothing
+from composer.locks import beside, exclusive_lock, inside, say_if_unguarded, say_nothing
 from tests.composer.training.processes import ending, forked
 
 BUSY = TrainingError("Another run is at it.")
@@ -24,19 +24,19 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     """And nothing is left of it."""
     lock = beside(tmp_path / "out")
     for _ in range(2):
-        with alone(lock, BUSY) as guarded:
+        with exclusive_lock(lock, BUSY) as guarded:
             assert guarded
-            with pytest.raises(TrainingError, match=r"^Another run is at it\.$"), alone(lock, BUSY):
+            with pytest.raises(TrainingError, match=r"^Another run is at it\.$"), exclusive_lock(lock, BUSY):
                 pass
-            with alone(inside(tmp_path), BUSY):
+            with exclusive_lock(inside(tmp_path), BUSY):
                 assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".out.lock"]
         assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FileNotFoundError), alone(tmp_path / "no" / "folder", BUSY):
+    with pytest.raises(FileNotFoundError), exclusive_lock(tmp_path / "no" / "folder", BUSY):
         pass
 
 
 def test_an_error_inside_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="mine"), alone(inside(tmp_path), BUSY):
+    with pytest.raises(ValueError, match="mine"), exclusive_lock(inside(tmp_path), BUSY):
         raise ValueError("mine")
     assert list(tmp_path.iterdir()) == []
 
@@ -45,18 +45,18 @@ def test_a_process_that_is_killed_locks_nothing(tmp_path: Path) -> None:
     lock, begun = inside(tmp_path), tmp_path / "begun"
 
     def child() -> None:
-        with alone(lock, BUSY):
+        with exclusive_lock(lock, BUSY):
             begun.touch()
             time.sleep(60)
 
     process = forked(child)
     while not begun.exists():
         time.sleep(0.01)
-    with pytest.raises(TrainingError, match="Another run"), alone(lock, BUSY):
+    with pytest.raises(TrainingError, match="Another run"), exclusive_lock(lock, BUSY):
         pass
     os.kill(process, signal.SIGKILL)
     assert ending(process) == -signal.SIGKILL
-    with alone(lock, BUSY):
+    with exclusive_lock(lock, BUSY):
         pass
     assert list(tmp_path.iterdir()) == [begun]
 
@@ -67,7 +67,7 @@ def test_many_that_wait_are_never_two(tmp_path: Path) -> None:
 
     def child() -> None:
         for _ in range(turns):
-            with alone(inside(tmp_path), None):
+            with exclusive_lock(inside(tmp_path), None):
                 os.close(os.open(tmp_path / "here", os.O_CREAT | os.O_EXCL))
                 (tmp_path / "here").unlink()
                 with (tmp_path / "taken").open("a") as stream:
@@ -98,7 +98,7 @@ def test_a_file_system_without_locks(tmp_path: Path, capsys: pytest.CaptureFixtu
     """It is worked on all the same, and once it is said that nothing guards it."""
     say_if_unguarded(tmp_path)
     for _ in range(2):
-        with alone(inside(tmp_path), refusal) as guarded, alone(inside(tmp_path), refusal) as also:
+        with exclusive_lock(inside(tmp_path), refusal) as guarded, exclusive_lock(inside(tmp_path), refusal) as also:
             assert (guarded, also) == (False, False)
     assert list(tmp_path.iterdir()) == []
     told = capsys.readouterr()
@@ -111,6 +111,6 @@ def test_a_file_system_without_locks(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.usefixtures("unlockable")
 def test_whom_another_process_speaks_for_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     say_nothing(tmp_path)
-    with alone(inside(tmp_path), BUSY):
+    with exclusive_lock(inside(tmp_path), BUSY):
         pass
     assert capsys.readouterr().err == ""

@@ -20,7 +20,7 @@ ONE_BY_ONE = [Call([1, 1, 1, 1], 1)] * 7 + [Call([1, 1, 1, 0], 1), Call([1, 1, 0
 RAGGED = [Call([3, 0, 2, 4], 4), Call([0, 5, 1, 0], 5), Call([1, 1, 0, 0], 2), Call([5, 3, 5, 3], 7)]
 ROPE = Rope(theta=20.0)
 WAYS = [("reference", False), ("torch", False), ("torch", True)]
-SETTING = {False: Setting(), True: Setting(mass_asked=False, every_pair=True)}
+SETTING = {False: Setting(), True: Setting(needs_mass=False, every_pair=True)}
 """Where PyTorch's own attention may stand in, and where it may not."""
 
 

@@ -14,7 +14,7 @@ import pytest
 from composer import locks
 from composer.benching import runner as benching
 from composer.errors import BenchError
-from composer.locks import alone, beside, inside
+from composer.locks import beside, exclusive_lock, inside
 from composer.weights import build as building
 from composer.weights.verify import verify
 from tests.checkpoints import fingerprint
@@ -74,7 +74,7 @@ def lock_of(command: str) -> Path:
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "ablate"])
 def test_the_second_is_told(compose: Compose, here: Path, command: str) -> None:
     """An ablation waits instead: both do the same steps."""
-    with alone(lock_of(command), None):
+    with exclusive_lock(lock_of(command), None):
         before = fingerprint(here)
         for more in ((), ("--force",)):
             result = compose(*COMMANDS[command], *more)

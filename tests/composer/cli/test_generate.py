@@ -111,7 +111,7 @@ def test_what_looks_both_ways_writes_nothing(compose: Compose, teacher: Path) ->
     result = compose("build", "latte-bidirectional", "--from", teacher, "-o", "both")
     words = " ".join(result.stdout.split())
     assert "Note: The spec is bidirectional, so this model writes no text" in words
-    assert "Note: The source's weights are looked at both ways from now on" in words
+    assert "Note: Attention is bidirectional from now on" in words
     result = compose("generate", "both", "--prompt", PROMPT)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()

@@ -194,7 +194,7 @@ def test_a_form_is_asked_about_the_call_that_is_made(
         run(head_of(LINEAR).to(dtype), replace(data, tokens=tokens), backend=NAME)
         assert calls
     (shape,) = (node.shape for node in graph_of(LINEAR).parts if node.name == "state")
-    assert set(asked) == {replace(wanted, every_pair=True, mass_asked=False, shape=shape)}
+    assert set(asked) == {replace(wanted, every_pair=True, needs_mass=False, shape=shape)}
 
 
 def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

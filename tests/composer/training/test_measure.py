@@ -48,7 +48,7 @@ def test_a_run_that_learns_nothing(student: Path, texts: Path, tmp_path: Path) -
     told: list[str] = []
     run(student, tmp_path / "out", texts, "recipe.transfer.lr=1e-30", which="transfer", tell=told.append)
     assert any("transfer made nothing better" in what for what in told)
-    with pytest.raises(TrainingError, match="transfer made nothing better.*as --strict was said"):
+    with pytest.raises(TrainingError, match="transfer made nothing better.*--strict makes this an error"):
         run(student, tmp_path / "strict", texts, "recipe.transfer.lr=1e-30", which="transfer", strict=True)
     assert not (tmp_path / "strict").exists()
     told.clear()
@@ -60,7 +60,8 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
     few = tmp_path / "few.jsonl"
     few.write_text("".join(texts.read_text().splitlines(keepends=True)[:6]))
     with pytest.raises(
-        TrainingError, match=r"transfer has data of \d+ tokens in \d rows?, and goes through them \d+ times.*as --strict was said"
+        TrainingError,
+        match=r"transfer has data of \d+ tokens in \d rows?, and goes through them \d+ times.*--strict makes this an error",
     ):
         run(student, tmp_path / "out", few, "recipe.transfer.steps=200", which="transfer", strict=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl"]

@@ -142,6 +142,6 @@ def test_a_direction_is_told_where_it_takes_something_away(tmp_path: Path):
     folder = llama(tmp_path)
     first, second = plan_for(folder, both).notes
     assert first == "The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`."
-    assert second.startswith("The source's weights are looked at both ways from now on")
+    assert second.startswith("Attention is bidirectional from now on")
     assert notes_on(resolved_for(folder, both), None, fresh=True) == (first,)
     assert notes_on(resolved_for(folder, both), 2, fresh=True) == ()

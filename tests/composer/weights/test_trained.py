@@ -34,7 +34,7 @@ def of(*names: str, folder: Path, **options: Any) -> Trained:
     """Parameters of a folder, each one larger by one."""
     own = weights(folder)
     return Trained(
-        {name: own[name].float() + 1 for name in names}, **{"adapter": None, "stages": (STAGE,), "papers": {}, **options}
+        {name: own[name].float() + 1 for name in names}, **{"adapter": None, "stages": (STAGE,), "documents": {}, **options}
     )
 
 
@@ -177,7 +177,7 @@ def test_adapters_and_papers(student: Path, tmp_path: Path) -> None:
     tensors = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)}
     (tmp_path / "notes").write_text("a log")
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
-    trained = of(FRESH, folder=student, adapter=Adapter(config, tensors), papers={"log.jsonl": tmp_path / "notes"})
+    trained = of(FRESH, folder=student, adapter=Adapter(config, tensors), documents={"log.jsonl": tmp_path / "notes"})
     record = written(student, tmp_path / "out", trained)
     assert record.files["adapter/adapter_model.safetensors"].how == "written"
     assert json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text()) == config
