@@ -94,7 +94,7 @@ def page() -> str:
         lines.append(f"| {file} | {_told(words, shape, schemas)} |")
     for name, schema in schemas.items():
         lines += [f"\n## {name}\n", _plain(inspect.getdoc(schema) or ""), "\n| field | | |", "|---|---|---|"]
-        for field, of in schema.model_fields.items():
+        for field, of in ((field, of) for field, of in schema.model_fields.items() if not of.exclude):
             lines.append(f"| `{field}` | {_type(of.annotation)} | {_plain(of.description or '')} |")
     return "\n".join(lines) + "\n"
 

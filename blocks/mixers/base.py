@@ -101,7 +101,7 @@ class Mixer(Part):
     def _ways(self, parameters: Parameters, hidden: Tensor, tokens: Tokens, state: State, follow: OneWay) -> tuple[Tensor, State]:
         if not self.both_ways:
             return follow(parameters, hidden, tokens, state)
-        back = {name.removeprefix(BACKWARD): own for name, own in parameters.items() if name.startswith(BACKWARD)}
+        back = {name: parameters[f"{BACKWARD}{name}"] for name in parameters if f"{BACKWARD}{name}" in parameters}
         start, order = self._empty(hidden), reversal(tokens)
         behind, _ = follow(parameters, hidden, tokens, start)
         ahead, _ = follow(back, _taken(hidden, order), tokens, start)

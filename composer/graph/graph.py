@@ -26,6 +26,8 @@ INPUTS = ("hidden", "query", "key", "value")
 SINKS = "host_sinks"
 """The name of the further input of heads in a model with attention sinks."""
 OUTPUT = "output"
+READ_NODE = "read"
+"""The name of the node that weighs the memories' answers."""
 Made = TypeVar("Made")
 
 

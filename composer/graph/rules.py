@@ -12,7 +12,7 @@ from blocks.operation import FALLEN, Kind
 from blocks.part import FieldPath, Part, Problem
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, Edge, HeadGraph, Node, build_graph
+from composer.graph.graph import OUTPUT, READ_NODE, Edge, HeadGraph, Node, build_graph
 from composer.graph.rules_of_spec import lines, names, numbers
 
 MISSING: Mapping[str, str] = {
@@ -228,7 +228,7 @@ def _masses(graph: HeadGraph) -> Iterator[Problem]:
         elif not memory.has_mass() and not read.takes_raw:
             remedy = "" if node.shape.signed else memory.to_have_mass
             yield (
-                f"`read: {graph.nodes['read'].kind}` gives all memories one denominator, and this `{node.kind}` has no mass; "
+                f"`read: {read.kind}` gives all memories one denominator, and this `{node.kind}` has no mass; "
                 f"{remedy or 'set '}`read: sum` to add its raw numerator, or `read: mixture`",
                 _path(node),
             )
@@ -246,7 +246,7 @@ IDLE: tuple[Rule, ...] = (_weights,)
 
 def _weight(graph: HeadGraph, node: Node, memory: Memory) -> float | str | None:
     """A memory's weight: the number, or the node that gives it; None where it has none."""
-    given = [edge.start for edge in graph.into("read", "weight") if edge.label == node.name]
+    given = [edge.start for edge in graph.into(READ_NODE, "weight") if edge.label == node.name]
     return memory.weight if given and isinstance(memory.weight, float) else given[0] if given else None
 
 

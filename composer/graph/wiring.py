@@ -17,7 +17,7 @@ from blocks.reads import Alone
 from blocks.sinks import Sinks
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import ALL, edges, features_of, fed_by, gate_of, memory_names, sources_of_pairs
-from composer.graph.graph import OUTPUT, SINKS, Draft, HeadGraph
+from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph
 
 
 def wired(head: HeadSpec, shape: Shape) -> HeadGraph:
@@ -215,14 +215,14 @@ class _Wiring:
 
     def _output(self) -> None:
         head, shape = self.head, self.shape
-        self.draft.add("read", head.read or Alone(), shape, ("read",) if head.read else None)
+        self.draft.add(READ_NODE, head.read or Alone(), shape, ("read",) if head.read else None)
         sinking = self._sinking()
         for name, memory in self.memory.items():
-            self.draft.connect("with_host_sinks" if name == sinking else name, "read", "partial", label=name)
+            self.draft.connect("with_host_sinks" if name == sinking else name, READ_NODE, "partial", label=name)
             weighed = self._above(name) if memory.weight == "same" else memory
             if weighed and weighed.weighing(shape) is not None:
-                self.draft.connect(f"{weighed.called}.weight", "read", "weight", label=name)
-        answer = "read"
+                self.draft.connect(f"{weighed.called}.weight", READ_NODE, "weight", label=name)
+        answer = READ_NODE
         if head.value_position is not None:
             way_out = head.value_position.way_out(shape)
             path = ("value_position",)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, InstanceOf, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, PlainSerializer
 
 from blocks.part import Closed
 from composer.tables import Readable, View
@@ -28,6 +28,7 @@ def plain(value: Any) -> Any:
 
 
 PlainArray = Annotated[InstanceOf[np.ndarray[Any, Any]], PlainSerializer(plain, when_used="json")]
+Vectors = Literal["query", "key"]
 PlainFloat = Annotated[float, PlainSerializer(plain, when_used="json")]
 
 
@@ -63,6 +64,14 @@ class Spectrum(Found):
     """Heads × eigenvalues in descending order, over their sum."""
     effective_rank: PlainArray
     """The exponential of their entropy (Roy & Vetterli 2007)."""
+    vectors: Vectors = Field(default="key", exclude=True)
+    """Whose vectors they are; in JSON the name of the spectrum says it."""
+    stage: str = Field(default="", exclude=True)
+    """The step of the head that they come from, such as ``after conv``; empty before the first one."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.vectors} {self.stage}".strip()
 
 
 class HeadLikeness(Found):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blocks.operation import Kind
-from composer.inspection.findings import HeadFindings, PlainArray, ShownNumbers, Weighed
+from composer.inspection.findings import HeadFindings, PlainArray, ShownNumbers, Vectors, Weighed
 from composer.inspection.measures import Recalls, binned, entropy, half_lives, norm, spectrum, stretches
 from composer.inspection.states import Store
 from composer.model.head import Head, anatomy
@@ -81,7 +81,8 @@ def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: We
             for store in stores:
                 store.ask(last)
     assert last is not None, "a text has tokens"
-    spectra = {label: spectrum(torch.cat(parts)) for label, parts in flow.vectors.items()}
+    made = [spectrum(torch.cat(parts), of, stage) for (of, stage), parts in flow.vectors.items()]
+    spectra = {one.name: one for one in made}
     for store in stores:
         spectra |= store.spectra()
     shown = {}
@@ -99,12 +100,16 @@ def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: We
     )
 
 
+VECTORS: Mapping[Vectors, Kind] = {"query": Kind.QUERY, "key": Kind.KEY}
+
+
 class Flow:
     """Collects from all pieces, by node: sums of log decays, queries and keys, and the numbers that parts show of each token."""
 
     def __init__(self) -> None:
         self.decays: dict[str, Tensor] = {}
-        self.vectors: dict[str, list[Tensor]] = {}
+        self.vectors: dict[tuple[Vectors, str], list[Tensor]] = {}
+        """By what they are, and the stage that they come from."""
         self.shown: dict[tuple[str, str], list[Tensor]] = {}
 
     def take(self, head: Head, piece: Piece) -> None:
@@ -113,10 +118,10 @@ class Flow:
             if log_decay is not None:
                 sums = log_decay[0].double().sum(0).cpu()
                 self.decays[node] = self.decays[node] + sums if node in self.decays else sums
-        for kind in (Kind.QUERY, Kind.KEY):
+        for of, kind in VECTORS.items():
             for node, states in piece.given(kind, anatomy(head).graph).items():
-                label = kind.value if node == kind.value else f"{kind.value} after {node}"
-                self.vectors.setdefault(label, []).append(states[0].cpu())
+                stage = "" if node == of else f"after {node}"
+                self.vectors.setdefault((of, stage), []).append(states[0].cpu())
         for key, what in piece.shown.items():
             if what.axes[0] == "token":
                 self.shown.setdefault(key, []).append(what.numbers[0].cpu())

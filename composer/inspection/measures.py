@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blocks.part import State
-from composer.inspection.findings import PlainArray, Recalled, Spectrum
+from composer.inspection.findings import PlainArray, Recalled, Spectrum, Vectors
 
 CUT = 1e-12
 """The share of the largest eigenvalue below which others are rounding errors."""
@@ -73,15 +73,15 @@ def mean_of(scores: Tensor, chosen: Tensor) -> PlainArray:
     return (scores.double().where(chosen, 0.0).sum(0) / chosen.sum(0)).numpy()
 
 
-def spectrum(vectors: Tensor, *, logarithm: bool = False) -> Spectrum:
-    """The spectrum of vectors E N F, or of their logarithms."""
+def spectrum(vectors: Tensor, of: Vectors = "key", stage: str = "", *, logarithm: bool = False) -> Spectrum:
+    """The spectrum of vectors E N F, or of their logarithms. of, stage: what they are, and the step that they come from."""
     wide = vectors.double()
     if logarithm:
         wide = (wide - wide.amax((0, 2), keepdim=True)).exp()
     values = torch.linalg.eigvalsh(torch.einsum("enf,eng->nfg", wide, wide)).flip(-1).clamp(min=0)
     values = values.where(values > CUT * values[:, :1], 0.0)
     shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    return Spectrum(shares=shares.numpy(), effective_rank=entropy(shares).exp().numpy())
+    return Spectrum(shares=shares.numpy(), effective_rank=entropy(shares).exp().numpy(), vectors=of, stage=stage)
 
 
 def half_lives(log_decay: Tensor) -> PlainArray:

@@ -54,9 +54,10 @@ class Store:
 
     def spectra(self) -> dict[str, Spectrum]:
         """The spectra of all queries and keys of the text."""
-        seen = {"query": self._queries, "key": self._keys}
-        made = {kind: spectrum(torch.cat(features), logarithm=self._logarithm) for kind, features in seen.items()}
-        return {f"{kind} features of {self.name}": one for kind, one in made.items()}
+        stage = f"features of {self.name}"
+        queries = spectrum(torch.cat(self._queries), "query", stage, logarithm=self._logarithm)
+        keys = spectrum(torch.cat(self._keys), "key", stage, logarithm=self._logarithm)
+        return {one.name: one for one in (queries, keys)}
 
     def recalled(self) -> Recalled | None:
         """The recall at all moments; None where no pair has ever been in the memory."""

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad as forward
 
 from blocks.flow import repeat_heads
 from blocks.operation import REFERENCE, TORCH
-from composer.graph.graph import OUTPUT
+from composer.graph.graph import OUTPUT, READ_NODE
 from composer.model.head import Head, anatomy
 from composer.model.stepwise import HeadCall, Piece, ordinary, pieces
 
@@ -130,7 +130,7 @@ def _by_gradients(head: Head, given: HeadCall, queries: tuple[int, ...], backend
         if not chosen:
             continue
         local = [queries[index] - piece.columns.start for index in chosen]
-        read = piece.values["read", OUTPUT]
+        read = piece.values[READ_NODE, OUTPUT]
         answers.append(read.detach()[:, local])
         for name, part in _parts(piece, read, names).items():
             parts[name][:, chosen] = part[:, local].to(part.dtype)
@@ -159,7 +159,7 @@ def _brought(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str
     with forward.dual_level(), _replaced({(module, name): _along_itself(module._parameters[name]) for module, name in own}):
         for piece in pieces(head, given, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
             local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
-            answer, derivative = forward.unpack_dual(piece.values["read", OUTPUT][:, local])
+            answer, derivative = forward.unpack_dual(piece.values[READ_NODE, OUTPUT][:, local])
             answers.append(torch.zeros_like(answer) if derivative is None else derivative)
     return torch.cat(answers, dim=1)
 

@@ -14,7 +14,7 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind
 from blocks.part import Part
 from composer.errors import BuildError
-from composer.graph.graph import HeadGraph, Node, build_graph
+from composer.graph.graph import READ_NODE, HeadGraph, Node, build_graph
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
 from composer.spec.writing import said
@@ -113,8 +113,8 @@ def _seen(graph: HeadGraph, node: Node) -> str:
 
 def _beside(graph: HeadGraph, node: Node) -> str:
     """The read that a memory's weight goes into, or the map whose features decay one by one."""
-    if isinstance(node.part, Memory) and node.part.weight is not None and graph.nodes["read"].path is not None:
-        return _described_at(graph.nodes["read"])
+    if isinstance(node.part, Memory) and node.part.weight is not None and graph.nodes[READ_NODE].path is not None:
+        return _described_at(graph.nodes[READ_NODE])
     if isinstance(node.part, Gate) and node.part.rank_of_decay == "channel":
         (decay,) = graph.out_of(node.name)
         return " and ".join(_described_at(graph.nodes[edge.start]) for edge in graph.into(decay.end, "features"))

@@ -70,14 +70,14 @@ def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
 def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Eigenvalues of Gram matrices before and after maps and convolutions: a colour a stage, solid keys and dashed queries."""
     figure, axes = panels(pyplot, len(heads), height=3.4, across=2, sharey=True)
-    stages = list(dict.fromkeys(_stage(name) for head in heads for name in head.spectra))
+    stages = list(dict.fromkeys(one.stage for head in heads for one in head.spectra.values()))
     for place, (axis, head) in enumerate(zip(axes, heads, strict=True)):
         for name, one in head.spectra.items():
             shares = one.shares.mean(0)
             rank = f"{name} (rank {one.effective_rank.mean():.1f} of {shares.shape[0]})"
             at = np.where(shares >= LEAST, shares, np.nan)
-            dash = "--" if name.startswith("query") else "-"
-            axis.plot(1 + np.arange(len(shares)), at, color=colour(stages.index(_stage(name))), linestyle=dash, label=rank)
+            dash = "--" if one.vectors == "query" else "-"
+            axis.plot(1 + np.arange(len(shares)), at, color=colour(stages.index(one.stage)), linestyle=dash, label=rank)
         by_powers(axis)
         axis.set(xlabel="eigenvalue, the largest first", ylim=(LEAST, 1.5))
         whole_ticks(axis)
@@ -91,11 +91,6 @@ def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
         f"steeply leaves a state few directions to tell its keys apart by. Shares from {LEAST:g} on."
     )
     return DrawnFigure("spectra", "How many directions keys and features have", says, figure, data)
-
-
-def _stage(name: str) -> str:
-    """The stage of a head's queries or keys: ``after conv`` of ``key after conv``."""
-    return name.removeprefix("query").removeprefix("key").strip()
 
 
 def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
