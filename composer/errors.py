@@ -44,7 +44,7 @@ class SpecError(ComposerError):
     def __init__(self, *mistakes: Mistake | str) -> None:
         first: dict[object, Mistake] = {}
         for number, one in enumerate(Mistake(one) if isinstance(one, str) else one for one in mistakes):
-            # What heads take over from another one is wrong in each of them, and is told of the first.
+            # A mistake in a head that others inherit occurs once in each of them; only the first is reported.
             first.setdefault(number if one.file is None else (one.message, one.file, one.line, one.column), one)
         self.mistakes = tuple(first.values())
         super().__init__("\n".join(map(str, self.mistakes)))

@@ -22,7 +22,7 @@ UNITS = {
     "score": "share right",
 }
 LOG_FROM = 20
-"""Where the largest figure is so many times the smallest, an axis is logarithmic."""
+"""An axis is logarithmic if its largest figure is more than this many times its smallest."""
 
 
 def draw_all(report: AblationReport, folder: Path) -> None:

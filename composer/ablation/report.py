@@ -72,7 +72,7 @@ class VariantReport(Closed):
     models: dict[int, str] = Field(default_factory=dict)
     """The paths of its models in the folder, by seed, without failed ones. Reports of earlier versions have none."""
     state_bytes: int | None = None
-    """Of one text, after ``state_length`` tokens."""
+    """Bytes of the state of one text, after ``state_length`` tokens."""
     kv_cache_bytes: int | None = None
     """Bytes of softmax attention's cache for the same text."""
 

@@ -50,11 +50,11 @@ class BenchCell(Closed):
     fastest: float | None
     slowest: float | None
     tokens_per_second: float | None
-    """Of all rows together, at the median."""
+    """Tokens of all rows together, by the median of seconds."""
     speed: float | None
     """How many times as fast as the first model: the median over runs of its seconds over this one's."""
     state_bytes: int | None
-    """Of the whole batch, after ``length`` tokens."""
+    """Bytes of the state of the whole batch, after ``length`` tokens."""
     peak_bytes: int | None
     """The most that a run took beside the weights, its state included. None where it was not measured."""
     failure: str | None = None

@@ -145,7 +145,7 @@ def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOpti
     else:
         # Delete replaced files first, so that files beside a run belong to this selection and it can be resumed.
         clear(folder)
-        # The source is the teacher that the student knows. A student beside a run that stopped is one that --force replaces.
+        # The student's record names its teacher, the source. A student beside a stopped run may be replaced.
         distill(asked, student, replace(training, teacher=None, resume=stopped, force=True), which="transfer")
     rmtree(built)
     return student

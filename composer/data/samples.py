@@ -22,5 +22,5 @@ def documents_of(task: Task, tokenizer: Any, length: int | None, split: Split) -
     for sample in task.drawn(writer, length, split):
         ids = np.array(sample.ids, dtype=np.int32)
         learned = np.array(sample.answer) if task.learn == "answer" else ~np.isin(ids, begins)
-        learned[0] = False  # no token stands before it that could tell it
+        learned[0] = False  # nothing precedes it, so it cannot be predicted
         yield Document(ids=ids, learned=learned)

@@ -44,7 +44,7 @@ class ComposedPreTrainedModel(PreTrainedModel):
         self.run_on(check_backend(backend, graphs_of(self.config.resolved())))
 
     def run_on(self, backend: str) -> None:
-        """The same without a check: heads without a form on this backend fall back."""
+        """``set_backend`` without a check: heads without a form on this backend fall back."""
         self.base.backend = backend
         for module in self.modules():
             if isinstance(module, Head):

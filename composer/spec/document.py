@@ -52,7 +52,7 @@ VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 MOST_VARIANTS, MOST_VARIED = 1000, 64
-"""Of a sweep: the specs that it makes, and the paths that they differ at."""
+"""The most specs that a sweep makes, and the most paths that they differ at."""
 
 
 class Vary(Closed):
@@ -147,7 +147,7 @@ class Spec(Closed):
     name: Name
     """Each file says its own; it is not inherited."""
     paper: str | None = None
-    """Where it comes from."""
+    """The paper that the heads come from."""
     direction: Literal["causal", "bidirectional"] = "causal"
     """bidirectional: every token sees those after it, too, as encoders do; such a model hands no state on and writes no text."""
     head: HeadSpec | None = None

@@ -171,7 +171,7 @@ def _cost(
     cache = None if shape.both_ways else 2 * kept * shape.key_heads * shape.head_dim * BYTES[dtype]
     state = 0 if shape.both_ways else state_bytes(state_size(graph, sequence), dtype)
     pairs = pairs_held(graph, sequence)
-    # A value position stands in the graph twice, and counts the operations of both where values enter.
+    # A value position has two nodes; the first counts the operations of both.
     working = [(node.part, node.shape) for node in graph.parts if node.part and node.main]
     beside = sum(memory.flops_of_weight(node.shape) + _turning(memory, node.shape, sequence) for node, memory in graph.memories)
     return GroupCost(

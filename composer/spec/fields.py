@@ -34,7 +34,7 @@ def limits(annotation: Any) -> dict[str, float]:
 
 
 def bounds(beside: Iterable[Any]) -> dict[str, float]:
-    """The same, of what pydantic knows of a type beside the type itself."""
+    """The bounds in pydantic's metadata of a type, by their names there."""
     known = [one for said in beside for one in (said.metadata if isinstance(said, FieldInfo) else (said,))]
     return {name: getattr(one, name) for one in known for name in ("gt", "ge", "lt", "le") if hasattr(one, name)}
 

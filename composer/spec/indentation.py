@@ -48,7 +48,7 @@ def misplaced(text: str, line: int) -> tuple[int, str] | None:
 
 
 def _item(lines: list[str], line: int, column: int) -> tuple[int, str] | None:
-    """The same for an item of a list whose column is that of no open list."""
+    """The column and the message for a list item that is indented like no open list."""
     before: tuple[int, int] | None = None
     for number in (number for number in range(line - 1, -1, -1) if not _EMPTY.match(lines[number])):
         key, item = _key(lines, number), _ITEM.match(lines[number])

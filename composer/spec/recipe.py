@@ -127,7 +127,7 @@ class Finetune(Language):
     distill: NonNegativeFloat = 0.0
     """Weight of the Kullback-Leibler divergence from the teacher's distribution."""
     temperature: PositiveFloat = 1.0
-    """Of both distributions in that divergence, which is then multiplied by its square."""
+    """Temperature of both distributions in that divergence, which is multiplied by its square."""
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:

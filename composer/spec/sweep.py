@@ -76,7 +76,7 @@ def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
 
 
 def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
-    """One of the documents. Raises SpecError where the sweep has no such variant."""
+    """The document of one variant. Raises SpecError where the sweep has no such variant."""
     known = variants(document, vary)
     if name not in known:
         place = node.where if (node := document.child("vary")) else None

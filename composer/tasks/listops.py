@@ -35,7 +35,7 @@ class Tree:
     symbols: tuple[str, ...]
     """The expression: operators with their brackets, digits, and closing brackets."""
     nested: str
-    """The same with the original's parentheses."""
+    """The expression with the original's parentheses."""
 
 
 class TooLong(Exception):
@@ -57,11 +57,11 @@ class ListOps(Task):
     below: PositiveInt = 2000
     """It has fewer than this."""
     depth: PositiveInt = 10
-    """Of a tree at most. Its root is 1, and the deepest operations stand one above it."""
+    """The largest depth of a tree. Its root is 1, and the deepest operations stand one above it."""
     arguments: Annotated[int, Field(ge=2)] = 10
-    """Of an operation at most; there are at least 2."""
+    """The most arguments of an operation; there are at least 2."""
     probability: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Of an operation, where there may be one."""
+    """Probability of an operation, where there may be one."""
     parentheses: bool = False
     """Whether those of the original's files are written. They pair an operator with its arguments one by one, say nothing that the
     brackets do not, are not counted, and its own reader drops them."""

@@ -18,7 +18,7 @@ from composer.tasks.writer import Writer, fullest
 NEEDLE = "The pass key of {name} is {key}."
 QUESTION = "What is the pass key of {names}? The pass key of {names} is"
 DIGITS = 5
-"""Of each pass key."""
+"""The number of digits of a pass key."""
 Needle = tuple[str, str]
 """A name and its pass key."""
 

@@ -56,7 +56,7 @@ class Niah(Ruler):
     what: ClassVar[str] = "number"
     keys: ClassVar[int] = 1
     values: ClassVar[int] = 1
-    """Of each key."""
+    """Values of each key."""
     queries: ClassVar[int] = 1
     """Keys that are asked for."""
 
@@ -181,7 +181,7 @@ class InText(Niah):
         return super().provenance | {"haystack": haystack_origin(self.haystack)}
 
     def shares(self, rng: random.Random) -> list[float]:
-        """Of the sentences before each needle, in order: different ones of RULER's 40."""
+        """The share of the sentences that stand before each needle, ascending: different ones of RULER's 40."""
         return [place / 100 for place in sorted(rng.sample(DEPTHS, self.keys * self.values))]
 
     def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:

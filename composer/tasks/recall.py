@@ -61,7 +61,7 @@ def told(rng: random.Random, pairs: int) -> list[Pair]:
 
 
 def asked_again(rng: random.Random, pairs: list[Pair], queries: int) -> list[Pair]:
-    """So many of the pairs again; more queries begin with the same ones."""
+    """As many pairs as there are queries, in random order; each pair comes once before any is repeated."""
     order = rng.sample(pairs, len(pairs)) + rng.choices(pairs, k=max(0, queries - len(pairs)))
     return order[:queries]
 

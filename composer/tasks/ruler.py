@@ -53,7 +53,7 @@ def number(rng: random.Random) -> str:
 
 
 def random_uuid(rng: random.Random) -> str:
-    """Of version 4."""
+    """A random UUID of version 4, from the generator's numbers."""
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 

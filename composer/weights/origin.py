@@ -107,7 +107,7 @@ def values_at_first(record: Record) -> Callable[[str], torch.Tensor | None]:
 
 
 def _still_raw(before: Origin, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Those of the named parameters that still have their first values, or whose first values are not known."""
+    """The named parameters that still have their initial values, or whose initial values are not known."""
     import torch
 
     at_first = values_at_first(before.record)

@@ -95,7 +95,7 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
                 check_output(out, None, force=force)
                 replaced = move_folder(partial, out, replace=force)
                 done = True
-                # From here on the output stands: what fails now is no failure of the build.
+                # The output is in place: later errors are not failures of the build.
                 with suppress(OSError):
                     sync(out.parent)
                 if replaced is not None:
