@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import composer
 from benchmarks.harness import about, write
-from composer.progress import without_theirs
+from composer.progress import silent_transformers
 
 TEACHER = Path(__file__).parents[1] / "examples" / "teacher"
 SPECS = ("softmax", "gla", "gated-delta", "lawcat", "lolcats", "lola", "latte-macchiato")
@@ -41,7 +41,7 @@ def operations(model: Any) -> int:
 
 def main() -> None:
     """Prints the counts, and writes ``benchmarks/results/operations.json``."""
-    with without_theirs():
+    with silent_transformers():
         counts = {"teacher": operations(AutoModelForCausalLM.from_pretrained(TEACHER).eval())}
         counts |= {spec: operations(composer.build(spec, TEACHER, dtype="float32").eval()) for spec in SPECS}
     write("operations", {"about": about("cpu"), "prompt": PROMPT, "operations": counts})

@@ -23,7 +23,7 @@ class Rows:
         positions: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> None:
-        """seen: ``B``, real tokens in the state so far; None: there is no state. columns: how many have made it, padding among them.
+        """seen: ``B``, real tokens in the state so far; None: there is no state. columns: how many made it, padding included.
         mask: ``B S``, 1 is real; its last T columns are this call's. positions: ``B T``; a real token's 0 starts a document.
         cu_seqlens: ``N + 1`` bounds of documents in one packed row."""
         self.below = columns + length if positions is None else None
