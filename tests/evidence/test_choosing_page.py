@@ -80,6 +80,7 @@ def test_specs_whose_own_recipe_was_used_are_named() -> None:
     assert "`lawcat`" not in said
 
 
+@pytest.mark.drawn
 def test_the_picture_is_of_what_is_there(tmp_path: Path) -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
     draw(candidates(runs)[0], teacher(runs), tmp_path / "some.png")

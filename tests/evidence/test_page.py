@@ -52,6 +52,7 @@ def test_the_best_comes_first() -> None:
     assert [name for name, _ in page.ranking(runs)] == ["gated-delta", "LAWCAT", "LoLCATs"]
 
 
+@pytest.mark.drawn
 def test_the_picture_is_drawn_of_whatever_is_there(tmp_path: Path) -> None:
     page.draw(kept(), tmp_path / "none.png")
     page.draw(kept(**{"teacher": [1.0], "gated-delta": [0.9, 0.7, 0.8]}), tmp_path / "some.png")
