@@ -31,7 +31,7 @@ def student(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_texts(tmp_path_factory.mktemp("data") / "texts.jsonl")
+    return write_texts(tmp_path_factory.mktemp("data") / "texts.jsonl", 40)
 
 
 @pytest.fixture(scope="session")

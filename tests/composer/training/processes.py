@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 
 ENDED, FAILED = 0, 1
-IMPORTED = ("datasets", "composer.plotting", "composer.training.event_files")
+IMPORTED = (
+    "datasets",
+    "peft",
+    "torch.distributed.fsdp",
+    "composer.plotting",
+    "composer.tasks.catalogue",
+    "composer.training.event_files",
+)
 """What most copies come to import, which takes longer than all else that they do: it is imported before the first copy is made."""
 PATIENCE = 600.0
 """Seconds, also where other programs leave these little of the machine."""

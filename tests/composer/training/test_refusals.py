@@ -149,7 +149,7 @@ def test_another_model_where_the_source_was(texts: Path, tmp_path: Path) -> None
 def test_nothing_held_out_is_nothing_to_evaluate_on(student: Path, texts: Path, tmp_path: Path, stream: bool) -> None:
     report = run(student, tmp_path / "out", texts, "recipe.transfer.steps=2", which="transfer", share=0.0, stream=stream)
     assert (report.stages[0].before, report.stages[0].after) == ({}, {})
-    assert report.data["references"][0]["documents"] == 60
+    assert report.data["references"][0]["documents"] == 40
 
 
 @pytest.mark.parametrize("setting", ["schedule=plateau", "patience=2"])
