@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import composer
+from tests.checkpoints import llama_model
 from tests.interpreter import launched, nothing_refused
 
-TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
-TEXT = torch.randint(3, 500, (1, 67), generator=torch.Generator().manual_seed(0))
+SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+TEXT = torch.randint(3, 97, (1, 67), generator=torch.Generator().manual_seed(0))
 PROMPT, DECODED = 21, 26
 """Decode goes on from there over the beginning of a window's chunk."""
 CLOSE = 1e-4
@@ -85,7 +86,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     @cache
     def saved(spec: str) -> tuple[Path, Answers]:
         folder, generator = tmp_path_factory.mktemp(spec), torch.Generator().manual_seed(3)
-        model = composer.build(spec, TEACHER, overrides=STUDENTS[spec])
+        model = composer.build(spec, llama_model(num_hidden_layers=2, initializer_range=0.2, **SIZES), overrides=STUDENTS[spec])
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if ".composed." in name:
