@@ -59,8 +59,8 @@ def windowed(
         visible = visible & (asking[..., :, None] == documents[..., None, :])
 
     at_once = max(SPAN // block, 1)
-    spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, hidden(visible, dtype))), strict=True)
-    answers = zip(*(_answered(asking, near, held, hiding, softcap) for asking, near, held, hiding in spans), strict=True)
+    spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, visible)), strict=True)
+    answers = zip(*(_answered(asking, near, held, seen, softcap) for asking, near, held, seen in spans), strict=True)
     output, lse, largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length].flatten(2, 3) for of in answers)
     return Partial(output.to(query.dtype), lse, maximum=largest)
 
@@ -69,13 +69,13 @@ def _answered(
     query: Float[Tensor, "B n K Q c D"],
     key: Float[Tensor, "B n K S D"],
     value: Float[Tensor, "B n K S D"],
-    hiding: Tensor,
+    visible: Bool[Tensor, "#B n c S"],
     softcap: float | None,
 ) -> tuple[Float[Tensor, "B n c K Q D"], Float[Tensor, "B n c K Q"], Float[Tensor, "B n c K Q"]]:
     """n blocks of c queries, Q of them a key head: their outputs, log-sum-exps and largest logits."""
     # Copied row by row here; the product would copy the transposed keys number by number.
     logits = (query.flatten(3, 4) @ key.contiguous().mT).unflatten(3, query.shape[3:5])
-    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + hiding[:, :, None, None])
+    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + hidden(visible, logits.dtype)[:, :, None, None])
     # Divided here, the output has D numbers to divide and the weights S.
     output = (raw.flatten(3, 4) @ value).unflatten(3, query.shape[3:5]) / mass[..., None]
     return output.permute(0, 1, 4, 2, 3, 5), lse.permute(0, 1, 4, 2, 3), largest.permute(0, 1, 4, 2, 3)

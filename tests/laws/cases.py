@@ -216,7 +216,9 @@ def run(head: Head, given: Inputs, state: State | None = None, backend: str = "a
     if state is None:
         state = head.empty_state(given.query.shape[0], given.query.dtype, given.query.device)
     mixed, before = head.mix(given.hidden, given.tokens, state, backend)
-    query, key = (_moved(states, mixed - given.hidden) for states in (given.query, given.key))
+    query, key = given.query, given.key
+    if mixed is not given.hidden:
+        query, key = (_moved(states, mixed - given.hidden) for states in (query, key))
     output, after = head(given.hidden, query, key, given.value, given.tokens, state, backend)
     return output, before | after
 
