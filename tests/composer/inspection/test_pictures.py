@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -25,42 +26,55 @@ SIZES = {"lola": ["head.memory.0.size=16", "head.memory.1.size=8"], "latte-macch
 WINDOW, LATENTS = OF_MEMORIES[3], OF_MEMORIES[0]
 
 
-@pytest.fixture(scope="module")
-def found(tokenizer: Any) -> dict[str, Findings]:
-    """Of states with convolutions and gates a channel, of three memories, of latents, of the delta rule with gates a head, and of
-    heads that differ."""
-    return {
-        spec: composer.inspect(
-            student(spec, *SIZES.get(spec, ())), tokenizer=tokenizer, teacher=TEACHER, tasks="passkey", length=96, queries=8
-        )
-        for spec in ("lawcat", "lola", "latte-macchiato", "gated-delta", "mixed-heads")
-    }
+Found = Callable[[str], Findings]
+Pictures = Callable[[str], list[DrawnFigure]]
+SPECS = ("lawcat", "lola", "latte-macchiato", "gated-delta", "mixed-heads")
+"""Of states with convolutions and gates a channel, of three memories, of latents, of the delta rule with gates a head, and of heads
+that differ."""
 
 
 @pytest.fixture(scope="module")
-def pictures(found: dict[str, Findings]) -> Iterator[dict[str, list[DrawnFigure]]]:
-    """Of each model, all still open."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offscreen(), "close", lambda _: None)
-        kept = {spec: list(drawn(one)) for spec, one in found.items()}
-    yield kept
+def found(tokenizer: Any) -> Found:
+    """Of a spec's student, looked into when it is first asked for."""
+
+    @cache
+    def inspected(spec: str) -> Findings:
+        model = student(spec, *SIZES.get(spec, ()))
+        return composer.inspect(model, tokenizer=tokenizer, teacher=TEACHER, tasks="passkey", length=96, queries=8)
+
+    return inspected
+
+
+@pytest.fixture(scope="module")
+def pictures(found: Found) -> Iterator[Pictures]:
+    """Of a spec's student, all still open."""
+    kept: dict[str, list[DrawnFigure]] = {}
+
+    def of(spec: str) -> list[DrawnFigure]:
+        if spec not in kept:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(offscreen(), "close", lambda _: None)
+                kept[spec] = list(drawn(found(spec)))
+        return kept[spec]
+
+    yield of
     for picture in chain.from_iterable(kept.values()):
         offscreen().close(picture.figure)
 
 
-@pytest.mark.parametrize("spec", ["lawcat", "lola", "latte-macchiato", "gated-delta", "mixed-heads"])
-def test_all_are_legible(pictures: dict[str, list[DrawnFigure]], spec: str) -> None:
+@pytest.mark.parametrize("spec", SPECS)
+def test_all_are_legible(pictures: Pictures, spec: str) -> None:
     names = []
-    for picture in pictures[spec]:
+    for picture in pictures(spec):
         assert_legible(picture.figure)
         assert picture.figure.get_suptitle() == f"{picture.title} (model)"
         names.append(picture.name)
     assert {"answers", "weights-0", "spectra", "likeness", "norms"} <= set(names)
 
 
-def test_a_memory_has_its_colour_in_every_picture_of_every_model(pictures: dict[str, list[DrawnFigure]]) -> None:
+def test_a_memory_has_its_colour_in_every_picture_of_every_model(pictures: Pictures) -> None:
     seen: dict[str, set[str]] = {}
-    for picture in chain.from_iterable(pictures.values()):
+    for picture in chain.from_iterable(map(pictures, SPECS)):
         if picture.name.partition("-")[0] not in ("shares", "stands"):
             continue
         (legend,) = picture.figure.legends
@@ -72,21 +86,21 @@ def test_a_memory_has_its_colour_in_every_picture_of_every_model(pictures: dict[
     assert seen["window"] == {WINDOW}
 
 
-def test_two_of_a_model_never_share_a_colour(found: dict[str, Findings]) -> None:
-    (first, *_) = found["lola"].heads
+def test_two_of_a_model_never_share_a_colour(found: Found) -> None:
+    (first, *_) = found("lola").heads
     names = ("full", "latents", "again", "window")
     head = first.model_copy(update={"memories": names, "kinds": ("full", "latents", "window", "window"), "shares": {"sinks": None}})
-    colours = memory_colours(found["lola"].model_copy(update={"heads": (head,)}))
+    colours = memory_colours(found("lola").model_copy(update={"heads": (head,)}))
     assert set(colours) == {*names, "sinks"}
     assert len(set(colours.values())) == len(colours)
     assert WINDOW in (colours["window"], colours["again"])
     assert LATENTS in (colours["full"], colours["latents"])
 
 
-def test_there_is_no_empty_panel(pictures: dict[str, list[DrawnFigure]]) -> None:
+def test_there_is_no_empty_panel(pictures: Pictures) -> None:
     """The delta rule has negative weights, so they have no divergence."""
     for spec, panels in (("lawcat", 4), ("gated-delta", 3)):
-        for picture in pictures[spec]:
+        for picture in pictures(spec):
             if picture.name == "likeness":
                 visible = [axis for axis in picture.figure.axes if axis.get_visible()]
                 assert len(visible) == panels
@@ -94,9 +108,9 @@ def test_there_is_no_empty_panel(pictures: dict[str, list[DrawnFigure]]) -> None
                 assert any("KL" in axis.get_ylabel() for axis in visible) == (panels == 4)
 
 
-def test_half_lives_of_heads_are_dots(pictures: dict[str, list[DrawnFigure]]) -> None:
+def test_half_lives_of_heads_are_dots(pictures: Pictures) -> None:
     for spec, dots in (("lawcat", False), ("gated-delta", True)):
-        for picture in pictures[spec]:
+        for picture in pictures(spec):
             if picture.name == "half-lives":
                 (legend,) = picture.figure.legends
                 handles = legend.get_lines()
@@ -104,12 +118,12 @@ def test_half_lives_of_heads_are_dots(pictures: dict[str, list[DrawnFigure]]) ->
                 assert {handle.get_linestyle() == "None" for handle in handles} == {dots}
 
 
-def test_what_is_drawn_has_room(pictures: dict[str, list[DrawnFigure]]) -> None:
+def test_what_is_drawn_has_room(pictures: Pictures) -> None:
     """Panels that share an axis are as high as the highest of them; a spectrum stops where it says that it does."""
-    for picture in pictures["lawcat"]:
+    for picture in pictures("lawcat"):
         if picture.name not in ("recall", "conv-taps-key", "spectra"):
             continue
-        picture.figure.canvas.draw()
+        picture.figure.draw_without_rendering()
         if picture.name != "spectra":
             for axis in picture.figure.axes:
                 numbers = np.concatenate([line.get_ydata() for line in axis.lines])
