@@ -105,7 +105,7 @@ LOLA = Experiment(
     trained=(STUDENTS, "lolcats"),
 )
 TRANSFER = Experiment(
-    "transfer", ("examples/attention-transfer.yaml",), Request(TEACHER, data=("stories,samples=1500",), seeds=SEEDS)
+    "transfer", ("evidence/specs/attention-transfer.yaml",), Request(TEACHER, data=("stories,samples=9600",), seeds=SEEDS)
 )
 LATTE = Experiment(
     "latte",

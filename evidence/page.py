@@ -37,7 +37,7 @@ The papers' claims, tried in miniature on the teacher that ships with this proje
 sample; the teacher, which nothing is drawn for, has one. Passkey and recall are shares of right answers, the rest is perplexity,
 where low is good; lengths are in tokens. Students learn from 12,800 rows of 256 tokens: `students` from 3,200 of them in attention
 transfer and 9,600 in fine-tuning, `macchiato` from all of them in fine-tuning.
-Those of `transfer` alone learn from less: 640 rows of 128 tokens in each stage.
+Those of `transfer` learn from as many rows of 128 tokens.
 
 A claim leads one to expect certain things of the figures, and all of them are listed. **Reproduced**: with every seed, all of
 them. **Not reproduced**: one of them fails with every seed, be it that the direction is the paper's and the figure is not

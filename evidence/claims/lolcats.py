@@ -37,7 +37,8 @@ CLAIMS = (
                 for name in ("1 + ELU", "ReLU")
             ),
         ),
-        "Heads of linear attention alone, without a window, as in the table. "
-        "Its runs are short: 80 steps of 8 rows of 128 tokens in each stage, of stories alone.",
+        "Heads of linear attention alone, without a window, as in the table; stories alone, in rows of 128 tokens. After 600 steps "
+        "of fine-tuning, in which maps learn on, those without transfer are near the others; after 80 steps of 8 rows they had "
+        "7.3, 4.5 and 3.2 where those with transfer had 2.3, 2.5 and 1.9.",
     ),
 )

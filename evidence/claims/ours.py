@@ -55,6 +55,7 @@ CACHED = {
 }
 
 LEADS = {
+    "teacher, window alone": "teacher/window",
     "Macchiato, trained as the others": MACCHIATO,
     "no mixer": "macchiato-leads/macchiato-no-mixer",
     "a convolution as mixer": "macchiato-leads/macchiato-convolution",
@@ -166,8 +167,7 @@ CLAIMS = (
             ),
             *(
                 above(f"a delta rule beside above {name}, mean of all", _lead("a delta rule beside", ALL), _lead(name, ALL))
-                for name in LEADS
-                if name != "a delta rule beside"
+                for name in list(LEADS)[1:-1]
             ),
         ),
     ),
