@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import nn
 
+import composer
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.parameters import fresh_parameters
-from tests.composer.model.models import llama, student
+from tests.composer.model.models import llama, student, tokens
 from tests.shipped import SHIPPED
 
 
@@ -27,7 +28,7 @@ def test_a_name_says_layer_head_part_and_tensor() -> None:
 
 
 def test_reserved_names_are_pytorchs() -> None:
-    own = {name for name in dir(nn.ModuleDict()) if name[0].islower()}
+    own = {name for name in dir(nn.Module()) if name[0].islower()}
     assert own | {"smart_apply", "empty_state", "mix", "split"} == RESERVED, "one is transformers', the others the head's"
 
 
@@ -38,3 +39,23 @@ def test_nothing_else_of_a_heads_modules_stands_in_the_way_of_a_name() -> None:
     for module in (composed, composed.head):
         own = {name for name in dir(module) if name[0].islower()}
         assert own <= RESERVED | set(module._modules)
+
+
+def test_names_that_dictionaries_have_are_free() -> None:
+    """For memories, and for heads: a model with such names runs, and its files hold them."""
+    memory = [{"kind": "window", "size": 4, "name": "keys", "weight": "learned"}, {"kind": "state", "name": "values"}]
+    spec = {
+        "compose": 1,
+        "name": "x",
+        "heads": {"items": {"feature_map": "hedgehog", "memory": memory}},
+        "layers": [{"at": "all", "use": "items"}],
+    }
+    model = composer.build(spec, llama())
+    names = fresh_parameters(model.config.resolved())
+    assert (
+        {"keys.weight", "feature_map.query_weight"}
+        <= {name.partition(".items.")[2] for name in names}
+        <= {name.partition(".items.")[2] for name in model.state_dict()}
+    )
+    cache = model(tokens(1, 9), use_cache=True).past_key_values
+    assert {"items.keys.key", "items.values.state"} <= set(cache.state(0).tensors)

@@ -46,7 +46,7 @@ def test_problems_are_those_of_a_build(said: dict[str, Any], direction: Literal[
 
 def test_all_that_one_rule_finds_in_a_head() -> None:
     """Each place once; what a later rule would say is not told before these are mended."""
-    named = [{"kind": "window", "size": 4, "name": "keys"}, {"kind": "state", "name": "values"}]
+    named = [{"kind": "window", "size": 4, "name": "half"}, {"kind": "state", "name": "apply"}]
     spec = load_spec({"compose": 1, "name": "x", "head": {"feature_map": "elu", "memory": named}})
     assert [error.path for error in problems(spec, SIZES[0])] == [("head", "memory", place, "name") for place in (0, 1)]
     falls = [{"kind": "window", "size": 4}, {"kind": "window", "size": 4, "name": "far"}]
