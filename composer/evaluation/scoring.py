@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from composer.devices import NoRoom, room
@@ -18,6 +17,7 @@ from composer.errors import EvaluationError
 from composer.evaluation.options import BATCH_TOKENS
 from composer.evaluation.perplexity import LazySamples, Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
+from composer.model.cache import without_what_follows
 from composer.tasks.base import Sample, Task, rng_of
 from composer.tasks.writer import Writer
 
@@ -162,14 +162,12 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
     width = max(map(len, prompts))
     ids = torch.tensor([[PADDING] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
-    position, cache = (mask.cumsum(1) - 1).clamp(min=0), None
+    said = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0), "use_cache": True}
     texts: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))
     while going:
-        answer = model(
-            input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1
-        )
-        cache, logits = answer.past_key_values, answer.logits[:, -1].float()
+        answer = model(input_ids=ids, **said, logits_to_keep=1)
+        logits = answer.logits[:, -1].float()
         chosen = logits.argmax(-1)
         _check_finite(logits[sorted(going)])
         for row, token in enumerate(chosen.tolist()):
@@ -177,9 +175,18 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
                 texts[row].append(token)
             if token in ends or len(texts[row]) >= most[row]:
                 going.discard(row)
-        ids, position = chosen[:, None], position[:, -1:] + 1
-        mask = torch.cat((mask, mask.new_ones(len(prompts), 1)), dim=1)
+        ids, said = chosen[:, None], _of_the_next(said | {"past_key_values": answer.past_key_values})
     return texts
+
+
+def _of_the_next(said: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the next step, of one real token a row; where the cache counts tokens by itself, without what it knows."""
+    mask, position = said["attention_mask"], said["position_ids"]
+    if mask is not None:
+        said["attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
+    if position is not None:
+        said["position_ids"] = position[:, -1:] + 1
+    return without_what_follows(said)
 
 
 @torch.inference_mode()
@@ -204,12 +211,26 @@ def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Seq
     return list(zip(torch.cat(right).float().cpu().split(counts), torch.cat(nats).double().cpu().split(counts), strict=True))
 
 
+class Outputs(nn.Module):
+    """Stands where a language model has its base, and gives outputs that are there already."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.outputs
+
+
 def _logits(model: Any, outputs: Any) -> Tensor:
     """The logits that a model's own class computes from its base's outputs, with the scaling, caps and biases of its family."""
-    base = model.base_model
-    with mock.patch.object(base, "forward", return_value=outputs):
-        places = torch.zeros(outputs.last_hidden_state.shape[:2], dtype=torch.long, device=model.device)
+    name, base = model.base_model_prefix, model.base_model
+    places = torch.zeros(outputs.last_hidden_state.shape[:2], dtype=torch.long, device=model.device)
+    setattr(model, name, Outputs(outputs))
+    try:
         return model(input_ids=places, use_cache=False).logits
+    finally:
+        setattr(model, name, base)
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -141,6 +141,23 @@ def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Pat
         torch.testing.assert_close(nats, loss, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["teacher", "lola"])
+def test_steps_are_told_what_a_cache_does_not_know(plain: Any, folders: dict[str, Path], name: str) -> None:
+    """Of padded prompts: a cache of keys and values needs mask and positions, one of states counts by itself."""
+    model: Any = plain if name == "teacher" else composer.load(folders[name])
+    told: list[set[str]] = []
+
+    def seen(_module: Any, _inputs: Any, given: dict[str, Any]) -> None:
+        told.append({name for name in ("attention_mask", "position_ids") if given.get(name) is not None})
+
+    handle = model.register_forward_pre_hook(seen, with_kwargs=True)
+    write(model, [[5, 6, 7, 8], [9]], [3, 3], ())
+    handle.remove()
+    first, *steps = told
+    assert first == {"attention_mask", "position_ids"}
+    assert steps == [first if name == "teacher" else set()] * 2
+
+
 class Counting:
     """A model that writes the next number, and 9 after 9."""
 
