@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticKnownError
 
-from blocks.described import described
 from blocks.legend import Shape, Tensor
 
 if TYPE_CHECKING:
@@ -33,17 +32,9 @@ State = dict[str, "Tensor"]
 
 
 class Closed(BaseModel):
-    """A frozen schema that refuses keys it does not know. What stands below a field describes it."""
+    """A frozen schema that refuses keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        super().__pydantic_init_subclass__(**options)
-        for name, text in described(cls.__module__).get(cls.__qualname__, {}).items():
-            field = cls.__pydantic_fields__.get(name)
-            if field is not None and field.description is None:
-                field.description = text
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True)
 
 
 class FieldError(ValueError):
