@@ -12,8 +12,8 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.shipped import shipped_specs
 
-CAUSAL = [name for name in shipped_specs() if "/" not in name and load_spec(name).direction == "causal"]
-"""The shipped specs but for ablations."""
+CAUSAL = [name for name in shipped_specs() if not name.startswith("ablations/") and load_spec(name).direction == "causal"]
+"""The shipped specs but for ablations, those of published students among them."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},

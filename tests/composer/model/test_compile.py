@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from composer.spec.loading import load_spec
 from tests.composer.model.models import CAUSAL
 from tests.composer.model.together import dealt, layers_of, printed_of
+from tests.composer.model.trunks import TRUNKS
+from tests.composer.programs import printed_behind_composer
 
 PROGRAM = """
     import torch
     import composer
     from tests.composer.model.models import llama, tokens
+    from tests.composer.model.trunks import model as fresh
 
     torch.set_grad_enabled(False)
-    model = composer.build({spec!r}, llama(num_hidden_layers={count}))
+    model = {model}
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
-    for rows, column in ((4, 10), (1, 9)):
-        ids = tokens(rows, column + 1)
-        caches = [model(ids[:, :column], use_cache=True).past_key_values for _ in range(2)]
-        found = compiled(ids[:, column:], past_key_values=caches[0]).logits
-        expected = model(ids[:, column:], past_key_values=caches[1]).logits
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    for rows, column, told in {steps}:
+        ids, mask, position = tokens(rows, column + 1), torch.ones(rows, column + 1), torch.arange(column + 1).repeat(rows, 1)
+        mask[0, :3], position[0] = 0, (position[0] - 3).clamp(min=0)
+        if rows > 1:
+            mask[1, -1], position[2, -1] = 0, 0
+        more = dict(attention_mask=mask, position_ids=position[:, -1:]) if told else dict()
+        caches = [model(ids[:, :column], attention_mask=mask[:, :column], use_cache=True).past_key_values for _ in range(2)]
+        found = compiled(ids[:, column:], past_key_values=caches[0], **more).logits
+        expected = model(ids[:, column:], past_key_values=caches[1], **more).logits
+        real = mask[:, -1].bool() if told else slice(None)
+        torch.testing.assert_close(found[real], expected[real], rtol=1e-10, atol=1e-10)
+        for layer in range({count}):
+            found, expected = (cache.state(layer).tensors for cache in caches)
+            torch.testing.assert_close(dict(found), dict(expected), rtol=1e-10, atol=1e-10)
     print("compared")
 """
-"""The first step of all is one that is compiled. At column 10 a chunk of a terraced window of 5 begins, another falls."""
+"""The first step of all is one that is compiled. At column 10 a chunk of a terraced window of 5 begins, another falls.
+
+Of a step that is told mask and positions, one row has padding there, and a document begins in another.
+"""
+STEPS = ((4, 10, False), (1, 9, False))
+TOLD = ((4, 10, True), (1, 9, True))
+BUILT = "composer.build({spec!r}, llama(num_hidden_layers={count}))"
 
 
 def small(name: str) -> list[str]:
@@ -44,9 +63,25 @@ PARTS = dealt(layers_of(CAUSAL, small))
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_step_of_decode_is_one_graph(part: str) -> None:
-    """Of every causal spec that is shipped, of four rows and of a row alone."""
-    assert printed_of(PARTS[part], PROGRAM) == "compared"
+    """Of every causal spec that is shipped, of four rows and of a row alone; with a mask and positions, too."""
+    program = PROGRAM.replace("{model}", BUILT)
+    assert printed_of(PARTS[part], program, steps=(*STEPS, *TOLD)) == "compared"
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_a_step_of_decode_on_a_trunk_of_its_own_is_one_graph(trunk: str) -> None:
+    assert compared_on(TRUNKS[trunk], (*STEPS, *TOLD))
+
+
+def test_a_step_of_decode_behind_padding_may_be_one_column_more_than_positions_are_learned() -> None:
+    assert compared_on(TRUNKS["learned"] | {"length": 10}, ((1, 10, False), (1, 10, True)))
+
+
+def compared_on(trunk: dict[str, Any], steps: tuple[tuple[int, int, bool], ...]) -> bool:
+    built = f"fresh('lolcats', **{trunk!r})"
+    return printed_behind_composer(PROGRAM.format(model=built, steps=steps, count=2)) == "compared"
 
 
 def test_none_is_left_out() -> None:
+    assert {"published/liger-gla", "published/lolcats-llama"} <= set(CAUSAL)
     assert {"softmax", "lolcats", "lolcats-terraced", "lola", "lawcat", "gated-delta", "latte-macchiato"} <= set(CAUSAL)

@@ -27,7 +27,7 @@ def layers_of(names: Iterable[str], overrides: Callable[[str], Sequence[str]]) -
         spec = resolve(load_spec(name, overrides(name)), SIZE)
         for layer in dict.fromkeys(spec.layers):
             groups = tuple((group.heads, spec.heads[group.head]) for group in layer)
-            found.setdefault(groups, f"{name}-{len(found)}")
+            found.setdefault(groups, f"{name.replace('/', '-')}-{len(found)}")
     return {name: layer for layer, name in found.items()}
 
 
