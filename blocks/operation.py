@@ -75,7 +75,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting in which an operation runs, by which a form may have to refuse.
+    """The setting in which an operation runs, by which a form may have to refuse. An initial state is not among them, as every form
+    takes one.
 
     - one_token: the call is a step of decode.
     - documents: a row holds several.
