@@ -180,7 +180,7 @@ class Features:
 
     def there(self, entries: Tensor, absent: float) -> Tensor:
         """``B E h …`` with ``absent`` where there is no pair."""
-        if self.present is None:
+        if self.present is None or (may_look(self.present) and bool(self.present.all())):
             return entries
         trailing = [1] * (entries.dim() - self.present.dim())
         return entries.masked_fill(~self.present.view(*self.present.shape, *trailing), absent)

@@ -169,7 +169,8 @@ def _frequencies_once(rope: Rope, head_dim: int, device: torch.device) -> Tensor
 
 
 def _turned(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:
-    return states * cosine + states.roll(states.shape[-1] // 2, dims=-1) * sine
+    # Rounded as transformers rounds, so each product by itself.
+    return (states * cosine).add_(states.roll(states.shape[-1] // 2, dims=-1).mul_(sine))
 
 
 PositionConfig = Annotated[NoPosition | Rope, Field(discriminator="kind"), BeforeValidator(bare)]

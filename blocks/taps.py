@@ -27,14 +27,15 @@ def filtered(
     extended = torch.cat((earlier, inputs), dim=1)
     segment = tokens.extended_segment(past)
     heads = max(weight.shape[0], inputs.shape[2])
-    weight = repeat_heads(weight.to(inputs.dtype), heads, dim=0)
+    # Laid out tap by tap: a product reads numbers that lie side by side twice as fast.
+    taps = repeat_heads(weight.to(inputs.dtype), heads, dim=0).permute(2, 0, 1).contiguous()
     output = None
-    for tap in range(past + 1):
-        seen = extended[:, tap : tap + length]
+    for first, tap in enumerate(taps):
+        seen = extended[:, first : first + length]
         if segment is not None:
-            seen = seen * (segment[:, tap : tap + length] == segment[:, past:])[..., None, None]
+            seen = seen * (segment[:, first : first + length] == segment[:, past:])[..., None, None]
         seen = repeat_heads(seen, heads)
-        output = seen * weight[..., tap] if output is None else output.addcmul_(seen, weight[..., tap])
+        output = seen * tap if output is None else output.addcmul_(seen, tap)
     assert output is not None, "a kernel has at least the current token's tap"
     carried = tokens.tail(extended, past)
     current = tokens.tail_is_current(past)

@@ -18,7 +18,7 @@ from blocks.memories.base import Memory
 from blocks.memories.fading import Fading, fading
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, fla, native, native_fits, single
+from blocks.softmax import dense, fla, native_one, native_one_fits, single
 
 
 class Full(Memory):
@@ -86,10 +86,10 @@ class Full(Memory):
         blocks = Form(TORCH, "blocks of 512 queries", masked)
         if self.fades:
             return (*forms, Form(TORCH, "one query against all pairs", one, unbroken, decode=True), blocks)
-        step = partial(self.answer_one, attention=native)
+        step = partial(self.answer_one, attention=native_one)
         return (
             *forms,
-            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_fits, decode=True),
+            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_one_fits, decode=True),
             Form(
                 TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_fits,
                 picks="FlashAttention's kernel or cuDNN's",

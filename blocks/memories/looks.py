@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blocks.flow import Features, least_mass, may_look
+from blocks.flow import Features, least_mass
 from blocks.legend import Float, Int, Tensor, torch
 
 
@@ -19,27 +19,24 @@ class Looks:
         columns = matrix.shape[-1] - (divisor is None)
         # The sums of keys have no column where a divisor is given.
         self.matrix, self.sums, self.asking, self.divisor = matrix[..., :columns], matrix[..., columns:], asking, divisor
-        self.fallen: Tensor | None = None
         self.unseen: list[Tensor] = []
 
-    def look(self, pairs: Features) -> None:
-        """Ask for these from now on; what has fallen of others is in the matrix."""
-        if self.fallen is not None:
-            self.matrix = self.matrix + self.keys.mT @ (self.value * self.fallen)
-            self.sums = self.sums + self.keys.mT @ self.fallen
-        value, queries, keys = pairs.value.to(self.matrix.dtype), self.asking(pairs.key), pairs.key
-        if pairs.present is not None and not (may_look(pairs.present) and bool(pairs.present.all())):
-            keys = pairs.there(keys, 0.0)  # a key of 0 enters nothing
+    def look(self, pairs: Features, fallen: Features | None) -> None:
+        """Ask for these from now on. fallen: what has fallen of others since the last look."""
+        if fallen is not None:
+            keys, values = fallen.there(fallen.key, 0.0).transpose(1, 2), fallen.value.to(self.matrix.dtype).transpose(1, 2)
+            self.matrix = self.matrix + keys.mT @ values
+            if self.divisor is None:
+                self.sums = self.sums + keys.sum(2)[..., None]
+        value, queries = pairs.value.to(self.matrix.dtype), self.asking(pairs.key)
+        keys = pairs.there(pairs.key, 0.0)  # a key of 0 enters nothing
         self.value, self.keys, self.queries = (of.transpose(1, 2).contiguous() for of in (value, keys, queries))
         self.numerators, self.masses = self.queries @ self.matrix, self.queries @ self.sums
-        self.products, self.fallen, self.unseen = None, torch.zeros_like(self.keys[..., :1]), []
+        self.products, self.unseen = None, []
 
     def fall(self, index: Int[Tensor, "B M H"]) -> None:
         """Let some of them fall in."""
-        assert self.fallen is not None
-        index = index.transpose(1, 2)[..., None]
-        self.fallen.scatter_(2, index, 1.0)
-        self.unseen.append(index)
+        self.unseen.append(index.transpose(1, 2)[..., None])
 
     def distances(self) -> Float[Tensor, "B E H"]:
         """From what the matrix answers to each key to the pair's value."""

@@ -132,7 +132,7 @@ class Recurrent(Memory):
         """What the state, as it stands, answers where a pair's own key asks (LoLA, eq. 8). Every query head has its state."""
         raise NotImplementedError
 
-    def looks(self, state: State) -> Looks | None:
+    def looks(self, state: State, shape: Shape) -> Looks | None:
         """How to look again and again at a state that does not decay, where that takes less than looking anew."""
         return None
 

@@ -14,18 +14,24 @@ from blocks.flow import Pairs, Partial, accumulating, as_dtype, repeat_heads, ta
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
+from blocks.memories.eligible import by_heads, hidden_by_falls, joined_by_heads, selected_by_heads
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, TORCH, Call, Form, unbroken
+from blocks.operation import EVERY, TORCH, Call, Form, Setting, anywhere, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, falling
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense, native, native_fits, single
+from blocks.softmax import dense, native_dense, native_fits, native_one, native_one_fits, single
 
 Attend = Callable[..., Partial]
+Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
+"""Of a form: its backend, the end of its description, what computes attention, and where that fits."""
 STEP = "what falls in at the token, then one query against what is kept"
+STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_one, native_one_fits), (TORCH, "", single, unbroken))
+FALLS = "one fall after the other"
+BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native_dense, native_fits), (EVERY, "", dense, anywhere))
 BLOCK = 64
 """Tokens that are answered at once: each meets what was kept before them and all that falls in among them, seen or not."""
 
@@ -110,17 +116,15 @@ class Sparse(Holding):
         """Alone: above a state, the two are one step (``blocks.memories.sparse_above_state``)."""
         if shape.features:
             return ()
-        steps = (
-            Form(TORCH, f"{STEP}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
-            Form(TORCH, STEP, partial(self.answer_one, attention=single), unbroken, decode=True),
-        )
-        return (*steps, Form(EVERY, "one fall after the other", self.answer))
+        steps = [Form(on, STEP + how, partial(self.answer_one, attention=one), fits, decode=True) for on, how, one, fits in STEPS]
+        falls = [Form(on, FALLS + how, partial(self.answer, attention=one), fits) for on, how, one, fits in BLOCKS]
+        return (*steps, *falls)
 
     def answer(
-        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
+        self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
         """What falls out of it goes nowhere."""
-        partial, state = self.attend(parameters, query, pairs, call, below=None)
+        partial, state = self.attend(parameters, query, pairs, call, below=None, attention=attention)
         return (partial, None), state
 
     def answer_one(
@@ -144,6 +148,7 @@ class Sparse(Holding):
         call: Call,
         *,
         below: Below | None,
+        attention: Attend,
     ) -> tuple[Partial, State]:
         """Take the pairs as they fall, let the rest fall on into ``below``, and answer the queries, block by block."""
         length, together, tokens = query.shape[1], pairs.together, call.tokens
@@ -154,34 +159,31 @@ class Sparse(Holding):
         if tokens.segment is not None:
             held["segment"] = torch.zeros_like(held["position"])
             arriving["segment"] = take(tokens.segment, arrival)[..., None].expand_as(arriving["position"])
-        blocks = {name: entries.split(size, dim=1) for name, entries in arriving.items()}
+        held = {name: by_heads(entries) for name, entries in held.items()}
+        blocks = {name: entries.to(held[name].dtype).split(size, dim=1) for name, entries in arriving.items()}
         answers: list[Partial] = []
         for index, (asking, at, falls) in enumerate(
             zip(*(of.split(size, dim=1) for of in (call.turn(query, self.turn), column, arrival)), strict=True)
         ):
-            eligible = {name: torch.cat((entries, blocks[name][index].to(entries.dtype)), dim=1) for name, entries in held.items()}
+            eligible = {name: joined_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
             members, left = self._pass(eligible, falls, together, call, below)
-            entered = torch.nn.functional.pad(falls, (self.size, 0), value=-1)
-            visible = (entered[:, None, :, None] <= at[..., None, None]) & (at[..., None, None] < left[:, None])
-            visible = visible & (eligible["position"] >= 0)[:, None]
-            if tokens.segment is not None:
-                visible = visible & (eligible["segment"][:, None] == take(tokens.segment, at)[..., None, None])
-            visible = visible.permute(0, 3, 1, 2)
-            softcap = call.shape.softcap
-            answers.append(dense(asking, eligible["key"], eligible["value"], visible, softcap) if self.size else _nothing(asking))
-            held = selected(eligible, members)
+            if self.size:
+                hiding = hidden_by_falls(eligible, at, falls, together, left, tokens)
+                answers.append(attention(asking, eligible["key"], eligible["value"], hiding, call.shape.softcap))
+            else:
+                answers.append(_nothing(asking))
+            held = selected_by_heads(eligible, members)
         if tokens.segment is not None:
             held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
-        return _joined(answers), {name: held[name] for name in call.state}
+        return _joined(answers), {name: held[name].contiguous() for name in call.state}
 
     def _pass(
         self, eligible: Held, falls: Int[Tensor, "B e"], together: int, call: Call, below: Below | None
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Let what falls in a block fall in, one group of pairs after the other: which of the eligible are kept after the last, and
-        the column at which each falls on (T: none)."""
+        the number of the fall, from 1, at which each falls on; one more than there are if it is kept."""
         there, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
-        gone, left = torch.zeros_like(there), torch.full_like(eligible["position"], call.tokens.position.shape[1])
-        fallen: list[tuple[Tensor, Tensor]] = []
+        gone, left = torch.zeros_like(there), torch.full_like(eligible["position"], falls.shape[1] // together + 1)
         if below is not None:
             below.look(self._falling(eligible, call), eligible["mapped"])
         for first in range(0, falls.shape[1], together):
@@ -196,11 +198,10 @@ class Sparse(Holding):
             score, resolution = (of[:, among] for of in worth)
             fall = falling(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
             gone.scatter_(1, fall, True)
-            fallen.append((fall, column[:, None, None].expand_as(fall)))
+            left.scatter_(1, fall, first // together + 1)
             if below is not None:
                 below.fall(fall, pairs.gather(1, fall), column)
-        index, column = (torch.cat(of, dim=1) for of in zip(*fallen, strict=True))
-        return self._stay(gone), left.scatter_(1, index, column)
+        return self._stay(gone), left
 
     def step(
         self,
@@ -291,6 +292,6 @@ def _nothing(query: Tensor) -> Partial:
 
 def _joined(answers: list[Partial]) -> Partial:
     """The answers to tokens one behind the other."""
-    parts = ((each.output, each.lse, each.maximum) for each in answers)
-    output, lse, largest = (torch.cat(of, dim=1) for of in zip(*parts, strict=True))
-    return Partial(output, lse, maximum=largest)
+    output, lse = (torch.cat([getattr(each, name) for each in answers], dim=1) for name in ("output", "lse"))
+    largest = [each.maximum for each in answers if each.maximum is not None]
+    return Partial(output, lse, maximum=torch.cat(largest, dim=1) if largest else None)

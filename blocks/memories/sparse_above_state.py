@@ -10,12 +10,11 @@ from typing import Any
 
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
-from blocks.memories.below import selected
+from blocks.memories.eligible import selected_by_heads
 from blocks.memories.recurrent import Recurrent, nothing
-from blocks.memories.sparse import STEP, Attend, Sparse
-from blocks.operation import REFERENCE, Bound, Form, Kind, Pattern, Setting, unbroken
+from blocks.memories.sparse import BLOCKS, FALLS, STEP, STEPS, Attend, Sparse
+from blocks.operation import EVERY, REFERENCE, Bound, Form, Kind, Pattern, Setting
 from blocks.part import Part, State
-from blocks.softmax import native, native_fits, single
 
 
 class Falling:
@@ -37,7 +36,7 @@ class Falling:
         self.falls: list[tuple[Tensor, Tensor, Tensor]] = []
         plain = decay is None and state.call.tokens.segment is None and recurrence.backend != REFERENCE
         # A step of decode looks once.
-        self.looks = self.memory.looks(self.seen) if plain and features.query.shape[1] > 1 else None
+        self.looks = self.memory.looks(self.seen, state.call.shape) if plain and features.query.shape[1] > 1 else None
         self.looked: Features | None = None
 
     def map(self, pairs: Pairs) -> Tensor:
@@ -55,7 +54,7 @@ class Falling:
         with torch.no_grad():
             if self.looks is not None:
                 if self.looked is not self.pairs:
-                    self.looks.look(self.pairs)
+                    self.looks.look(self.pairs, self.fallen[-1] if self.fallen else None)
                 self.looked = self.pairs
                 return
             last, before = self._last(), torch.full_like(column, -1)
@@ -83,8 +82,7 @@ class Falling:
         self.groups += 1
         self.falls.append((index, there, column[:, None].expand(index.shape[:2])))
         if self.looks is not None and self.looked is self.pairs:
-            with torch.no_grad():
-                self.looks.fall(index)
+            self.looks.fall(index)
 
     def _settle(self) -> None:
         """Gather what fell of the pairs that were asked for."""
@@ -94,7 +92,8 @@ class Falling:
 
     def _of(self, index: Tensor, there: Tensor, column: Tensor) -> Features:
         pairs = self.pairs
-        held = selected({"key": pairs.key, "value": pairs.value} | ({} if pairs.rate is None else {"rate": pairs.rate}), index)
+        numbers = {} if pairs.rate is None else {"rate": pairs.rate}
+        held = selected_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
         return Features(held["key"], held["value"], there, column, held.get("rate"), self.together)
 
     def _last(self) -> Features | None:
@@ -166,45 +165,59 @@ def _joined(fallen: list[Features], together: int) -> Features:
 
 
 def _answer(
-    bound: Mapping[str, Bound],
-    inputs: Mapping[str, Mapping[str, Any]],
-    *,
-    recurrence: Form,
-    attention: Attend | None = None,
+    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
-    """What the cache gives, and what the state does. attention: of a step of decode."""
+    """What the cache gives, and what the state does."""
+    cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
+    exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
+    rest, summed = state.compute(lambda _: below.answer())
+    return [((exact, None), held), ((rest,), summed)]
+
+
+def _answer_one(
+    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
+) -> list[tuple[Any, State]]:
+    """The same in a step of decode."""
+    cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
+    given = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
+    exact, *falling, held = given
+    rest, summed = state.compute(lambda _: below.answer_one(*falling))
+    return [((exact, None), held), ((rest,), summed)]
+
+
+def _opened(
+    bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], recurrence: Form
+) -> tuple[Bound, Bound, Falling, Tensor, Any]:
+    """Cache and state, the state as the cache sees it, the queries, and the pairs that fall in, if any may."""
     cache, state = bound["sparse"], bound["state"]
-    assert isinstance(cache.part, Sparse)
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
     together = 1 if pairs is None else pairs.together
     below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, together)
-    if attention is None:
-        exact, held = cache.compute(cache.part.attend, query, pairs, cache.call, below=below)
-        rest, summed = state.compute(lambda _: below.answer())
-    else:
-        given = cache.compute(cache.part.step, query, pairs, cache.call, below=below, attention=attention)
-        exact, *falling, held = given
-        rest, summed = state.compute(lambda _: below.answer_one(*falling))
-    return [((exact, None), held), ((rest,), summed)]
+    return cache, state, below, query, pairs
+
+
+def _sparse(bound: Bound) -> Sparse:
+    assert isinstance(bound.part, Sparse)
+    return bound.part
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     cache, memory = parts["sparse"], parts["state"]
     assert isinstance(cache, Sparse)
     assert isinstance(memory, Recurrent)
+    # A step may write over the cache, and one that refuses may not have done so.
+    of_steps = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
+    of_falls = [each for each in memory.recurrences if not each.decode]
     steps = [
-        replace(recurrence, says=f"{STEP}{how}; {recurrence.says}", decode=True,
-                run=partial(_answer, recurrence=recurrence, attention=attention), fits=partial(_both_fit, (fits, recurrence.fits)))
-        for how, attention, fits in ((", by PyTorch's kernel", native, native_fits), ("", single, unbroken))
-        for recurrence in memory.recurrences
-        # A step may write over the cache, and one that refuses may not have done so.
-        if recurrence.backend != REFERENCE and not recurrence.refuses
+        replace(each, says=f"{STEP}{how}; {each.says}", decode=True, run=partial(_answer_one, recurrence=each, attention=attention),
+                fits=partial(_both_fit, (fits, each.fits)))
+        for _, how, attention, fits in STEPS for each in of_steps
     ]  # fmt: skip
     falls = [
-        replace(form, says=f"one fall after the other; {form.says}", run=partial(_answer, recurrence=form))
-        for form in memory.recurrences
-        if not form.decode
-    ]
+        replace(each, says=f"{FALLS}{how}; {each.says}", run=partial(_answer, recurrence=each, attention=attention),
+                fits=partial(_both_fit, (fits, each.fits)))
+        for backend, how, attention, fits in BLOCKS for each in of_falls if backend in (EVERY, each.backend)
+    ]  # fmt: skip
     return (*steps, *falls)
 
 

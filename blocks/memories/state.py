@@ -212,11 +212,11 @@ class StateMemory(Recurrent):
             matrix = matrix[..., :-1]
         return matrix * state["maximum"].double().exp()[..., None] if "maximum" in state else matrix
 
-    def looks(self, state: State) -> Looks | None:
+    def looks(self, state: State, shape: Shape) -> Looks | None:
         if "maximum" in state:
             return None
         if self.normalise:
-            return Looks(state["state"], lambda key: scaled(key)[0], None)
+            return Looks(state["state"], (lambda key: key) if shape.even else (lambda key: scaled(key)[0]), None)
         return Looks(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
 
     def problem_both_ways(self) -> str | None:

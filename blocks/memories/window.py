@@ -17,7 +17,7 @@ from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, fla, native, native_fits, single, triton, windowed
+from blocks.softmax import dense, fla, native_fits, native_one, native_one_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
 from blocks.softmax.visible import Visible
 
@@ -77,7 +77,8 @@ class Window(Holding):
         return (*super().inputs(shape), Port("features", Kind.FEATURES, many=True, needed=False))
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        step = "one query against the ring of pairs"
+        step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"
+        native = ", by PyTorch's kernel"
         kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla.fits,
                       missing=fla.ATTENTION.missing, refuses=True)  # fmt: skip
         kernels = (kernel,) if self.shape == "sliding" else ()
@@ -88,9 +89,10 @@ class Window(Holding):
             own,
             *kernels,
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
-            Form(TORCH, f"{step}, by PyTorch's kernel", partial(self.answer_one, attention=native), native_fits, decode=True),
+            Form(TORCH, step + native, partial(self.answer_one, attention=native_one), native_one_fits, decode=True),
             Form(TORCH, step, partial(self.answer_one, attention=single), unbroken, decode=True),
-            Form(TORCH, "blocks of queries against their own and the previous window", partial(self.answer, attention=_blocks)),
+            Form(TORCH, "blocks of queries" + native, partial(self.answer, attention=_blocks_natively), native_fits),
+            Form(TORCH, blocks, partial(self.answer, attention=_blocks)),
         )
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
@@ -286,5 +288,11 @@ def _with_mass(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softc
     return triton.behind(query, key, pairs.value, visible.position, visible.segment, visible.held, visible.reach)
 
 
-def _blocks(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:
-    return windowed(query, key, pairs.value, pairs.present, visible.segment, visible.held, visible.reach, softcap=softcap)
+def _blocks(query: Tensor, key: Tensor, pairs: Pairs, seen: Visible, softcap: float | None) -> Partial:
+    given = pairs.value, pairs.present, seen.segment, seen.held, seen.reach
+    return windowed(query, key, *given, softcap=softcap)
+
+
+def _blocks_natively(query: Tensor, key: Tensor, pairs: Pairs, seen: Visible, softcap: float | None) -> Partial:
+    given = pairs.value, pairs.present, seen.segment, seen.held, seen.reach
+    return windowed(query, key, *given, softcap=softcap, by_kernel=True)

@@ -17,14 +17,14 @@ def dense(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
-    visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"],
+    visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"] | Float[Tensor, "B K T S"],
     softcap: float | None = None,
     falling: Callable[[slice], Tensor] | None = None,
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: the same for all heads, or one a key head. softcap: see ``capped``. falling: of some queries, what is added to their
-    logits, B H t S.
+    visible: the same for all heads, or one a key head, or what ``hidden`` gives of that. softcap: see ``capped``. falling: of some
+    queries, what is added to their logits, B H t S.
     """
     dtype = accumulating(query.dtype)
     grouped = query.to(dtype).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
@@ -60,8 +60,11 @@ def masked_softmax(logits: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def hidden(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to logits: 0 where a pair is visible, -inf where not. Adding is many times faster than filling by a mask."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -math.inf)
+    """What is added to logits: 0 where a pair is visible, -inf where not. Computing it and adding is many times faster than filling
+    by a mask."""
+    if visible.dtype == dtype:
+        return visible
+    return 1 - visible.to(dtype).reciprocal_()
 
 
 def raw_weights(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -70,7 +73,7 @@ def raw_weights(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         largest = logits.amax(-1, keepdim=True)
         largest = largest.masked_fill(largest.isneginf(), 0.0)
     # A CPU takes powers of 2 of -inf as fast as of any number; of e it does not.
-    raw = ((logits - largest) * LOG2_E).exp2()
+    raw = (logits - largest).mul_(LOG2_E).exp2_()
     mass, top, largest = raw.sum(-1), raw.amax(-1), largest.squeeze(-1)
     empty = mass == 0
     mass = mass.masked_fill(empty, 1.0)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 
-from blocks.flow import Partial, accumulating, all_there, as_dtype
+from blocks.flow import Partial, accumulating
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.operation import Setting, unbroken
 from blocks.softmax.dense import capped
 
 
@@ -36,7 +35,7 @@ def single(
     logits = capped(grouped @ key.to(dtype).permute(0, 2, 3, 1), softcap)
     logits = logits if hiding is None else logits + hiding
     # Last, so that no gradient of what is hidden, which is NaN where there is no pair at all, reaches what comes before.
-    logits = logits if position is None else logits.masked_fill(_rows(position) < 0, -math.inf)
+    logits = logits if position is None else logits.masked_fill(rows(position) < 0, -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)
     weights = (logits - lse.clamp(min=torch.finfo(dtype).min)).exp()
     output = weights @ value.to(dtype).permute(0, 2, 1, 3)
@@ -44,39 +43,6 @@ def single(
     return Partial(output.reshape(batch, 1, heads, size).to(query.dtype), lse.view(batch, 1, heads), maximum=maximum)
 
 
-def native(
-    query: Float[Tensor, "B 1 H D"],
-    key: Float[Tensor, "B S K D"],
-    value: Float[Tensor, "B S K D"],
-    position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
-    hiding: Float[Tensor, "B 1 1 S"] | None = None,
-    softcap: None = None,
-) -> Partial:
-    """The same by the kernel behind PyTorch's own attention, which gives the lse and no maximum. It is told what to hide only
-    where something is hidden."""
-    dtype, empty = accumulating(query.dtype), None
-    if position is not None and not all_there(position):
-        # The logarithms of 0 and of 1.
-        absent = (_rows(position) >= 0).to(dtype).log()
-        hiding = absent if hiding is None else hiding + absent
-        empty = hiding.amax(-1).isneginf()
-    query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
-    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
-    lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
-    return Partial(as_dtype(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
-
-
-def native_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a form that is ``native``."""
-    if setting.needs_maximum:
-        return "PyTorch's attention does not give the largest logit, and the read asks for it"
-    if setting.capped:
-        return "PyTorch's attention caps no logits"
-    if setting.gradients:
-        return "PyTorch's attention gives no gradient of its lse"
-    return unbroken(setting) if setting.device == "cpu" else "PyTorch's attention gives its lse on a CPU alone"
-
-
-def _rows(position: Tensor) -> Tensor:
+def rows(position: Tensor) -> Tensor:
     """``B 1 1 S``, or ``B K 1 S``."""
     return position[:, None, None] if position.dim() == 2 else position.transpose(1, 2)[:, :, None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
-from blocks.flow import Partial, accumulating
+from blocks.flow import Partial, accumulating, may_look
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.softmax.dense import capped, hidden, raw_weights
+from blocks.softmax.native import native
 
 BLOCK = 64
 """Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""
@@ -24,61 +26,85 @@ def windowed(
     reach: Int[Tensor, "B T"] | None = None,
     own: Int[Tensor, "B T"] | None = None,
     softcap: float | None = None,
+    *,
+    by_kernel: bool = False,
 ) -> Partial:
     """Query t stands at entry W + t and sees the last ``size`` = W entries up to it, of its own document.
 
     present: which entries are pairs (None: all); segment: their documents (None: one); reach: how many entries before its own
     each query sees, less than W (None: all W - 1); own: the queries' documents, where they are not those of their entries. softcap:
-    of the logits.
+    of the logits. by_kernel: by PyTorch's, where ``native_fits``.
     """
     dtype, length = accumulating(query.dtype), query.shape[1]
     block = min(BLOCK, length)
     count = math.ceil(length / block)
     missing = count * block - length
 
-    def blocks(entries: Tensor) -> Tensor:
-        return _filled(entries, missing).unfold(1, size + block, block)
-
-    queries = _filled(query.to(dtype) / math.sqrt(query.shape[-1]), missing)
-    queries = queries.unflatten(2, (key.shape[2], -1)).unflatten(1, (count, block)).permute(0, 1, 3, 4, 2, 5)
-    keys = blocks(key.to(dtype)).permute(0, 1, 2, 4, 3)
-    values = blocks(value.to(dtype)).permute(0, 1, 2, 4, 3)
-
-    back = torch.arange(size, size + block, device=query.device)[:, None] - torch.arange(size + block, device=query.device)
-    visible = ((back >= 0) & (back < size)).expand(1, count, -1, -1)
+    within, before = None, size
     if reach is not None:
         within = _filled(reach, missing).unflatten(1, (count, block))
+        if may_look(within):
+            before = min(size, max(0, int((within - torch.arange(block)).max())))
+
+    def blocks(entries: Tensor) -> Tensor:
+        """Each block's own entries and so many before them."""
+        return _filled(entries[:, size - before :], missing).unfold(1, before + block, block)
+
+    queries = _filled(query.to(dtype), missing).unflatten(1, (count, block))
+    keys, values = (blocks(of.to(dtype)).permute(0, 1, 4, 2, 3) for of in (key, value))
+
+    back = torch.arange(before, before + block, device=query.device)[:, None] - torch.arange(before + block, device=query.device)
+    visible = ((back >= 0) & (back < size)).expand(1, count, -1, -1)
+    if within is not None:
         visible = visible & (back <= within[..., None])
     if present is not None:
         visible = visible & blocks(present)[:, :, None]
     if segment is not None:
         documents = blocks(segment)
-        asking = documents[..., size:]
+        asking = documents[..., before:]
         if own is not None:
             asking = _filled(own, missing).unflatten(1, (count, block))
         visible = visible & (asking[..., :, None] == documents[..., None, :])
 
-    at_once = max(SPAN // block, 1)
-    spans = zip(*(of.split(at_once, dim=1) for of in (queries, keys, values, visible)), strict=True)
-    answers = zip(*(_answered(asking, near, held, seen, softcap) for asking, near, held, seen in spans), strict=True)
-    output, lse, largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length].flatten(2, 3) for of in answers)
-    return Partial(output.to(query.dtype), lse, maximum=largest)
+    answered = _of_kernel if by_kernel else partial(_of_products, softcap)
+    answers = map(answered, *(of.split(max(SPAN // block, 1), dim=1) for of in (queries, keys, values, visible)))
+    output, lse, *largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length] for of in zip(*answers, strict=True))
+    return Partial(output.to(query.dtype), lse, maximum=largest[0] if largest else None)
 
 
-def _answered(
-    query: Float[Tensor, "B n K Q c D"],
-    key: Float[Tensor, "B n K S D"],
-    value: Float[Tensor, "B n K S D"],
-    visible: Bool[Tensor, "#B n c S"],
+def _of_products(
     softcap: float | None,
-) -> tuple[Float[Tensor, "B n c K Q D"], Float[Tensor, "B n c K Q"], Float[Tensor, "B n c K Q"]]:
-    """n blocks of c queries, Q of them a key head: their outputs, log-sum-exps and largest logits."""
+    query: Float[Tensor, "B n c H D"],
+    key: Float[Tensor, "B n S K D"],
+    value: Float[Tensor, "B n S K D"],
+    visible: Bool[Tensor, "#B n c S"],
+) -> tuple[Float[Tensor, "B n c H D"], Float[Tensor, "B n c H"], Float[Tensor, "B n c H"]]:
+    """n blocks of c queries: their outputs, log-sum-exps and largest logits."""
+    grouped = query.unflatten(3, (key.shape[3], -1)).permute(0, 1, 3, 4, 2, 5) / math.sqrt(query.shape[-1])
+    keys, values = key.transpose(2, 3), value.transpose(2, 3)
     # Copied row by row here; the product would copy the transposed keys number by number.
-    logits = (query.flatten(3, 4) @ key.contiguous().mT).unflatten(3, query.shape[3:5])
+    logits = (grouped.flatten(3, 4) @ keys.contiguous().mT).unflatten(3, grouped.shape[3:5])
     raw, mass, lse, largest = raw_weights(capped(logits, softcap) + hidden(visible, logits.dtype)[:, :, None, None])
     # Divided here, the output has D numbers to divide and the weights S.
-    output = (raw.flatten(3, 4) @ value).unflatten(3, query.shape[3:5]) / mass[..., None]
-    return output.permute(0, 1, 4, 2, 3, 5), lse.permute(0, 1, 4, 2, 3), largest.permute(0, 1, 4, 2, 3)
+    output = (raw.flatten(3, 4) @ values).unflatten(3, grouped.shape[3:5]) / mass[..., None]
+    lse, largest = (of.permute(0, 1, 4, 2, 3).flatten(3, 4) for of in (lse, largest))
+    return output.permute(0, 1, 4, 2, 3, 5).flatten(3, 4), lse, largest
+
+
+def _of_kernel(
+    query: Float[Tensor, "B n c H D"],
+    key: Float[Tensor, "B n S K D"],
+    value: Float[Tensor, "B n S K D"],
+    visible: Bool[Tensor, "#B n c S"],
+) -> tuple[Float[Tensor, "B n c H D"], Float[Tensor, "B n c H"]]:
+    """Outputs and log-sum-exps. To the kernel, a block is a row."""
+    batch = query.shape[0]
+    seen = visible.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
+    hiding = hidden(seen, query.dtype)
+    rows = (of.flatten(0, 1) for of in (query, key, value))
+    answer = native(*rows, hiding=hiding, empty=hiding.amax(-1).isneginf())
+    assert answer.lse is not None, "the kernel gives it"
+    return answer.output.unflatten(0, (batch, -1)), answer.lse.unflatten(0, (batch, -1))
 
 
 def _filled(entries: Tensor, missing: int) -> Tensor:

@@ -21,6 +21,7 @@ SHAPES = {
 FARTHEST = 56
 """The largest column of the comments. The comment of a longer line follows the line."""
 DECODE = "# In decode, a token at a time, otherwise:"
+IN_PIECES = "# Without gradients, a long text in pieces, each from the state of the one before."
 Row = tuple[str, str, str]
 """A line: the code, the shape of the first thing that it gives, and the form."""
 

@@ -16,8 +16,9 @@ from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
-from composer.graph.listing import DECODE, heading, listing, otherwise
+from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise
 from composer.graph.lowering import AUTO, Compiled, compiled
+from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
 from composer.graph.program import CallContext, Program
 from converters.trunk import dtype_name
 
@@ -165,10 +166,22 @@ class Head(nn.Module):
         if sinks is not None:
             inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
-            context = CallContext(tokens, state, self._place, in_place)
-            output, carried = program.run(self._modules, inputs, context, entering=value if entering else None)
+            context, own = CallContext(tokens, state, self._place, in_place), value if entering else None
+            length = self._piece_length(query)
+            if length < query.shape[1]:
+                output, carried = run_in_pieces(program, length, self._modules, inputs, context, entering=own)
+            else:
+                output, carried = program.run(self._modules, inputs, context, entering=own)
         # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
         return as_dtype(output, value.dtype), carried
+
+    def _piece_length(self, query: Tensor) -> int:
+        """Tokens that the program takes at once."""
+        length = query.shape[1]
+        whole = length <= SHORTEST or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if whole or not takes_pieces(self._compiled.graph, query.device.type):
+            return length
+        return piece_length(self._compiled.graph, query[:, 0].numel())
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
@@ -187,7 +200,8 @@ class Head(nn.Module):
         program, decode = self._compiled.both(self._printed, setting)
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         first = f"# {heading(self._printed, setting.device, setting.dtype)}"
-        return "\n".join([first, *listing(program), *([DECODE, *differs] if differs else [])])
+        pieces = [IN_PIECES] if takes_pieces(self._compiled.graph, setting.device) else []
+        return "\n".join([first, *listing(program), *pieces, *([DECODE, *differs] if differs else [])])
 
 
 def anatomy(head: Head) -> Anatomy:

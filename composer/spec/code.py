@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from blocks.operation import Setting
 from blocks.part import Closed
-from composer.graph.listing import DECODE, heading, inputs_of, listing, otherwise
+from composer.graph.listing import DECODE, IN_PIECES, heading, inputs_of, listing, otherwise
 from composer.graph.lowering import AUTO, check_backend, compiled
+from composer.graph.pieces import takes_pieces
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
 from composer.words import layers_in_words, plural
@@ -21,6 +22,8 @@ class Code(Closed):
     key_heads: int
     inputs: tuple[str, ...]
     prefill: tuple[str, ...]
+    in_pieces: bool
+    """Whether a long text goes through it in pieces, where no gradient is needed."""
     decode: tuple[str, ...]
 
 
@@ -42,7 +45,8 @@ class Listing(Readable, Closed):
             heads = f"{plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')})"
             lines.append(f"\n# {heads} in {layers_in_words(one.layers)}")
             lines.append(f"def {one.head.replace('-', '_')}({', '.join(one.inputs)}):")
-            lines += [f"    {line}" for line in (*one.prefill, *([DECODE, *one.decode] if one.decode else []))]
+            pieces, decode = [IN_PIECES] if one.in_pieces else [], [DECODE, *one.decode] if one.decode else []
+            lines += [f"    {line}" for line in (*one.prefill, *pieces, *decode)]
         return "\n".join(lines)
 
     def view(self) -> View:
@@ -62,6 +66,7 @@ def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "
             key_heads=made.shape.key_heads,
             inputs=inputs_of(made.program(backend, setting)),
             prefill=tuple(listing(made.program(backend, setting))),
+            in_pieces=takes_pieces(made.graph, device),
             decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),
         )
         for name, layers, made in found

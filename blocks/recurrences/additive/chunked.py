@@ -55,9 +55,8 @@ def _span(
         weights = queries.flatten(4, 5) @ keys.mT
         weights = weights.unflatten(4, (reads, chunk)).tril()
     elif log_decay.dim() == 3:
-        causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
         decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))
-        between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
+        between = decay_between(decay).exp().tril()
         weights = (queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, chunk)) * between[..., None, :, :]
         from_start = queries * decay.cumsum(4).exp()[..., None, :, None]
         to_end = keys * between[..., -1, :, None]
@@ -77,29 +76,25 @@ def _span(
         continues = (document[..., -1] == before)[:, None, :, None, None, None]
 
     added = (to_end.mT.flatten(3, 4) @ values).unflatten(3, (shares, -1))
-    entering, state = scan(added, whole, continues, state.unflatten(1, (key_heads, shares)))
-    output = weights.flatten(3, 5) @ values
-    output = output.unflatten(3, (shares, reads * chunk)) + from_start.flatten(4, 5) @ entering
+    earlier, state = scan(from_start.flatten(4, 5), added, whole, continues, state.unflatten(1, (key_heads, shares)))
+    output = (weights.flatten(3, 5) @ values).unflatten(3, (shares, reads * chunk)) + earlier
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
 
 
 def scan(
+    query: Float[Tensor, "B K n R c F"],
     added: Float[Tensor, "B K n R F V"],
     whole: Tensor | None,
     continues: Tensor | None,
     state: Float[Tensor, "B K R F V"],
-) -> tuple[Float[Tensor, "B K n R F V"], Float[Tensor, "B K R F V"]]:
-    """The states that enter each chunk, and the one that leaves the last."""
-    if whole is None and continues is None:
-        sums = torch.cat((state[:, :, None], added), dim=2).cumsum(2)
-        return sums[:, :, :-1], sums[:, :, -1]
-    entering = []
+) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K R F V"]]:
+    """What each chunk's queries read in the state that enters it, and the state that leaves the last."""
+    left = whole if continues is None else continues if whole is None else whole * continues
+    answers = []
+    # The states of all chunks side by side, for one product, would be many times what their queries read.
     for index in range(added.shape[2]):
-        entering.append(state)
-        if whole is not None:
-            state = state * whole[:, :, index]
-        if continues is not None:
-            state = state * continues[:, :, index]
-        state = state + added[:, :, index]
-    return torch.stack(entering, dim=2), state
+        answers.append(query[:, :, index] @ state)
+        new = added[:, :, index]
+        state = state + new if left is None else torch.addcmul(new, state, left[:, :, index])
+    return torch.stack(answers, dim=2), state

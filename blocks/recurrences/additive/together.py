@@ -54,11 +54,11 @@ def _span(
         asks, enters = asks & (document == own), document == before[..., None]
         added = group * (document[..., -1:] == own)[:, None, :, None, None]
         continues = (document[..., -1] == before)[:, None, :, None, None, None]
-    entering, state = scan(added, None, continues, state.unflatten(1, (key_heads, shares)))
+    earlier, state = scan(queries, added, None, continues, state.unflatten(1, (key_heads, shares)))
 
     def where(states: Tensor, tokens: Tensor | None) -> Tensor:
         states = states.unflatten(4, (reads, chunk))
         return states if tokens is None else states * tokens[:, None, :, None, None, :, None]
 
-    output = where(queries @ entering, enters) + where(queries @ group, asks)
+    output = where(earlier, enters) + where(queries @ group, asks)
     return output.permute(0, 2, 5, 1, 3, 4, 6).flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)

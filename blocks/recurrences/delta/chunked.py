@@ -64,11 +64,10 @@ def _span(
     # Products of features times what is left at token i of what token j entered (0 where j is later), and what is left of the
     # state that entered the chunk, and at its end.
     if log_decay is None or log_decay.dim() == 3:
-        causal = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
-        between, survives = causal, query.new_ones(1, 1, count, 1, chunk, 1)
+        between, survives = query.new_ones(chunk, chunk).tril(), query.new_ones(1, 1, count, 1, chunk, 1)
         if log_decay is not None:
             decay = into_chunks(log_decay, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2))
-            between = decay_between(decay).masked_fill(~causal, -math.inf).exp()
+            between = decay_between(decay).exp().tril()
             survives = decay.cumsum(4).exp()[..., None]
         weights = (asking.flatten(4, 5) @ keys.mT).unflatten(4, (reads + 1, chunk)) * between[..., None, :, :]
         from_start, whole = asking * survives[..., None, :, :], survives[..., -1:, :]
@@ -93,25 +92,25 @@ def _span(
         (value.shape[-1], key.shape[-1]), dim=-1
     )
     state = state.unflatten(1, (key_heads, shares))
-    entered, entering, state = _scan(offered, erased, to_end, whole, state)
-
-    weights, from_start = weights[:, :, :, :, :-1], from_start[:, :, :, :, :-1]
-    output = weights.flatten(4, 5) @ entered + from_start.flatten(4, 5) @ entering
+    weights, from_start = (of[:, :, :, :, :-1].flatten(4, 5) for of in (weights, from_start))
+    entered, earlier, state = _scan(from_start, offered, erased, to_end, whole, state)
+    output = weights @ entered + earlier
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
 
 
 def _scan(
+    query: Float[Tensor, "B K n R q F"],
     offered: Float[Tensor, "B K n R c V"],
     erased: Float[Tensor, "B K n R c F"],
     to_end: Float[Tensor, "B K n R c F"],
     whole: Float[Tensor, "_ _ n _ _ 1"],
     state: Float[Tensor, "B K R F V"],
-) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R F V"], Float[Tensor, "B K R F V"]]:
-    """What each token enters, once the state before its chunk is known; the states that enter each chunk; the one that leaves."""
-    entered, entering = [], []
-    for values, keys, ends, left in zip(offered.unbind(2), erased.unbind(2), to_end.unbind(2), whole.unbind(2), strict=True):
-        entering.append(state)
+) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R q V"], Float[Tensor, "B K R F V"]]:
+    """What each token enters, once the state before its chunk is known; what the chunk's queries read in that; the state after."""
+    entered, earlier = [], []
+    for asks, values, keys, ends, left in zip(*(of.unbind(2) for of in (query, offered, erased, to_end, whole)), strict=True):
+        earlier.append(asks @ state)
         entered.append(values - keys @ state)
-        state = state * left + ends.mT @ entered[-1]
-    return torch.stack(entered, dim=2), torch.stack(entering, dim=2), state
+        state = torch.addcmul(ends.mT @ entered[-1], state, left)
+    return torch.stack(entered, dim=2), torch.stack(earlier, dim=2), state

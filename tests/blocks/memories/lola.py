@@ -16,9 +16,11 @@ from blocks.legend import Shape
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
+from blocks.operation import REFERENCE, Setting
 from blocks.positions import NoPosition, Rope
 from blocks.reads import Shared
 from blocks.scores.random import Random
+from blocks.softmax import dense, native_dense
 from tests.blocks.memories.by_hand import Call, Row, Stream
 from tests.blocks.support import computed, empty, owner, recalled
 from tests.composer.graph.memories_by_hand import best_of, uniform
@@ -205,14 +207,17 @@ class Cascade:
             number.name: Mapped(features(query), lambda these: features(these.mappable(NoPosition())), False)
             for number in shape.numbers
         }
-        return computed(part, self.form, shape, {}, tokens, state, query=query, pairs=pairs, features=mapped)
+        setting = Setting(gradients=any(of.requires_grad for of in (query, pairs.key, pairs.value)))
+        return computed(part, self.form, shape, {}, tokens, state, setting=setting, query=query, pairs=pairs, features=mapped)
 
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
         """The head's output, the states it hands on, and what the cache answered."""
         (near, fallen), window = self.near(query, pairs, tokens, states["window"])
         beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, fallen.together)
         call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
-        kept, sparse = self.sparse.attend({}, query, fallen, call, below=beneath)
+        gradients = any(of.requires_grad for of in (query, fallen.key, fallen.value))
+        attention = dense if gradients or self.form == REFERENCE else native_dense
+        kept, sparse = self.sparse.attend({}, query, fallen, call, below=beneath, attention=attention)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]
         output = Shared().combine({}, [*weighed, beneath.answer()])
         return output, {"window": window, "sparse": sparse, "state": beneath.held}, kept

@@ -21,32 +21,38 @@ SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state
 def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) -> None:
     """Two sets of pairs ask, the second a matrix that the first has fallen into; some of them are no pairs."""
     state = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, SHAPE, 2).items()}
-    looks = memory.looks(state)
+    looks, fallen = memory.looks(state, SHAPE), None
     assert looks is not None
     for _ in range(2):
         asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
-        looks.look(asked)
+        looks.look(asked, fallen)
         places = torch.stack([torch.randperm(9) for _ in range(6)]).view(2, 3, 9).transpose(1, 2)
         close(looks.distances(), distances(memory, asked, state))
         for first in range(0, 8, falling):
             index = places[:, first : first + falling]
             looks.fall(index)
-            there = asked.present.gather(1, index)
-            key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in (asked.key, asked.value))
-            _, state = recalled(
-                memory, "reference", torch.zeros_like(key), Features(key, value, there), None, counted(2, falling), state
-            )
+            new = those(asked, index)
+            _, state = recalled(memory, "reference", torch.zeros_like(new.key), new, None, counted(2, falling), state)
+            if first == 8 - falling:
+                fallen = those(asked, places[:, :8])
             if first:  # The first to fall are seen together with the second.
                 close(looks.distances(), distances(memory, asked, state))
 
 
 @pytest.mark.parametrize("memory", [StateMemory(), StateMemory(normalise=False)], ids=str)
 def test_an_empty_matrix_is_as_far_from_each_value_as_0(memory: StateMemory) -> None:
-    looks = memory.looks(empty(memory, SHAPE, 2))
+    looks = memory.looks(empty(memory, SHAPE, 2), SHAPE)
     assert looks is not None
     asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
-    looks.look(asked)
+    looks.look(asked, None)
     close(looks.distances(), asked.value.norm(dim=-1))
+
+
+def those(pairs: Features, index: Tensor) -> Features:
+    """Each head's pairs at these places."""
+    key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in (pairs.key, pairs.value))
+    assert pairs.present is not None
+    return Features(key, value, pairs.present.gather(1, index))
 
 
 def distances(memory: StateMemory, pairs: Features, state: State) -> Tensor:
@@ -56,4 +62,4 @@ def distances(memory: StateMemory, pairs: Features, state: State) -> Tensor:
 
 def test_exponents_are_looked_at_anew() -> None:
     exponential = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state_heads=3, exponential=True)
-    assert StateMemory().looks(empty(StateMemory(), exponential, 2)) is None
+    assert StateMemory().looks(empty(StateMemory(), exponential, 2), exponential) is None

@@ -21,6 +21,7 @@ from blocks.memories.state import StateMemory
 from blocks.positions import NoPosition
 from blocks.reads import Shared
 from blocks.scores import SCORES
+from blocks.softmax import dense
 from tests.blocks.memories.by_hand import Call, pairs_at
 from tests.blocks.memories.lola import (
     CONVOLVED,
@@ -111,7 +112,8 @@ def test_where_a_document_begins_the_state_counts_as_empty() -> None:
     held = {"state": torch.ones_like(empty(StateMemory(), shape, 1)["state"])}
     held["state"][..., 0] = 100.0
     beneath = Beneath(StateMemory(), query, tokens, held, "torch")
-    _, after = part.attend({}, query, pairs, operation.Call(tokens, empty(part, GROUPED, 1), GROUPED), below=beneath)
+    call = operation.Call(tokens, empty(part, GROUPED, 1), GROUPED)
+    _, after = part.attend({}, query, pairs, call, below=beneath, attention=dense)
     assert after["position"].flatten().tolist() == [0] * 4
 
 

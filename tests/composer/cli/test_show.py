@@ -180,6 +180,7 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
     assert lines[0] == f"# lolcats on {teacher}: backend auto on cpu, float32. Shapes: B rows, T tokens."
     assert "def head(hidden, query, key, value):" in lines
     assert any(line.startswith("output = read(window, state, window_weight) # B T 4 ") for line in lines)
+    assert lines[-4] == "# Without gradients, a long text in pieces, each from the state of the one before."
     assert lines[-3] == "# In decode, a token at a time, otherwise:"
     assert "one query against the ring of pairs" in lines[-2]
     assert lines[-1].endswith("torch: one step of the recurrence")

@@ -83,7 +83,7 @@ def test_lolcats() -> None:
     (fast,) = (form for form in additive.FORMS if form.backend == "torch" and not form.decode)
     assert squeezed(listing(lower(build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))))) == [
         "pairs = pairs(key, value) # B T 2 8 key and value of each token",
-        "window, window_fallen = window(query, pairs) # B T 4 8 torch: blocks of queries against their own and the previous window",
+        "window, window_fallen = window(query, pairs) # B T 4 8 torch: blocks of queries, by PyTorch's kernel",
         "window_weight = window.weight(hidden) # 4 as defined",
         "state_features = feature_map(query) # B T 4 128 as defined; keys as they reach the memory",
         f"state = state(state_features, window_fallen) # B T 4 8 torch: {fast.says}",
@@ -159,7 +159,8 @@ def test_lola_is_one_step_of_its_cache_and_its_state() -> None:
     lines = squeezed(listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4)))))
     (first,) = (index for index, line in enumerate(lines) if "┌" in line)
     assert lines[first].startswith(
-        "sparse, sparse_fallen = sparse(query, window_fallen) # B T 4 8 ┌ torch: one fall after the other; "
+        "sparse, sparse_fallen = sparse(query, window_fallen) # B T 4 8 ┌ torch: one fall after the other, answered by "
+        "PyTorch's kernel; "
     )
     assert lines[first + 1] == "state = state(state_features, sparse_fallen) # B T 4 8 └ in the same step"
 

@@ -1,0 +1,52 @@
+"""Which heads take a long text in pieces, and of what length. That pieces are the whole is a law: ``tests.laws.test_pieces``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.legend import Shape
+from composer.graph.graph import HeadGraph, build_graph
+from composer.graph.pieces import NUMBERS, SHORTEST, piece_length, takes_pieces
+from tests.laws.cases import SMALL, built, complete, inputs, run
+
+SHAPE = SMALL.shape(4)
+
+
+def graph(memory: list[Any], shape: Shape = SHAPE, **head: Any) -> HeadGraph:
+    return build_graph(complete({"memory": memory, **head}), shape)
+
+
+def test_heads_that_take_pieces() -> None:
+    bounded = graph(["state"], feature_map="elu")
+    assert takes_pieces(bounded, "cpu")
+    assert not takes_pieces(bounded, "cuda")
+    assert not takes_pieces(graph([{"kind": "full"}]), "cpu")
+    both = replace(SHAPE, both_ways=True)
+    assert not takes_pieces(graph(["state"], both, feature_map="elu"), "cpu")
+
+
+def test_a_piece_is_as_long_as_its_numbers_allow_and_no_shorter_than_a_window() -> None:
+    state = graph(["state"], feature_map="elu")
+    assert piece_length(state, NUMBERS // SHORTEST) == SHORTEST
+    assert piece_length(state, NUMBERS // SHORTEST // 4) == 4 * SHORTEST
+    assert piece_length(state, 100 * NUMBERS) == SHORTEST
+    window = graph([{"kind": "window", "size": SHORTEST + 1, "evict": "drop"}])
+    assert piece_length(window, 100 * NUMBERS) == 2 * SHORTEST
+
+
+def test_a_head_takes_pieces_where_no_gradient_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, length = built(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), 2 * SHORTEST + 3
+    given, seen = inputs(SHAPE, 1, length), []
+    monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
+    next(iter(head.children())).register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        in_pieces, state = run(head, given)
+    assert len(seen) == 3
+    whole, left = run(head, given)
+    assert len(seen) == 4
+    torch.testing.assert_close(in_pieces, whole, rtol=1e-9, atol=1e-10)
+    assert state.keys() == left.keys()

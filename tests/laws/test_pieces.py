@@ -1,0 +1,56 @@
+"""A law: a text without gradients, in pieces, is the text with them, as a whole. Some forms run without gradients alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from composer.graph.composition import HeadSpec
+from composer.graph.pieces import run_in_pieces
+from composer.graph.program import CallContext
+from composer.model.head import anatomy
+from tests.laws.cases import SMALL, built, every_head, inputs, once, steady
+
+HEADS = every_head()
+SHAPE = SMALL.shape(4)
+LENGTH = 21
+
+
+@once
+def assert_same(spec: HeadSpec, *, documents: bool = False, entering: bool = False) -> None:
+    """In pieces of 8 tokens and in one call: outputs and state."""
+    head, given = built(spec, SHAPE), inputs(SHAPE, 2, LENGTH)
+    if documents:
+        position = torch.cat((torch.arange(9), torch.arange(12))).repeat(2, 1)
+        valid = torch.arange(LENGTH) < torch.tensor([[LENGTH], [7]])
+        given.tokens = replace(given.tokens, position=position, segment=(position == 0).cumsum(1) - 1, valid=valid)
+    state = head.empty_state(2, torch.float64, torch.device("cpu"))
+    of_names = {"hidden": given.hidden, "query": given.query, "key": given.key, "value": given.value}
+    context = CallContext(given.tokens, state, (0, 0), in_place=False)
+    further: dict[str, Any] = {"entering": given.value if entering else None}
+    whole, left = head._program(given.value, given.tokens, "auto").run(anatomy(head).parts, of_names, context, **further)
+    with torch.no_grad():
+        program = head._program(given.value, given.tokens, "auto")
+        output, carried = run_in_pieces(program, 8, anatomy(head).parts, of_names, context, **further)
+    real = ... if given.tokens.valid is None else given.tokens.valid
+    torch.testing.assert_close(output[real], whole[real], rtol=1e-9, atol=1e-10)
+    assert carried.keys() == left.keys()
+    for name, tensor in left.items():
+        torch.testing.assert_close(carried[name], tensor, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_without_gradients_in_pieces(name: str) -> None:
+    assert_same(HEADS[name])
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_with_padding_and_documents(name: str) -> None:
+    assert_same(steady(HEADS[name]), documents=True)
+
+
+def test_with_given_values() -> None:
+    assert_same(HEADS["memory: state"], entering=True)
