@@ -139,7 +139,7 @@ class ComposedAttention(nn.Module):
     def _run_host(self, call: LayerCall, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         hidden, passed = call.hidden, call.passed
         if not call.state:
-            call.state = self.composed.empty_state(hidden.shape[0], _kind(hidden), hidden.device)
+            call.state = self.composed.empty_state(hidden.shape[0], _projected_dtype(hidden), hidden.device)
         inputs: list[Tensor] = []
         if self.composed._mixes:
             how = call.state, passed.backend, call.in_place
@@ -230,7 +230,7 @@ def _attended(answer: Any) -> Tensor:
     return answer[0] if isinstance(answer, tuple) else answer
 
 
-def _kind(hidden: Tensor) -> torch.dtype:
+def _projected_dtype(hidden: Tensor) -> torch.dtype:
     """The dtype of the projections of these hidden states."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype

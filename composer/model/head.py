@@ -32,8 +32,8 @@ class PartModule(nn.Module):
         self.fresh = fresh
         narrow = torch.get_default_dtype()
         for name, parameter in fresh.items():
-            kind = accumulating(narrow) if parameter.precise else narrow
-            self.register_parameter(name, nn.Parameter(torch.empty(parameter.shape, dtype=kind)))
+            dtype = accumulating(narrow) if parameter.precise else narrow
+            self.register_parameter(name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype)))
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None) -> None:
@@ -185,9 +185,9 @@ class Head(nn.Module):
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""
-        kinds = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
+        dtypes = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
         return {
-            name: torch.full((batch, *slot.shape), slot.empty, dtype=kinds[slot.dtype], device=device)
+            name: torch.full((batch, *slot.shape), slot.empty, dtype=dtypes[slot.dtype], device=device)
             for name, slot in self._slots.items()
         }
 

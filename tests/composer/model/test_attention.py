@@ -1,0 +1,56 @@
+"""A layer's attention with heads in it: what it answers by itself, who hears of it, and what it says where it is called alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from composer.model.attention import LayerCall
+from composer.model.hosts import attentions
+from tests.composer.model.models import student, tokens
+
+
+def heard(spec: str, *overrides: str) -> tuple[Any, list[tuple[LayerCall, Any, torch.Tensor]]]:
+    """The first layer's attention of a student that has read a few tokens, and what its listener was told."""
+    model, told = student(spec, *overrides), []
+    (_, attention), *_ = attentions(model)
+    attention.listener = lambda *said: told.append(said)
+    with torch.no_grad():
+        model(tokens(2, 11))
+    return attention, told
+
+
+@pytest.mark.parametrize("spec", ["lolcats", "lawcat", "latte-macchiato"])
+def test_by_itself_it_answers_as_in_the_model(spec: str) -> None:
+    """From an empty state: the layer's output, and its heads' alone, for which the rest of the host is left out."""
+    attention, ((call, options, output),) = heard(spec)
+    assert call.heads is not None
+    assert not call.alone
+    with torch.no_grad():
+        torch.testing.assert_close(attention.answers(call.hidden, call.passed, options), output, rtol=0, atol=1e-12)
+        torch.testing.assert_close(attention.of_heads(call.hidden, call.passed, options), call.heads, rtol=0, atol=1e-12)
+
+
+def test_given_values_take_the_place_of_its_own() -> None:
+    attention, ((call, options, _),) = heard("lolcats")
+    values = torch.zeros(2, 11, 2, 16, dtype=torch.float64)
+    with torch.no_grad():
+        assert not attention.of_heads(call.hidden, call.passed, options, values).any()
+
+
+def test_a_layer_without_the_tokens_of_a_call() -> None:
+    model = student("lolcats")
+    (_, attention), *_ = attentions(model)
+    with pytest.raises(TypeError, match="this layer was called by itself, without the tokens of a call: call the model"):
+        attention(torch.zeros(1, 3, 64, dtype=torch.float64), attention_mask=None)
+
+
+def test_tokens_go_to_another_device_once_a_call() -> None:
+    _, ((call, _, _),) = heard("lolcats")
+    passed, there = call.passed, torch.device("meta")
+    assert passed.on(torch.device("cpu")) is passed
+    moved = passed.on(there)
+    assert moved.tokens.position.device == there
+    assert passed.on(there).tokens is moved.tokens, "all layers that stand there share them"

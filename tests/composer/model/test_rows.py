@@ -1,0 +1,93 @@
+"""The order of columns inside a model: real tokens first, and back; positions and documents, by any way to say them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.model.rows import Rows
+
+CPU = torch.device("cpu")
+
+
+def rows(batch: int, length: int, *, seen: torch.Tensor | None = None, columns: int = 0, **said: Any) -> Rows:
+    nothing: dict[str, Any] = {"mask": None, "positions": None, "cu_seqlens": None}
+    return Rows(batch, length, CPU, seen, columns, **nothing | said)
+
+
+masks = st.integers(1, 3).flatmap(
+    lambda batch: st.integers(2, 9).flatmap(
+        lambda length: st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=batch, max_size=batch)
+    )
+)
+
+
+@given(masks)
+def test_real_tokens_come_first_in_their_order_and_go_back(said: list[list[bool]]) -> None:
+    mask = torch.tensor(said)
+    order = rows(*mask.shape, mask=mask)
+    columns = torch.arange(mask.shape[1]).expand_as(mask)
+    inside = order.inward(columns)
+    assert torch.equal(order.outward(inside), columns)
+    for row, real in enumerate(mask):
+        count = int(real.sum())
+        assert torch.equal(inside[row, :count], columns[row, real])
+        assert torch.equal(order.tokens.position[row, :count], torch.arange(count))
+        if order.tokens.valid is not None:
+            assert order.tokens.valid[row].tolist() == [column < count for column in range(mask.shape[1])]
+    assert (order.tokens.valid is None) == bool(mask.all())
+    assert order.seen.tolist() == mask.sum(1).tolist()
+
+
+def test_a_call_goes_on_behind_what_was_seen() -> None:
+    seen = torch.tensor([3, 5])
+    one, several = rows(2, 1, seen=seen, columns=5), rows(2, 2, seen=seen, columns=5, mask=torch.ones(2, 7))
+    assert one.tokens.position.tolist() == [[3], [5]]
+    assert several.tokens.position.tolist() == [[3, 4], [5, 6]]
+    assert (one.seen.tolist(), several.seen.tolist()) == ([4, 6], [5, 7])
+    assert (one.below, several.below) == (6, 7), "no position is as large"
+    assert rows(2, 2, positions=torch.zeros(2, 2, dtype=torch.int64)).below is None
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_bounds_and_positions_say_the_same_documents(padded: bool) -> None:
+    """A row of documents of 3, 1 and 4 tokens; padded: the last document's first token is none."""
+    mask = torch.tensor([[1, 1, 1, 1, 0, 1, 1, 1]]) if padded else None
+    position = torch.tensor([[0, 1, 2, 0, 9, 0, 1, 2]]) if padded else torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])
+    bounded = rows(1, 8, mask=mask, cu_seqlens=torch.tensor([0, 3, 4, 8]))
+    stated = rows(1, 8, mask=mask, positions=position)
+    real = slice(7 if padded else 8)
+    for one in (bounded, stated):
+        assert one.tokens.position[0, real].tolist() == [0, 1, 2, 0, 0, 1, 2, 3][real]
+        assert one.tokens.segment is not None
+        assert one.tokens.segment[0, real].tolist() == [0, 0, 0, 1, 2, 2, 2, 2][real]
+
+
+def test_a_first_document_continues_an_empty_state_and_ends_another() -> None:
+    position = torch.tensor([[0, 1, 2]])
+    assert rows(1, 3, positions=position).tokens.segment is None
+    segment = rows(1, 3, positions=position, seen=torch.tensor([7])).tokens.segment
+    assert segment is not None
+    assert segment.tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ({"mask": torch.ones(2, 3)}, r"attention_mask has shape \(2, 3\); expected 2 dimensions, 1 rows and at least 4 columns"),
+        ({"mask": torch.ones(1, 1, 4)}, r"attention_mask has shape \(1, 1, 4\)"),
+        ({"cu_seqlens": torch.tensor([0, 2, 2, 4])}, r"must rise from 0 to the length of one packed row; got \[0, 2, 2, 4\]"),
+        ({"cu_seqlens": torch.tensor([0, 3])}, "must rise from 0 to the length"),
+        (
+            {"cu_seqlens": torch.tensor([0, 4]), "positions": torch.zeros(1, 4, dtype=torch.int64)},
+            "both say where documents start: pass one",
+        ),
+    ],
+)
+def test_what_cannot_be_told(said: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        rows(1, 4, **said)
