@@ -45,6 +45,12 @@ def _not_waited_for(descriptor: int) -> None:
 os.fsync = _not_waited_for
 
 
+@pytest.fixture(scope="module")
+def frozen() -> None:
+    """What is there by now is looked through no more: benches collect garbage between their runs, and a worker has much of it."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def one_seed() -> None:
     """The same random tensors whatever ran before."""

@@ -17,6 +17,8 @@ from benchmarks.whole_models import Bench, Workload, cell, columns, goals, main
 from composer.model.cache import SEEN
 from tests.composer.model.recording import on_a_cpu
 
+pytestmark = pytest.mark.usefixtures("frozen")
+
 
 @pytest.fixture(scope="module")
 def contestants() -> list[Contestant]:

@@ -19,6 +19,7 @@ from tests.composer.model.models import llama, student, tokens
 from tests.composer.model.recording import on_a_cpu
 from tests.shipped import SHIPPED
 
+pytestmark = pytest.mark.usefixtures("frozen")
 CAUSAL = [name for name in SHIPPED if "/" not in name and load_spec(name).direction == "causal"]
 """Those of `specs/` itself; the ablations differ from them in sizes, which `tests/laws/test_bounds.py` goes through."""
 
