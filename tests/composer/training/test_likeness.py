@@ -62,13 +62,13 @@ def test_softmax_is_its_teacher() -> None:
 @pytest.mark.parametrize(
     ("spec", "overrides", "weighed"),
     [
-        ("lolcats", [], True),
+        ("lolcats", ["head.memory.0.size=4"], True),
         ("latte", [], False),
         ("latte", ["head.value_position=null"], True),
         ("gla", [], False),
         ("delta", [], False),
-        ("lola", [], False),
-        ("lola", ["head.memory.1.keep=recent"], True),
+        ("lola", ["head.memory.0.size=2"], False),
+        ("lola", ["head.memory.0.size=2", "head.memory.1.size=1", "head.memory.1.keep=recent"], True),
     ],
 )
 def test_heads_without_weights_have_no_divergence(spec: str, overrides: list[str], weighed: bool) -> None:
