@@ -213,8 +213,9 @@ class Partial:
 
 
 def may_look(numbers: Tensor) -> bool:
-    """Whether Python may read numbers at no cost: without waiting for a device, and outside of a compiler's graph."""
-    return numbers.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether Python may read numbers at no cost: without waiting for a device, outside of a compiler's graph, and where they are
+    numbers, which those of PyTorch's fake tensors are not."""
+    return numbers.is_cpu and type(numbers) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:

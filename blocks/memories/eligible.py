@@ -12,17 +12,17 @@ from blocks.softmax import hidden
 
 
 def by_heads(entries: Shaped[Tensor, "B E H ..."]) -> Shaped[Tensor, "B E H ..."]:
-    """The same entries, laid out so."""
+    """The entries, laid out head by head."""
     return entries.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def joined_by_heads(entries: Shaped[Tensor, "B E H ..."], later: Shaped[Tensor, "B M H ..."]) -> Shaped[Tensor, "B S H ..."]:
-    """Entries, and others behind them."""
+    """Entries, and others behind them, laid out head by head."""
     return torch.cat((entries.transpose(1, 2), later.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
 def selected_by_heads(held: Held, index: Int[Tensor, "B M H"]) -> Held:
-    """Some of them, each head its own."""
+    """``selected`` of entries that are laid out head by head, and are so again."""
     index = index.transpose(1, 2)
     place = in_all_rows(index.flatten(0, 1), held["key"].shape[1]).flatten()
     every = {name: entries.transpose(1, 2).flatten(0, 2).index_select(0, place) for name, entries in held.items()}
@@ -32,7 +32,8 @@ def selected_by_heads(held: Held, index: Int[Tensor, "B M H"]) -> Held:
 def hidden_by_falls(
     eligible: Held, at: Int[Tensor, "B t"], falls: Int[Tensor, "B e"], together: int, left: Int[Tensor, "B E H"], tokens: Tokens
 ) -> Float[Tensor, "B H t E"]:
-    """What is added to the logits of a block's tokens, 0 or -inf: a token sees what has fallen in by then, and not on.
+    """What is added to the logits of a block's tokens, 0 or -inf: a pair is seen from the fall that brings it in to the one that
+    puts it out.
 
     at: the tokens' columns; falls: those at which the last entries fall in, ``together`` of them at each; left: the number of the
     fall, from 1, at which each entry falls on, or more than there are.

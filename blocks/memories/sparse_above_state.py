@@ -53,7 +53,7 @@ class Falling:
         segment = self.call.tokens.segment
         with torch.no_grad():
             if self.looks is not None:
-                if self.looked is not self.pairs:
+                if self.looked is not self.pairs:  # of which ``_settle`` has gathered what fell before them, block by block
                     self.looks.look(self.pairs, self.fallen[-1] if self.fallen else None)
                 self.looked = self.pairs
                 return

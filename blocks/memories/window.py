@@ -78,7 +78,7 @@ class Window(Holding):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"
-        native = ", by PyTorch's kernel"
+        native, natively = ", by PyTorch's kernel", partial(_blocks, by_kernel=True)
         kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla.fits,
                       missing=fla.ATTENTION.missing, refuses=True)  # fmt: skip
         kernels = (kernel,) if self.shape == "sliding" else ()
@@ -91,7 +91,7 @@ class Window(Holding):
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
             Form(TORCH, step + native, partial(self.answer_one, attention=native_one), native_one_fits, decode=True),
             Form(TORCH, step, partial(self.answer_one, attention=single), unbroken, decode=True),
-            Form(TORCH, "blocks of queries" + native, partial(self.answer, attention=_blocks_natively), native_fits),
+            Form(TORCH, "blocks of queries against their window" + native, partial(self.answer, attention=natively), native_fits),
             Form(TORCH, blocks, partial(self.answer, attention=_blocks)),
         )
 
@@ -288,11 +288,8 @@ def _with_mass(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softc
     return triton.behind(query, key, pairs.value, visible.position, visible.segment, visible.held, visible.reach)
 
 
-def _blocks(query: Tensor, key: Tensor, pairs: Pairs, seen: Visible, softcap: float | None) -> Partial:
-    given = pairs.value, pairs.present, seen.segment, seen.held, seen.reach
-    return windowed(query, key, *given, softcap=softcap)
-
-
-def _blocks_natively(query: Tensor, key: Tensor, pairs: Pairs, seen: Visible, softcap: float | None) -> Partial:
-    given = pairs.value, pairs.present, seen.segment, seen.held, seen.reach
-    return windowed(query, key, *given, softcap=softcap, by_kernel=True)
+def _blocks(
+    query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None, *, by_kernel: bool = False
+) -> Partial:
+    given = pairs.value, pairs.present, visible.segment, visible.held, visible.reach
+    return windowed(query, key, *given, softcap=softcap, by_kernel=by_kernel)

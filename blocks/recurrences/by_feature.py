@@ -19,8 +19,8 @@ STEEPEST = -40.0
 
 def block_of(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
     """The longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or 1, also
-    where a compiler cannot look at numbers."""
-    if torch.compiler.is_compiling():
+    where there are no numbers to look at: in a compiler's graph, and in PyTorch's fake tensors."""
+    if torch.compiler.is_compiling() or type(log_decay) is not torch.Tensor:
         return 1
     with torch.no_grad():
         missing = -log_decay.shape[1] % chunk

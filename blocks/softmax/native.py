@@ -19,7 +19,7 @@ def native_one(
     hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: None = None,
 ) -> Partial:
-    """``single``. The kernel is told what to hide only where something is hidden."""
+    """``single`` by the kernel, which is told what to hide only where something is hidden. softcap: none, as it caps nothing."""
     empty = None
     if position is not None and not all_there(position):
         absent = hidden(rows(position) >= 0, accumulating(query.dtype))
@@ -35,7 +35,7 @@ def native_dense(
     hiding: Float[Tensor, "B H T S"],
     softcap: None = None,
 ) -> Partial:
-    """``dense``, of few queries."""
+    """``dense`` by the kernel, of so few queries that ``hiding``, what is added to their logits, may stand in memory as a whole."""
     return native(query, key, value, hiding, hiding.amax(-1).isneginf())
 
 
@@ -46,7 +46,8 @@ def native(
     hiding: Float[Tensor, "#B #H #T S"] | None,
     empty: Bool[Tensor, "#B #H #T"] | None,
 ) -> Partial:
-    """hiding: what is added to the logits, 0 or -inf. empty: which queries see nothing; None: each sees something."""
+    """Outputs and log-sum-exps by the kernel. hiding: what is added to the logits, 0 or -inf; None: nothing is hidden. empty: which
+    queries see nothing; None: each sees something."""
     dtype = accumulating(query.dtype)
     query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
@@ -55,7 +56,7 @@ def native(
 
 
 def native_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a form that is ``native``."""
+    """The ``fits`` of forms that call this kernel."""
     if setting.needs_maximum:
         return "PyTorch's attention does not give the largest logit, and the read asks for it"
     if setting.capped:
@@ -66,5 +67,5 @@ def native_fits(setting: Setting) -> str | None:
 
 
 def native_one_fits(setting: Setting) -> str | None:
-    """The same of a step of decode."""
+    """The ``fits`` of their steps of decode."""
     return native_fits(setting) or unbroken(setting)

@@ -44,6 +44,7 @@ def windowed(
     if reach is not None:
         within = _filled(reach, missing).unflatten(1, (count, block))
         if may_look(within):
+            # Of what may be before a block, that which its queries reach: of a window of chunks half, where chunks are blocks.
             before = min(size, max(0, int((within - torch.arange(block)).max())))
 
     def blocks(entries: Tensor) -> Tensor:

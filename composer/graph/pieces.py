@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blocks.flow import Tokens
 from blocks.legend import torch
 from blocks.part import State
 from composer.graph.graph import SINKS, HeadGraph
@@ -35,6 +36,23 @@ def piece_length(graph: HeadGraph, numbers: int) -> int:
     while length < held or 2 * length * numbers <= NUMBERS:
         length *= 2
     return length
+
+
+def counts_on(tokens: Tokens, length: int) -> bool:
+    """Whether positions count on by one where each piece begins: by the first token's a window tells which pair of its state is the
+    oldest. A document that begins there sees none of these pairs, and padding asks for nothing."""
+
+    def look() -> bool:
+        starts = slice(length, None, length)
+        first, last = tokens.position[:, starts], tokens.position[:, length - 1 : -1 : length]
+        counts = first == last + 1
+        if tokens.segment is not None:
+            counts = counts | (tokens.segment[:, starts] != tokens.segment[:, length - 1 : -1 : length])
+        if tokens.valid is not None:
+            counts = counts | ~tokens.valid[:, starts]
+        return bool(counts.all())
+
+    return tokens.once(("counts on", length), look)
 
 
 def run_in_pieces(

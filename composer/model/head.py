@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blocks.flow import Tokens, accumulating, as_dtype
+from blocks.flow import Tokens, accumulating, as_dtype, may_look
 from blocks.legend import Shape
-from blocks.operation import Setting
+from blocks.operation import REFERENCE, Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise
 from composer.graph.lowering import AUTO, Compiled, compiled
-from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
+from composer.graph.pieces import SHORTEST, counts_on, piece_length, run_in_pieces, takes_pieces
 from composer.graph.program import CallContext, Program
 from converters.trunk import dtype_name
 
@@ -167,21 +167,21 @@ class Head(nn.Module):
             inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
             context, own = CallContext(tokens, state, self._place, in_place), value if entering else None
-            length = self._piece_length(query)
-            if length < query.shape[1]:
-                output, carried = run_in_pieces(program, length, self._modules, inputs, context, entering=own)
-            else:
+            length = None if backend == REFERENCE else self._piece_length(query, tokens)
+            if length is None:
                 output, carried = program.run(self._modules, inputs, context, entering=own)
+            else:
+                output, carried = run_in_pieces(program, length, self._modules, inputs, context, entering=own)
         # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
         return as_dtype(output, value.dtype), carried
 
-    def _piece_length(self, query: Tensor) -> int:
-        """Tokens that the program takes at once."""
-        length = query.shape[1]
-        whole = length <= SHORTEST or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if whole or not takes_pieces(self._compiled.graph, query.device.type):
-            return length
-        return piece_length(self._compiled.graph, query[:, 0].numel())
+    def _piece_length(self, query: Tensor, tokens: Tokens) -> int | None:
+        """Tokens of a piece; None: the program takes all of them at once."""
+        graph = self._compiled.graph
+        if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_look(query) or not takes_pieces(graph, "cpu"):
+            return None
+        length = piece_length(graph, query[:, 0].numel())
+        return length if length < query.shape[1] and counts_on(tokens, length) else None
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -17,18 +18,26 @@ from tests.blocks.support import close, random
 MODULE = importlib.import_module("blocks.softmax.windowed")
 
 
-def masked(query: Tensor, key: Tensor, value: Tensor, present: Tensor | None, segment: Tensor | None, size: int) -> Partial:
-    """Query t sees entries t + 1 … t + size: written as a mask, entry by entry."""
+def masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    present: Tensor | None,
+    segment: Tensor | None,
+    size: int,
+    reach: Tensor | None = None,
+) -> Partial:
+    """Query t sees entries t + 1 … t + size, or the last of them: written as a mask, entry by entry."""
     batch, entries = key.shape[:2]
     visible = torch.zeros(batch, query.shape[1], entries, dtype=torch.bool)
     for row, t in torch.ones(batch, query.shape[1]).nonzero().tolist():
-        for entry in range(t + 1, t + size + 1):
+        for entry in range(t + 1 if reach is None else t + size - int(reach[row, t]), t + size + 1):
             there = present is None or bool(present[row, entry])
             visible[row, t, entry] = there and (segment is None or segment[row, entry] == segment[row, size + t])
     return dense(query, key, value, visible)
 
 
-def problem(length: int, size: int, heads: tuple[int, int], gaps: bool, documents: bool) -> tuple:
+def problem(length: int, size: int, heads: tuple[int, int], gaps: bool, documents: bool, chunks: bool = False) -> tuple:
     states = [
         random(2, count, number, 4) for count, number in ((length, heads[0]), (size + length, heads[1]), (size + length, heads[1]))
     ]
@@ -36,11 +45,12 @@ def problem(length: int, size: int, heads: tuple[int, int], gaps: bool, document
     segment = None
     if documents:
         segment = torch.cat((torch.zeros(2, size, dtype=torch.int64), (torch.rand(2, length) < 0.2).long().cumsum(1)), dim=1)
-    return *states, present, segment, size
+    reach = torch.randint(0, size, (2, length)).cumsum(1) % size if chunks else None
+    return *states, present, segment, size, reach
 
 
-def both(arguments: tuple) -> tuple[Partial, Partial]:
-    return windowed(*arguments), masked(*arguments)
+def both(arguments: tuple, *, by_kernel: bool = False) -> tuple[Partial, Partial]:
+    return windowed(*arguments, by_kernel=by_kernel), masked(*arguments)
 
 
 @given(
@@ -49,30 +59,42 @@ def both(arguments: tuple) -> tuple[Partial, Partial]:
     heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
     gaps=st.booleans(),
     documents=st.booleans(),
+    chunks=st.booleans(),
     block=st.integers(1, 9),
+    span=st.integers(1, 20),
+    by_kernel=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_it_is_the_mask(length: int, size: int, heads: tuple[int, int], gaps: bool, documents: bool, block: int, seed: int) -> None:
+def test_it_is_the_mask(block: int, span: int, by_kernel: bool, seed: int, **sizes: Any) -> None:
+    """By products, which give the largest logit as well, and by PyTorch's kernel; chunks: each query reaches as far as it says."""
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "BLOCK", block)
-        got, wanted = both(problem(length, size, heads, gaps, documents))
+        patch.setattr(MODULE, "SPAN", span)
+        got, wanted = both(problem(**sizes), by_kernel=by_kernel)
     close(got.output, wanted.output)
     assert got.lse is not None
     assert wanted.lse is not None
     close(got.lse, wanted.lse)
+    if by_kernel:
+        assert got.maximum is None
+    else:
+        assert got.maximum is not None
+        assert wanted.maximum is not None
+        close(got.maximum, wanted.maximum)
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(1, 64), (63, 64), (64, 64), (65, 64), (130, 3), (67, 66)])
-def test_blocks_as_they_are(length: int, size: int) -> None:
-    got, wanted = both(problem(length, size, (4, 2), True, True))
+def test_blocks_as_they_are(length: int, size: int, by_kernel: bool) -> None:
+    got, wanted = both(problem(length, size, (4, 2), True, True, True), by_kernel=by_kernel)
     close(got.output, wanted.output)
 
 
 def test_gradients_are_those_of_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that see nothing among them: a gap of a whole window."""
     monkeypatch.setattr(MODULE, "BLOCK", 4)
-    query, key, value, present, segment, size = problem(11, 3, (4, 2), True, True)
+    query, key, value, present, segment, size, _ = problem(11, 3, (4, 2), True, True)
     present[:, 4:10] = False
     tensors = [tensor.requires_grad_() for tensor in (query, key, value)]
     answers = []

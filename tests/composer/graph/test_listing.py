@@ -83,7 +83,7 @@ def test_lolcats() -> None:
     (fast,) = (form for form in additive.FORMS if form.backend == "torch" and not form.decode)
     assert squeezed(listing(lower(build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))))) == [
         "pairs = pairs(key, value) # B T 2 8 key and value of each token",
-        "window, window_fallen = window(query, pairs) # B T 4 8 torch: blocks of queries, by PyTorch's kernel",
+        "window, window_fallen = window(query, pairs) # B T 4 8 torch: blocks of queries against their window, by PyTorch's kernel",
         "window_weight = window.weight(hidden) # 4 as defined",
         "state_features = feature_map(query) # B T 4 128 as defined; keys as they reach the memory",
         f"state = state(state_features, window_fallen) # B T 4 8 torch: {fast.says}",

@@ -1,0 +1,63 @@
+"""Pairs that compete for places in a cache, laid out head by head: the same as in any other layout, and seen from fall to fall."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocks.flow import Tokens
+from blocks.memories.below import Held, selected
+from blocks.memories.eligible import by_heads, hidden_by_falls, joined_by_heads, selected_by_heads
+from tests.blocks.support import random
+
+
+def held(entries: int) -> Held:
+    """Pairs of 2 rows and 3 heads."""
+    return {"key": random(2, entries, 3, 4), "value": random(2, entries, 3, 5), "position": torch.randint(-1, 9, (2, entries, 3))}
+
+
+def of_one_head_together(tensor: torch.Tensor) -> bool:
+    return tensor.transpose(1, 2).is_contiguous()
+
+
+def test_a_layout_changes_nothing() -> None:
+    first, later = held(6), held(2)
+    index = torch.stack([torch.randperm(8)[:5] for _ in range(6)]).view(2, 3, 5).transpose(1, 2)
+    every = {name: joined_by_heads(by_heads(entries), later[name]) for name, entries in first.items()}
+    assert all(of_one_head_together(entries) for entries in every.values())
+    wanted = selected({name: torch.cat((entries, later[name]), dim=1) for name, entries in first.items()}, index)
+    found = selected_by_heads(every, index)
+    for name, entries in found.items():
+        assert torch.equal(entries, wanted[name])
+        assert of_one_head_together(entries)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@given(size=st.integers(0, 4), together=st.integers(1, 3), groups=st.integers(1, 4), seed=st.integers(0, 2**31))
+def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: int, groups: int, seed: int) -> None:
+    """By hand, for each row, head, token and pair: it has fallen in by the token's column, and not on, and is of its document."""
+    torch.manual_seed(seed)
+    entries, length = size + together * groups, together * groups
+    pairs = held(entries)
+    columns = torch.randint(0, length, (2, groups)).sort(dim=1).values
+    falls = columns.repeat_interleave(together, dim=1)
+    left = torch.randint(1, groups + 2, (2, entries, 3))
+    at, tokens = torch.arange(length).expand(2, -1), Tokens(torch.arange(length).expand(2, -1))
+    if documents:
+        tokens = Tokens(tokens.position, torch.randint(0, 2, (2, length)).cumsum(1))
+        pairs["segment"] = torch.randint(0, 3, (2, entries, 3))
+    found = hidden_by_falls(pairs, at, falls, together, left, tokens)
+    assert found.shape == (2, 3, length, entries)
+    for row, head, token, entry in torch.ones(found.shape).nonzero().tolist():
+        came = -1 if entry < size else int(falls[row, entry - size])
+        number = int(left[row, entry, head])
+        goes = length if number > groups else int(columns[row, number - 1])
+        seen = came <= token < goes and int(pairs["position"][row, entry, head]) >= 0
+        if entry >= size and number <= (entry - size) // together + 1:
+            seen = False  # it falls on as it falls in, or before, which no cache does
+        if documents:
+            assert tokens.segment is not None
+            seen = seen and int(pairs["segment"][row, entry, head]) == int(tokens.segment[row, token])
+        assert float(found[row, head, token, entry]) == (0.0 if seen else -torch.inf)

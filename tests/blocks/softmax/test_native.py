@@ -1,0 +1,72 @@
+"""PyTorch's own kernel answers one query and several as the definition does, where nothing is seen, too; and where it is taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocks.operation import Setting
+from blocks.softmax import dense, hidden, native_dense, native_fits, native_one, native_one_fits, single
+from tests.blocks.support import close, random
+
+HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
+
+
+@given(heads=HEADS, held=st.integers(1, 9), own=st.booleans(), hides=st.booleans(), seed=st.integers(0, 2**31))
+def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, seed: int) -> None:
+    """Some entries are no pairs, in some rows none is; where pairs are each query head's own, and with others out of reach."""
+    torch.manual_seed(seed)
+    many, few = (heads[0], heads[0]) if own else heads
+    given_ = random(3, 1, many, 4), random(3, held, few, 4), random(3, held, few, 4)
+    position = torch.randint(-1, 2, (3, held, few) if own else (3, held))
+    reached = torch.rand(3, 1, 1, held) < 0.6
+    reached[..., 0] = True  # its own pair
+    hiding = hidden(reached, torch.float64) if hides else None
+    got, wanted = (answer(*given_, position, hiding) for answer in (native_one, single))
+    seen = wanted.lse > -torch.inf
+    assert torch.equal(got.lse > -torch.inf, seen)
+    close(got.lse[seen], wanted.lse[seen])
+    close(got.output, wanted.output.nan_to_num())
+    assert got.maximum is None
+
+
+@given(heads=st.integers(1, 3), length=st.integers(1, 9), held=st.integers(1, 9), seed=st.integers(0, 2**31))
+def test_several_queries(heads: int, length: int, held: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    given_ = random(2, length, heads, 4), random(2, held, heads, 4), random(2, held, heads, 4)
+    visible = torch.rand(2, heads, length, held) < 0.4
+    got, wanted = native_dense(*given_, hidden(visible, torch.float64)), dense(*given_, visible)
+    close(got.output, wanted.output)
+    close(got.lse, wanted.lse)
+    close(dense(*given_, hidden(visible, torch.float32)).output, wanted.output)
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    states = [random(2, 5, 2, 4).bfloat16() for _ in range(3)]
+    got = native_dense(*states, torch.zeros(2, 2, 5, 5))
+    wanted = dense(*(of.double() for of in states), torch.ones(2, 5, 5, dtype=torch.bool))
+    assert got.lse is not None
+    assert wanted.lse is not None
+    assert (got.output.dtype, got.lse.dtype) == (torch.bfloat16, torch.float32)
+    close(got.lse.double(), wanted.lse, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({}, None),
+        ({"needs_maximum": True}, "the largest logit"),
+        ({"capped": True}, "caps no logits"),
+        ({"gradients": True}, "no gradient of its lse"),
+        ({"device": "cuda"}, "on a CPU alone"),
+    ],
+)
+def test_where_it_fits(said: dict[str, bool], reason: str | None) -> None:
+    for fits in (native_fits, native_one_fits):
+        found = fits(Setting(**said))
+        assert found is None if reason is None else reason in str(found)
+    padded = Setting(padded=True)
+    assert native_fits(padded) is None
+    assert "padding" in str(native_one_fits(padded))
