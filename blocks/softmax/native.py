@@ -7,7 +7,6 @@ import math
 from blocks.flow import Partial, accumulating, all_there, as_dtype
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.operation import Setting, unbroken
-from blocks.softmax.dense import hidden
 from blocks.softmax.single import rows
 
 
@@ -22,7 +21,8 @@ def native_one(
     """``single`` by the kernel, which is told what to hide only where something is hidden. softcap: none, as it caps nothing."""
     empty = None
     if position is not None and not all_there(position):
-        absent = hidden(rows(position) >= 0, accumulating(query.dtype))
+        # The logarithms of 0 and of 1: one operation fewer than ``hidden`` takes, which is the faster one of many queries.
+        absent = (rows(position) >= 0).to(accumulating(query.dtype)).log()
         hiding = absent if hiding is None else hiding + absent
         empty = hiding.amax(-1).isneginf()
     return native(query, key, value, hiding, empty)

@@ -1,4 +1,4 @@
-"""A model runs on PyTorch's fake tensors, which have shapes and no numbers: what asks for memory or shapes ahead of a run does so."""
+"""A model runs on PyTorch's fake tensors, which have shapes and no numbers; what asks for them ahead of a run does so."""
 
 from __future__ import annotations
 
