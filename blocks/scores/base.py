@@ -12,7 +12,8 @@ from blocks.part import Part
 LARGEST = 40.0
 """Exponents of the weights that are compared stop here, where squares still fit float32."""
 RESOLUTION = 2.0**-10
-"""Scores say nothing finer than this share of what they are made of: rounding does not reach it, and no choice hangs on less."""
+"""Scores say nothing finer than this share of what they are made of, which rounding does not reach: what is worth the same is told
+apart by age. Rounding can turn a choice only between two scores that lie just as far apart as their resolutions."""
 
 
 @dataclass(frozen=True)
