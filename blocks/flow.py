@@ -212,10 +212,14 @@ class Partial:
     maximum: Float[Tensor, "B T H"] | None = None
 
 
-def may_look(numbers: Tensor) -> bool:
-    """Whether Python may read numbers at no cost: without waiting for a device, outside of a compiler's graph, and where they are
-    numbers, which those of PyTorch's fake tensors are not."""
-    return numbers.is_cpu and type(numbers) is torch.Tensor and not torch.compiler.is_compiling()
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether Python can read its numbers: a compiler's graph has none, nor have PyTorch's fake tensors."""
+    return type(tensor) is torch.Tensor and not torch.compiler.is_compiling()
+
+
+def may_look(tensor: Tensor) -> bool:
+    """Whether Python may read its numbers at no cost: without waiting for a device."""
+    return tensor.is_cpu and has_numbers(tensor)
 
 
 def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:

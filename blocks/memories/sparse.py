@@ -23,7 +23,7 @@ from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, falling
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense, native_dense, native_fits, native_one, native_one_fits, single
+from blocks.softmax import dense, native, native_fits, native_one, native_one_fits, single
 
 Attend = Callable[..., Partial]
 Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
@@ -31,7 +31,7 @@ Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
 STEP = "what falls in at the token, then one query against what is kept"
 STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_one, native_one_fits), (TORCH, "", single, unbroken))
 FALLS = "one fall after the other"
-BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native_dense, native_fits), (EVERY, "", dense, anywhere))
+BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_fits), (EVERY, "", dense, anywhere))
 BLOCK = 64
 """Tokens that are answered at once: each meets what was kept before them and all that falls in among them, seen or not."""
 
@@ -292,6 +292,6 @@ def _nothing(query: Tensor) -> Partial:
 
 def _joined(answers: list[Partial]) -> Partial:
     """The answers to tokens one behind the other."""
-    output, lse = (torch.cat([getattr(each, name) for each in answers], dim=1) for name in ("output", "lse"))
+    output, lse = (torch.cat(of, dim=1) for of in zip(*((each.output, each.lse) for each in answers), strict=True))
     largest = [each.maximum for each in answers if each.maximum is not None]
     return Partial(output, lse, maximum=torch.cat(largest, dim=1) if largest else None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blocks.flow import has_numbers
 from blocks.legend import Float, Tensor, torch
 
 STEEPEST = -40.0
@@ -19,8 +20,8 @@ STEEPEST = -40.0
 
 def block_of(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
     """The longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or 1, also
-    where there are no numbers to look at: in a compiler's graph, and in PyTorch's fake tensors."""
-    if torch.compiler.is_compiling() or type(log_decay) is not torch.Tensor:
+    where there are no numbers to look at."""
+    if not has_numbers(log_decay):
         return 1
     with torch.no_grad():
         missing = -log_decay.shape[1] % chunk

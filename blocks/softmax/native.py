@@ -5,9 +5,31 @@ from __future__ import annotations
 import math
 
 from blocks.flow import Partial, accumulating, all_there, as_dtype
-from blocks.legend import Bool, Float, Int, Tensor, torch
+from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, unbroken
 from blocks.softmax.single import rows
+
+
+def native(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K D"],
+    hiding: Float[Tensor, "#B #H #T S"] | None,
+    softcap: None = None,
+    *,
+    all_see: bool = False,
+) -> Partial:
+    """``dense`` by the kernel, of so few queries that ``hiding`` may stand in memory as a whole.
+
+    hiding: what is added to the logits, 0 or -inf; None: nothing is hidden. softcap: none, as the kernel caps nothing. all_see:
+    each query is known to see something.
+    """
+    dtype = accumulating(query.dtype)
+    query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
+    if hiding is not None and not all_see:
+        lse = lse.masked_fill(hiding.amax(-1).isneginf(), -math.inf)
+    return Partial(as_dtype(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
 
 
 def native_one(
@@ -18,41 +40,13 @@ def native_one(
     hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: None = None,
 ) -> Partial:
-    """``single`` by the kernel, which is told what to hide only where something is hidden. softcap: none, as it caps nothing."""
-    empty = None
-    if position is not None and not all_there(position):
-        # The logarithms of 0 and of 1: one operation fewer than ``hidden`` takes, which is the faster one of many queries.
-        absent = (rows(position) >= 0).to(accumulating(query.dtype)).log()
-        hiding = absent if hiding is None else hiding + absent
-        empty = hiding.amax(-1).isneginf()
-    return native(query, key, value, hiding, empty)
-
-
-def native_dense(
-    query: Float[Tensor, "B T H D"],
-    key: Float[Tensor, "B S H D"],
-    value: Float[Tensor, "B S H D"],
-    hiding: Float[Tensor, "B H T S"],
-    softcap: None = None,
-) -> Partial:
-    """``dense`` by the kernel, of so few queries that ``hiding``, what is added to their logits, may stand in memory as a whole."""
-    return native(query, key, value, hiding, hiding.amax(-1).isneginf())
-
-
-def native(
-    query: Float[Tensor, "B T H D"],
-    key: Float[Tensor, "B S K D"],
-    value: Float[Tensor, "B S K D"],
-    hiding: Float[Tensor, "#B #H #T S"] | None,
-    empty: Bool[Tensor, "#B #H #T"] | None,
-) -> Partial:
-    """Outputs and log-sum-exps by the kernel. hiding: what is added to the logits, 0 or -inf; None: nothing is hidden. empty: which
-    queries see nothing; None: each sees something."""
-    dtype = accumulating(query.dtype)
-    query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
-    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query_, *pairs, attn_mask=hiding)
-    lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
-    return Partial(as_dtype(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
+    """``single`` by the kernel, which is told what to hide only where something is hidden. Where every entry is a pair, ``hiding``
+    leaves the query some."""
+    if position is None or all_there(position):
+        return native(query, key, value, hiding, all_see=True)
+    # The logarithms of 0 and of 1: one operation fewer than ``hidden`` takes, which is the faster one of many queries.
+    absent = (rows(position) >= 0).to(accumulating(query.dtype)).log()
+    return native(query, key, value, absent if hiding is None else hiding + absent)
 
 
 def native_fits(setting: Setting) -> str | None:

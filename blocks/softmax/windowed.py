@@ -101,9 +101,8 @@ def _of_kernel(
     """Outputs and log-sum-exps. To the kernel, a block is a row."""
     batch = query.shape[0]
     seen = visible.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
-    hiding = hidden(seen, query.dtype)
     rows = (of.flatten(0, 1) for of in (query, key, value))
-    answer = native(*rows, hiding=hiding, empty=hiding.amax(-1).isneginf())
+    answer = native(*rows, hiding=hidden(seen, query.dtype))
     assert answer.lse is not None, "the kernel gives it"
     return answer.output.unflatten(0, (batch, -1)), answer.lse.unflatten(0, (batch, -1))
 

@@ -1,7 +1,7 @@
 """A long text in pieces: a head's program takes them one by one, each from the state that the one before has left.
 
-What is computed of a piece stays near the processor, and the next one uses its memory again, where the system would have to find
-that of a whole text anew: a long text takes no longer a token than a short one.
+What is computed of a piece stays near the processor, and the next piece uses its memory again, where a long text would ask the
+system for more at each step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from blocks.flow import Tokens
 from blocks.legend import torch
+from blocks.operation import REFERENCE
 from blocks.part import State
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.program import CallContext, Modules, Program
@@ -21,12 +22,17 @@ SHORTEST = 256
 """Tokens of a piece at least; pieces have this many times a power of two, so that chunks of a recurrence stay whole."""
 
 
-def takes_pieces(graph: HeadGraph, device: str) -> bool:
+def takes_pieces(graph: HeadGraph, backend: str, device: str) -> bool:
     """Whether a long text goes through such a head in pieces: on a CPU, where the head looks back at a state that does not grow.
 
-    One that grows would be copied at each piece, and a GPU is the faster the more it has at once.
+    One that grows would be copied at each piece, and a GPU is the faster the more it has at once. The reference is the definition,
+    of whole texts.
     """
-    return device == "cpu" and not any(node.shape.both_ways or memory.grows for node, memory in graph.memories)
+    return (
+        backend != REFERENCE
+        and device == "cpu"
+        and not any(node.shape.both_ways or memory.grows for node, memory in graph.memories)
+    )
 
 
 def piece_length(graph: HeadGraph, numbers: int) -> int:
@@ -43,13 +49,12 @@ def counts_on(tokens: Tokens, length: int) -> bool:
     oldest. A document that begins there sees none of these pairs, and padding asks for nothing."""
 
     def look() -> bool:
-        starts = slice(length, None, length)
-        first, last = tokens.position[:, starts], tokens.position[:, length - 1 : -1 : length]
-        counts = first == last + 1
+        first, last = slice(length, None, length), slice(length - 1, -1, length)
+        counts = tokens.position[:, first] == tokens.position[:, last] + 1
         if tokens.segment is not None:
-            counts = counts | (tokens.segment[:, starts] != tokens.segment[:, length - 1 : -1 : length])
+            counts = counts | (tokens.segment[:, first] != tokens.segment[:, last])
         if tokens.valid is not None:
-            counts = counts | ~tokens.valid[:, starts]
+            counts = counts | ~tokens.valid[:, first]
         return bool(counts.all())
 
     return tokens.once(("counts on", length), look)

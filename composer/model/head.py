@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens, accumulating, as_dtype, may_look
 from blocks.legend import Shape
-from blocks.operation import REFERENCE, Setting
+from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
@@ -167,7 +167,7 @@ class Head(nn.Module):
             inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
             context, own = CallContext(tokens, state, self._place, in_place), value if entering else None
-            length = None if backend == REFERENCE else self._piece_length(query, tokens)
+            length = self._piece_length(query, tokens, backend)
             if length is None:
                 output, carried = program.run(self._modules, inputs, context, entering=own)
             else:
@@ -175,10 +175,12 @@ class Head(nn.Module):
         # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
         return as_dtype(output, value.dtype), carried
 
-    def _piece_length(self, query: Tensor, tokens: Tokens) -> int | None:
+    def _piece_length(self, query: Tensor, tokens: Tokens, backend: str) -> int | None:
         """Tokens of a piece; None: the program takes all of them at once."""
+        if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_look(query):
+            return None
         graph = self._compiled.graph
-        if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_look(query) or not takes_pieces(graph, "cpu"):
+        if not takes_pieces(graph, backend, query.device.type):
             return None
         length = piece_length(graph, query[:, 0].numel())
         return length if length < query.shape[1] and counts_on(tokens, length) else None
@@ -200,7 +202,7 @@ class Head(nn.Module):
         program, decode = self._compiled.both(self._printed, setting)
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         first = f"# {heading(self._printed, setting.device, setting.dtype)}"
-        pieces = [IN_PIECES] if takes_pieces(self._compiled.graph, setting.device) else []
+        pieces = [IN_PIECES] if takes_pieces(self._compiled.graph, self._printed, setting.device) else []
         return "\n".join([first, *listing(program), *pieces, *([DECODE, *differs] if differs else [])])
 
 

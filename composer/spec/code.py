@@ -66,7 +66,7 @@ def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "
             key_heads=made.shape.key_heads,
             inputs=inputs_of(made.program(backend, setting)),
             prefill=tuple(listing(made.program(backend, setting))),
-            in_pieces=takes_pieces(made.graph, device),
+            in_pieces=takes_pieces(made.graph, backend, device),
             decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),
         )
         for name, layers, made in found

@@ -20,7 +20,7 @@ from blocks.operation import REFERENCE, Setting
 from blocks.positions import NoPosition, Rope
 from blocks.reads import Shared
 from blocks.scores.random import Random
-from blocks.softmax import dense, native_dense
+from blocks.softmax import dense, native
 from tests.blocks.memories.by_hand import Call, Row, Stream
 from tests.blocks.support import computed, empty, owner, recalled
 from tests.composer.graph.memories_by_hand import best_of, uniform
@@ -216,7 +216,7 @@ class Cascade:
         beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, fallen.together)
         call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
         gradients = any(of.requires_grad for of in (query, fallen.key, fallen.value))
-        attention = dense if gradients or self.form == REFERENCE else native_dense
+        attention = dense if gradients or self.form == REFERENCE else native
         kept, sparse = self.sparse.attend({}, query, fallen, call, below=beneath, attention=attention)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]
         output = Shared().combine({}, [*weighed, beneath.answer()])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.operation import Setting
-from blocks.softmax import dense, hidden, native_dense, native_fits, native_one, native_one_fits, single
+from blocks.softmax import dense, hidden, native, native_fits, native_one, native_one_fits, single
 from tests.blocks.support import close, random
 
 HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
@@ -37,7 +37,7 @@ def test_several_queries(heads: int, length: int, held: int, seed: int) -> None:
     torch.manual_seed(seed)
     given_ = random(2, length, heads, 4), random(2, held, heads, 4), random(2, held, heads, 4)
     visible = torch.rand(2, heads, length, held) < 0.4
-    got, wanted = native_dense(*given_, hidden(visible, torch.float64)), dense(*given_, visible)
+    got, wanted = native(*given_, hidden(visible, torch.float64)), dense(*given_, visible)
     close(got.output, wanted.output)
     close(got.lse, wanted.lse)
     close(dense(*given_, hidden(visible, torch.float32)).output, wanted.output)
@@ -45,7 +45,7 @@ def test_several_queries(heads: int, length: int, held: int, seed: int) -> None:
 
 def test_half_precision_is_summed_in_float32() -> None:
     states = [random(2, 5, 2, 4).bfloat16() for _ in range(3)]
-    got = native_dense(*states, torch.zeros(2, 2, 5, 5))
+    got = native(*states, torch.zeros(2, 2, 5, 5))
     wanted = dense(*(of.double() for of in states), torch.ones(2, 5, 5, dtype=torch.bool))
     assert got.lse is not None
     assert wanted.lse is not None

@@ -187,6 +187,7 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
     slow = compose("show", "lolcats", "--from", teacher, "--code", "--backend", "reference", "--dtype", "bfloat16").stdout
     assert "backend reference on cpu, bfloat16" in slow
     assert "reference: all pairs of a call, masked" in slow
+    assert "in pieces" not in slow, "the reference takes a text as a whole"
     (one,) = json.loads(compose("show", "lolcats", "--from", teacher, "--code", "--json").stdout)
     assert [line.strip() for line in one["prefill"]] == [line.strip() for line in result.stdout.splitlines()[4:11]]
 

@@ -23,11 +23,12 @@ def graph(memory: list[Any], shape: Shape = SHAPE, **head: Any) -> HeadGraph:
 
 def test_heads_that_take_pieces() -> None:
     bounded = graph(["state"], feature_map="elu")
-    assert takes_pieces(bounded, "cpu")
-    assert not takes_pieces(bounded, "cuda")
-    assert not takes_pieces(graph([{"kind": "full"}]), "cpu")
+    assert takes_pieces(bounded, "auto", "cpu")
+    assert not takes_pieces(bounded, "auto", "cuda")
+    assert not takes_pieces(bounded, "reference", "cpu")
+    assert not takes_pieces(graph([{"kind": "full"}]), "auto", "cpu")
     both = replace(SHAPE, both_ways=True)
-    assert not takes_pieces(graph(["state"], both, feature_map="elu"), "cpu")
+    assert not takes_pieces(graph(["state"], both, feature_map="elu"), "auto", "cpu")
 
 
 def test_a_piece_is_as_long_as_its_numbers_allow_and_no_shorter_than_a_window() -> None:
