@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
-from blocks.positions import Position
+
+if TYPE_CHECKING:
+    from blocks.positions import Position
 
 # These are not frozen, which takes three times as long to make: a step of decode makes dozens, and nobody changes one.
 
@@ -246,7 +248,7 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
     dtype = accumulating(states.dtype)
     wide, weight = as_dtype(states, dtype), as_dtype(weight, dtype)
-    if torch.is_grad_enabled() or not wide.is_cpu or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or not may_look(wide):
         return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)
     # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
@@ -256,7 +258,7 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
 
 @functools.lru_cache
 def _number(number: float, dtype: torch.dtype) -> Tensor:
-    # The first call may be in inference mode, and later ones not.
+    # Made once, for tensors with numbers: the first call may be in inference mode, and later ones not.
     with torch.inference_mode(mode=False):
         return torch.tensor(number, dtype=dtype, device="cpu")
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
+from blocks.flow import Tokens, has_numbers
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.part import Closed, Part, Problem, bare, kinds
 
 if TYPE_CHECKING:
-    from blocks.flow import Tokens
     from blocks.rotation import Turning
 
 
@@ -141,7 +141,7 @@ class Rope(Position):
     def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles, once for each half of the coordinates; the first half's sine is negative."""
         position = position if position.dim() == 3 else position[..., None]
-        compute = _frequencies if torch.compiler.is_compiling() else _frequencies_once
+        compute = _frequencies_once if has_numbers(like) else _frequencies
         angles = position[..., None].float() * compute(self, like.shape[-1], like.device)  # pyright: ignore[reportArgumentType] - frozen
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
@@ -163,7 +163,7 @@ def _frequencies(rope: Rope, head_dim: int, device: torch.device) -> Float[Tenso
 
 @functools.lru_cache
 def _frequencies_once(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
-    # Whoever asks first may do so where tensors are of another kind.
+    # Whoever asks first may do so in inference mode, or where tensors are made on another device.
     with torch.inference_mode(mode=False), torch.device("cpu"):
         return _frequencies(rope, head_dim, device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from blocks.flow import Pairs, Tokens, accumulating, repeat_heads, rms_norm
 from tests.blocks.support import documents, random
@@ -85,6 +86,15 @@ def test_a_norm_without_gradients_is_the_one_with_them(width: int, kind: torch.d
         torch.testing.assert_close(found.double(), wanted, rtol=within, atol=within)
     assert torch.equal(states, before[0])
     assert torch.equal(weight, before[1])
+
+
+@torch.no_grad()
+def test_a_norm_of_fake_tensors_leaves_none_behind() -> None:
+    """What is made once for all norms of an epsilon is not made of these."""
+    states, weight = random(3, 4), random(4)
+    with FakeTensorMode() as fake:
+        rms_norm(fake.from_tensor(states), fake.from_tensor(weight), 0.00321)
+    assert type(rms_norm(states, weight, 0.00321)) is torch.Tensor
 
 
 def test_consecutive_heads_share_a_key_head() -> None:

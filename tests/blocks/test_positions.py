@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -92,6 +93,13 @@ def test_position_0_and_no_position_turn_nothing() -> None:
     states, position = random(1, 3, 2, 4), torch.tensor([[0, 5, 9]])
     assert torch.equal(Rope(theta=10.0).rotate(states, position)[:, 0], states[:, 0])
     assert NoPosition().rotate(states, position) is states
+
+
+def test_fake_tensors_that_are_turned_first_leave_none_behind() -> None:
+    rope, states, position = Rope(theta=4321.0), random(1, 3, 2, 8), torch.arange(3)[None]
+    with FakeTensorMode() as fake:
+        rope.rotate(fake.from_tensor(states), fake.from_tensor(position))
+    assert type(rope.rotate(states, position)) is Tensor
 
 
 def test_rope_waits_for_the_source_to_bring_theta() -> None:
