@@ -21,7 +21,7 @@ PROGRAM = """
     torch.set_grad_enabled(False)
     model = {model}
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
-    for rows, column, told in {steps}:
+    for rows, column, told in {calls}:
         ids, mask, position = tokens(rows, column + 1), torch.ones(rows, column + 1), torch.arange(column + 1).repeat(rows, 1)
         mask[0, :3], position[0] = 0, (position[0] - 3).clamp(min=0)
         if rows > 1:
@@ -41,8 +41,9 @@ PROGRAM = """
 
 Of a step that is told mask and positions, one row has padding there, and a document begins in another.
 """
-STEPS = ((4, 10, False), (1, 9, False))
-TOLD = ((4, 10, True), (1, 9, True))
+CALLS = ((4, 10, True), (1, 9, False))
+"""Rows, the column of the step, and whether it is told mask and positions."""
+OTHERS = ((4, 10, False), (1, 9, True))
 BUILT = "composer.build({spec!r}, llama(num_hidden_layers={count}))"
 
 
@@ -63,23 +64,24 @@ PARTS = dealt(layers_of(CAUSAL, small))
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_step_of_decode_is_one_graph(part: str) -> None:
-    """Of every causal spec that is shipped, of four rows and of a row alone; with a mask and positions, too."""
+    """Of every causal spec that is shipped: of four rows, with a mask and positions, and of a row alone, without."""
     program = PROGRAM.replace("{model}", BUILT)
-    assert printed_of(PARTS[part], program, steps=(*STEPS, *TOLD)) == "compared"
+    assert printed_of(PARTS[part], program, calls=CALLS) == "compared"
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_a_step_of_decode_on_a_trunk_of_its_own_is_one_graph(trunk: str) -> None:
-    assert compared_on(TRUNKS[trunk], (*STEPS, *TOLD))
+    """Of each what is asked of shipped specs; of one, the other two calls, too."""
+    assert compared_on(TRUNKS[trunk], CALLS + OTHERS if trunk == "learned" else CALLS)
 
 
 def test_a_step_of_decode_behind_padding_may_be_one_column_more_than_positions_are_learned() -> None:
     assert compared_on(TRUNKS["learned"] | {"length": 10}, ((1, 10, False), (1, 10, True)))
 
 
-def compared_on(trunk: dict[str, Any], steps: tuple[tuple[int, int, bool], ...]) -> bool:
-    built = f"fresh('lolcats', **{trunk!r})"
-    return printed_behind_composer(PROGRAM.format(model=built, steps=steps, count=2)) == "compared"
+def compared_on(trunk: dict[str, Any], calls: tuple[tuple[int, int, bool], ...]) -> bool:
+    built = f"fresh('lolcats', **{trunk | {'layers': 1}!r})"
+    return printed_behind_composer(PROGRAM.format(model=built, calls=calls, count=1)) == "compared"
 
 
 def test_none_is_left_out() -> None:
