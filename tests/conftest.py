@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 from functools import cache
@@ -82,6 +83,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
+    # Around each test pytest puts handlers on every logger that keeps its words to itself, as sixty of torch's do.
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]:
+        logging.getLogger(name).propagate = True
 
 
 @pytest.hookimpl(tryfirst=True)  # before some are left out by their marks

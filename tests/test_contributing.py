@@ -45,16 +45,17 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / role).write_text(added, encoding="utf-8")
     (path,) = re.findall(r"Its test is\n`(tests/\S+\.py)`:", page)
     (folder / path).write_text(test, encoding="utf-8")
-    ran(folder, "docs/write.py")
     return folder
 
 
 @pytest.fixture(scope="module")
 def said(copy: Path) -> dict[str, str]:
-    """What one process of the copy's says of the parts, by kind, and of a head in which the memory stands."""
+    """What one process of the copy's says, once it has run what `make docs` runs: of the parts, by kind, and of a head in which the
+    memory stands."""
     spec = "{'compose': 1, 'name': 'thin', 'head': {'feature_map': 'elu', 'memory': ['strided', 'state']}}"
     sizes = "dict(hidden_size=24, layers=1, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)"
     code = (
+        "import runpy; runpy.run_path('docs/write.py', run_name='__main__'); "
         "import json; from composer.api import resolve_spec; from composer.cli.main import app; "
         "from typer.testing import CliRunner; from composer.spec.resolve import Dimensions; "
         "from composer.spec.code import code_of; from composer.spec.explain import explain_resolved; "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 from matplotlib.ft2font import FT2Font
 
 from composer.drawing.picture import Picture
@@ -36,9 +38,6 @@ class Rectangle:
 
     def meets(self, other: Rectangle) -> bool:
         return self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
-
-    def has(self, point: Point) -> bool:
-        return self.left < point[0] < self.right and self.top < point[1] < self.bottom
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,16 @@ def within(corners: tuple[Point, ...], point: Point) -> bool:
     return min(sides) >= -SLACK
 
 
+def crossed_by(points: Sequence[Point], rectangles: Sequence[Rectangle]) -> list[Rectangle]:
+    """Those that one of the points lies in."""
+    if not rectangles:
+        return []
+    x, y = np.array(points).T[:, :, None]
+    left, top, right, bottom = np.array([(one.left, one.top, one.right, one.bottom) for one in rectangles]).T
+    inside = (left < x) & (x < right) & (top < y) & (y < bottom)
+    return list(itertools.compress(rectangles, inside.any(axis=0)))
+
+
 def around(corners: tuple[Point, ...]) -> Rectangle:
     """The rectangle around an outline."""
     return Rectangle(min(x for x, _ in corners), min(y for _, y in corners), max(x for x, _ in corners), max(y for _, y in corners))
@@ -148,10 +157,9 @@ def assert_legible(picture: Picture) -> None:
         assert not [(one, other) for one, other in itertools.combinations(apart, 2) if one.meets(other)]
         deep = [_deep(box) for box in boxes]
         for line in found.lines:
-            for point in line[1:]:
-                crossed = [label.says for label in found.labels if label.has(point)]
-                assert not crossed, f"a line crosses the label {crossed[0]!r}"
-                assert not [box for box in deep if box.has(point)], "a line runs through a box"
+            crossed = [label.says for label in crossed_by(line[1:], found.labels)]
+            assert not crossed, f"a line crosses the label {crossed[0]!r}"
+            assert not crossed_by(line[1:], deep), "a line runs through a box"
         moved = re.fullmatch(r"translate\((\S+) (\S+)\)", panel.get("transform", ""))
         assert moved
         x, y = float(moved[1]), float(moved[2])

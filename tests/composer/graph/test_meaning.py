@@ -53,7 +53,8 @@ class Rows:
         at = [0] * ROWS
         while any(start < len(places) for start, places in zip(at, self.places, strict=True)):
             real = [
-                min(len(places) - start, self.draw.randint(most // 2, most)) for start, places in zip(at, self.places, strict=True)
+                0 if self.draw.random() < 0.15 else min(len(places) - start, self.draw.randint((most + 1) // 2, most))
+                for start, places in zip(at, self.places, strict=True)
             ]
             columns = max(1, *real) + self.draw.choice([0, 2])
             tensors = [torch.randn(ROWS, columns, *states.shape[2:], dtype=torch.float64) for states in self.inputs]

@@ -21,7 +21,7 @@ from composer.graph.program import CallContext
 from composer.graph.wiring import wired
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, shipped
-from tests.laws.cases import SHAPES, built, every_head, inputs
+from tests.laws.cases import SHAPES, built, every_head, inputs, once
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
@@ -84,6 +84,7 @@ def sizes(port: Port, value: Any) -> None:
             assert tensor.shape[2:] == (heads, dim)
 
 
+@once
 def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     """Run the program step by step: all that is given is of its port's kind and sizes, and every state of its slot's."""
     head, data = built(spec, shape), inputs(shape, 2, LENGTH)

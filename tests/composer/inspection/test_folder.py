@@ -18,8 +18,6 @@ from composer.inspection.pictures import drawn
 from tests.composer.inspection.conftest import TEACHER
 from tests.composer.viewing.browser import NARROW, NOTHING_HANGS_OUT, opened
 
-pytestmark = pytest.mark.drawn
-
 QUICK: dict[str, Any] = {"length": 96, "queries": 8}
 
 
@@ -30,6 +28,7 @@ def report(lola: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.drawn
 def test_every_picture_has_its_numbers(report: Path) -> None:
     summary = json.loads((report / SUMMARY).read_text())
     pictures = summary["pictures"]
@@ -44,6 +43,7 @@ def test_every_picture_has_its_numbers(report: Path) -> None:
     assert len(weights["heads"][0]["weights"]["sparse"][0]) == len(weights["queries"])
 
 
+@pytest.mark.drawn
 def test_the_page_is_one_file(report: Path) -> None:
     page = (report / PAGE).read_text()
     assert page.count('src="data:image/png;base64,') == page.count("<img") == page.count("<figure")
@@ -52,6 +52,7 @@ def test_the_page_is_one_file(report: Path) -> None:
     assert "<mark>" in page
 
 
+@pytest.mark.drawn
 def test_on_a_narrow_page_pictures_stay_large_and_scroll(report: Path) -> None:
     for wide, least in ((1280, 900), (NARROW, 700)):
         with opened((report / PAGE).as_uri(), wide=wide) as watched:
@@ -86,6 +87,7 @@ def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: p
     assert (out / PAGE).is_file()
 
 
+@pytest.mark.drawn
 def test_a_report_is_replaced_only_where_it_is_asked_for(report: Path, lola: Path, tmp_path: Path) -> None:
     report = Path(shutil.copytree(report, tmp_path / "report"))  # the other tests read the fixture's
     with pytest.raises(InspectionError, match="holds a report already"):

@@ -21,6 +21,8 @@ from composer.plotting import offscreen
 from tests.composer.inspection.conftest import TEACHER, student
 from tests.composer.legible import assert_legible
 
+ONE_LAYER = ("gated-delta",)
+"""Layers are alike: what is drawn of two beside each other is drawn of lawcat, which has all pictures that this one has."""
 SIZES = {"lola": ["head.memory.0.size=16", "head.memory.1.size=8"], "latte-macchiato": ["head.memory.0.size=16"]}
 """Small enough that pairs fall in a short text."""
 WINDOW, LATENTS = OF_MEMORIES[3], OF_MEMORIES[0]
@@ -40,7 +42,9 @@ def found(tokenizer: Any) -> Found:
     @cache
     def inspected(spec: str) -> Findings:
         model = student(spec, *SIZES.get(spec, ()))
-        return composer.inspect(model, tokenizer=tokenizer, teacher=TEACHER, tasks="passkey", length=96, queries=8)
+        layers = [0] if spec in ONE_LAYER else None
+        looked = {"teacher": TEACHER, "tasks": "passkey", "length": 96, "queries": 8, "layers": layers}
+        return composer.inspect(model, tokenizer=tokenizer, **looked)
 
     return inspected
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
@@ -62,7 +65,22 @@ def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 
 def student(spec: str, *overrides: str, source: LlamaForCausalLM | None = None) -> ComposedForCausalLM:
     """A student in float64, its fresh parameters moved away from their start."""
-    model = composer.build(spec, source or llama(), overrides=overrides)
+    if source is not None:
+        return moved(composer.build(spec, source, overrides=overrides))
+    made, numbers = _built_once(spec, overrides)
+    torch.set_rng_state(numbers)
+    return copy.deepcopy(made)
+
+
+@functools.cache
+def _built_once(spec: str, overrides: tuple[str, ...]) -> tuple[ComposedForCausalLM, Tensor]:
+    """A student of the usual source, which is for copies alone, and where its building leaves random numbers."""
+    with torch.inference_mode(mode=False), torch.enable_grad():  # whoever asks first may do so elsewhere
+        return moved(composer.build(spec, llama(), overrides=overrides)), torch.get_rng_state()
+
+
+def moved(model: Any) -> ComposedForCausalLM:
+    """With fresh parameters that are away from their start."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -22,7 +22,7 @@ SPECS = {
     "hybrid": ("head.memory.0.size=5",),
 }
 CAUSAL = [name for name in SHIPPED if ":" not in name and load_spec(name).direction == "causal"]
-GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 8}  # more than a window of 5 has
 MODES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
     "beams": GREEDY | {"num_beams": 3},

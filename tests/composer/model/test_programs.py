@@ -38,7 +38,7 @@ def test_a_backend_of_ones_own_runs_in_a_model_that_was_loaded_with_it(tmp_path:
     """Whatever asked for it: build, load or set_backend; and generation runs it, too."""
     expected = logits(student("lawcat"), tokens(1, 9))
     with own_backend(monkeypatch) as calls:
-        model = student("lawcat")
+        model = student("lawcat", source=llama())
         model.save_pretrained(tmp_path / "student")
         for made in (composer.build("lawcat", llama(), backend=NAME), composer.load(tmp_path / "student", backend=NAME)):
             calls.clear()

@@ -83,7 +83,7 @@ def test_two_needles(words: Writer) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_needles_stand_anywhere(name: str, words: Writer) -> None:
     quarters = Counter[int]()
-    for sample in made(name, samples=150).drawn(words, 400, "evaluation"):
+    for sample in made(name, samples=150).drawn(words, 250, "evaluation"):
         sentences = re.findall(r"[A-Z][^.]*\.", parted(sample)[1])
         text, filler = sample.text, len(sentences)
         for found in re.finditer(r"The pass key of \w+ is \d{5}\.", text):
@@ -130,7 +130,7 @@ def test_scores_are_exact(task: Needles, answers: tuple[str, ...], written: str,
 def test_chance_is_what_any_key_of_the_text_is_worth(name: str, options: dict[str, Any], words: Writer) -> None:
     """Of 600 texts, one who writes the keys of the text in random order."""
     task, rng, scores = made(name, samples=600, **options), random.Random(0), list[float]()
-    for sample in task.drawn(words, 130, "evaluation"):
+    for sample in task.drawn(words, 100, "evaluation"):
         keys = re.findall(r"is (\d{5})\.", sample.text)
         scores.append(task.score(sample, " ".join(rng.sample(keys, len(keys)))))
     assert sum(scores) / 600 == pytest.approx(task.chance, abs=4 * (task.chance * (1 - task.chance) / 600) ** 0.5)

@@ -88,7 +88,7 @@ def test_values_and_keys_differ(letters: Writer) -> None:
 @pytest.mark.parametrize("name", sorted(VALUES))
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
 def test_depth(name: str, depth: float, letters: Writer) -> None:
-    for sample in samples(name, letters, 4000, depth=depth, samples=3):
+    for sample in samples(name, letters, 2500, depth=depth, samples=3):
         before, after = parts(name, sample)
         assert sample.depth == pytest.approx(depth, abs=0.05)
         assert len(before) / len(before + after) == pytest.approx(depth, abs=0.08)

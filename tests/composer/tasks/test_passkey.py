@@ -56,7 +56,7 @@ def test_original(letters: Writer) -> None:
 
 @pytest.mark.parametrize("form", ["plain", "original"])
 def test_depth(form: str, letters: Writer) -> None:
-    found = [sample.depth for sample in samples(letters, 1500, 100, form=form)]
+    found = [sample.depth for sample in samples(letters, 500, 100, form=form)]
     shares = Counter(int(min(depth or 0.0, 0.99) * 4) for depth in found)
     assert all(10 < shares[quarter] < 40 for quarter in range(4))
     for wanted in (0.0, 0.25, 1.0):

@@ -92,7 +92,7 @@ def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
 @pytest.mark.parametrize("length", [760, 811, 1024])
 @pytest.mark.parametrize("name", sorted((WRITTEN | OTHERS) - {"listops"}))
 def test_lengths(name: str, length: int, any_text: Writer, babi: Path) -> None:
-    made = task(name, babi)
+    made = task(name, babi, samples=2)
     for sample in made.drawn(any_text, length, "train"):
         assert len(sample.ids) == len(sample.answer) <= length
         assert len(sample.ids) >= length - SLACK.get(name, 30)
@@ -116,7 +116,7 @@ def test_lengths_in_words(name: str, length: int, words: Writer, babi: Path) -> 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
 def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Path) -> None:
-    made = task(name, babi)
+    made = task(name, babi, samples=2)
     for sample in made.drawn(any_text, 900, "evaluation"):
         assert sample.prompt is not None
         assert sample.answers is not None
@@ -140,13 +140,13 @@ def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Pat
 
 @pytest.mark.parametrize("name", sorted(WRITTEN | OTHERS))
 def test_a_seed_says_everything(name: str, letters: Writer, babi: Path) -> None:
-    made = task(name, babi)
+    made = task(name, babi, samples=2)
     first = list(made.drawn(letters, 800, "evaluation"))
     assert list(made.drawn(letters, 800, "evaluation")) == first
-    assert list(task(name, babi, samples=2).drawn(letters, 800, "evaluation")) == first[:2]
-    reseeded = task(name, babi, seed=1).drawn(letters, 800, "evaluation")
+    assert list(task(name, babi, samples=1).drawn(letters, 800, "evaluation")) == first[:1]
+    reseeded = task(name, babi, samples=2, seed=1).drawn(letters, 800, "evaluation")
     training = made.drawn(letters, 800, "train")
-    assert len({sample.text for sample in (*first, *reseeded, *training)}) == 9
+    assert len({sample.text for sample in (*first, *reseeded, *training)}) == 6
 
 
 @pytest.mark.parametrize("name", IN_WORDS)
@@ -161,7 +161,7 @@ def test_training_and_evaluation_are_apart(name: str, words: Writer, babi: Path,
     options = {"recall": {"pairs": 2}, "mqar": {"pairs": 1, "vocabulary": 40, "random_non_queries": False}}.get(name, {})
     length = {"recall": 7, "stories": 5, "mqar": 5}.get(name, 90)
     found: dict[Split, set[str]] = {
-        split: {sample.text for sample in task(name, babi, samples=200, **options).drawn(words, length, split)} for split in SPLITS
+        split: {sample.text for sample in task(name, babi, samples=100, **options).drawn(words, length, split)} for split in SPLITS
     }
     assert not found["train"] & found["evaluation"]
     assert min(map(len, found.values())) > 3

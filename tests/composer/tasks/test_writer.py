@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -79,7 +80,7 @@ def test_fit_is_the_most_that_fits(rate: float, limit: int) -> None:
 def test_fit_where_tokens_come_in_steps(seed: int) -> None:
     rng = random.Random(seed)
     sizes = [rng.choice([0, 0, 1, 2, 300]) for _ in range(5000)]
-    totals = [7 + sum(sizes[:units]) for units in range(1, 5000)]
+    totals = list(accumulate(sizes[1:4999], initial=7 + sizes[0]))
     limit = rng.randrange(7, totals[-1] // 2)
     asked: list[int] = []
 

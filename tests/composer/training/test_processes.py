@@ -49,6 +49,8 @@ LONG = (
     "recipe.finetune.distill=0.5",
 )
 BRIEF = 3
+FEW: dict[str, Any] = {"held_out_rows": 3}
+"""Enough that two processes cannot share them evenly."""
 SHORT = (*(f"recipe.{stage}.steps={BRIEF}" for stage in ("transfer", "finetune")), "recipe.transfer.cross_entropy=0.1")
 
 
@@ -150,7 +152,7 @@ def stopped(count: int, at: int, student: Path, out: Path, texts: Path, **option
 
     def act(rank: int) -> None:
         killed_at(pytest.MonkeyPatch(), checkpoint, "save", at, behind=True)
-        run(student, out, texts, *SHORT, checkpoint_seconds=0.0, **options)
+        run(student, out, texts, *SHORT, **FEW, checkpoint_seconds=0.0, **options)
 
     assert several(count, act) == [-signal.SIGKILL] * count
     assert (out.parent / f"{out.name}.run").is_dir()
@@ -159,10 +161,10 @@ def stopped(count: int, at: int, student: Path, out: Path, texts: Path, **option
 def test_a_run_goes_on_in_another_number_of_processes(student: Path, texts: Path, tmp_path: Path) -> None:
     """Begun in two, gone on with in one, then in three in the second stage; and adapters are merged as in one."""
     one, out = tmp_path / "one", tmp_path / "out"
-    run(student, one, texts, *SHORT, merge=True)
+    run(student, one, texts, *SHORT, **FEW, merge=True)
     stopped(2, 2, student, out, texts, merge=True)
     stopped(1, 2, student, out, texts, merge=True, resume=True)
-    assert several(3, lambda rank: run(student, out, texts, *SHORT, merge=True, resume=True)) == [0, 0, 0]
+    assert several(3, lambda rank: run(student, out, texts, *SHORT, **FEW, merge=True, resume=True)) == [0, 0, 0]
     close(one, out)
     same_numbers(weights(one), weights(out))
 
@@ -185,7 +187,7 @@ def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tm
 def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_path: Path) -> None:
     """Training of everything, with tied embeddings: three processes on two rows come to what one does without checkpointing."""
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
-    overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=6", "batch=2", "accumulate=2", "evaluate=2")]
+    overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=4", "batch=2", "accumulate=2", "evaluate=2")]
 
     def act(out: str, **options: Any) -> None:
         train(read_student(student, overrides), tmp_path / out, TrainingOptions([str(texts)], share=0.2, **options))
@@ -203,7 +205,7 @@ def test_parameters_that_some_rows_do_not_need(teacher: Path, tmp_path: Path) ->
     student, texts = make_student(tmp_path / "student", teacher, spec), tmp_path / "texts.jsonl"
     long, short = "once upon a time there was a cat and it slept home a dog ran", "cat ran"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in (long, short) * 4))
-    overrides = [f"recipe.{stage}.{said}" for stage in ("transfer", "finetune") for said in ("steps=6", "batch=2", "accumulate=1")]
+    overrides = [f"recipe.{stage}.{said}" for stage in ("transfer", "finetune") for said in ("steps=4", "batch=2", "accumulate=1")]
     options: dict[str, Any] = {"held_out": [str(write_texts(tmp_path / "held-out.jsonl", 5))]}
     run(student, tmp_path / "one", texts, *overrides, **options)
     assert several(2, lambda rank: run(student, tmp_path / "two", texts, *overrides, **options)) == [0, 0]
