@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from composer.benching.runner import device_name
 from composer.benching.turns import NO_ROOM, in_turn
+from composer.devices import device_name
 from composer.versions import versions_of
 
 RESULTS = Path(__file__).parent / "results"

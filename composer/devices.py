@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -45,6 +46,19 @@ def device_type(device: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
         raise ComposerError(f"a model runs on cpu or cuda, not on {brief(device)}")
     return device.partition(":")[0]
+
+
+def device_name(device: str) -> str:
+    """The name of the GPU or the processor."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 class NoRoom(Exception):

@@ -12,8 +12,8 @@ from blocks.part import Closed
 from composer.ablation.identity import PACKAGES, data_identity
 from composer.ablation.plan import Variant
 from composer.evaluation.arguments import read_tasks
+from composer.evaluation.facts import task_facts
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.runner import task_facts
 from composer.files import sha256, write_whole
 from composer.versions import versions_of
 from converters.bounded import MOST_CONFIG, read_bytes

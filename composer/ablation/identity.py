@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from composer.data.reading import files_of
 from composer.data.references import FileData, TaskData, parse_reference, tasks
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.facts import named_files, task_facts
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.runner import named_files, task_facts
 from composer.files import sha256
 from composer.training.folder import fingerprint
 from composer.versions import versions_of

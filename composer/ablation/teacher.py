@@ -12,7 +12,8 @@ from composer.ablation.report import scores_in
 from composer.ablation.steps import Figures
 from composer.devices import room
 from composer.errors import ComposerError
-from composer.evaluation.runner import PACKAGES, task_facts
+from composer.evaluation.facts import task_facts
+from composer.evaluation.runner import PACKAGES
 from composer.notices import inform
 from composer.versions import versions_of
 from composer.weights.sources import open_model

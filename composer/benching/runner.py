@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -18,7 +16,7 @@ from composer.benching.memory import allocated, can_tell_resident, unmeasured
 from composer.benching.options import BenchOptions, BenchProgress, read_workloads
 from composer.benching.report import BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
 from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, warm
-from composer.devices import check_device, room
+from composer.devices import check_device, device_name, room
 from composer.errors import BenchError
 from composer.model.attention import INTERFACE
 from composer.versions import versions_of
@@ -132,17 +130,6 @@ def _run(
         versions=versions_of(PACKAGES),
     )
     return BenchReport(setting=setting, cells=tuple(cells), remarks=tuple(remarks))
-
-
-def device_name(device: str) -> str:
-    """The name of the GPU or the processor."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:

@@ -12,16 +12,17 @@ from typing import Any
 from composer.devices import check_device
 from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.facts import task_facts
 from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, earlier_report, open_score_log, writable
 from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
 from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
-from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, TaskIdentity, make_cell
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, make_cell
 from composer.evaluation.resuming import HARNESS_PACKAGE, all_cells
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
-from composer.files import sha256, write_whole
+from composer.files import write_whole
 from composer.spec.inherit import shown
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
@@ -207,27 +208,3 @@ def _setting(
         harness=harness_facts(options) if options.harness else None,
         versions=versions_of((*PACKAGES, HARNESS_PACKAGE) if options.harness else PACKAGES),
     )
-
-
-def task_facts(asked: NamedTask) -> TaskIdentity:
-    """The options, files and texts that decide the samples of a task."""
-    task = asked.task
-    return TaskIdentity(
-        label=asked.label,
-        scored=task.scored,
-        source=task.source,
-        options=task.model_dump(mode="json"),
-        files={name: sha256(path) for name, path in named_files(task).items()},
-        provenance=task.provenance,
-    )
-
-
-def named_files(task: Task | Perplexity) -> dict[str, Path]:
-    """The files that a task's options name, by option and name."""
-    named = {key: value for key in type(task).model_fields if isinstance(value := getattr(task, key), Path)}
-    return {f"{key}/{path.name}": path for key, value in named.items() for path in _files(value)}
-
-
-def _files(path: Path) -> list[Path]:
-    """A file, or the text files of a folder."""
-    return sorted(path.glob("*.txt")) if path.is_dir() else [path]

@@ -109,6 +109,7 @@ def every_spec() -> dict[str, Resolved]:
     Those that mean the same as one before (every ablation of a spec has the spec itself in it) are left out.
     """
     resolved: dict[str, Resolved] = {}
+    seen: set[str] = set()
     for name, spec in (variant for shipped in shipped_specs() for variant in load_specs(shipped).items()):
         heads = {"head": spec.head} | {f"heads.{key}": head for key, head in spec.heads.items()}
         small = [
@@ -118,7 +119,9 @@ def every_spec() -> dict[str, Resolved]:
             if hasattr(memory, "size")
         ]
         case = resolve(load_spec(name, small + (["trunk=null"] if spec.trunk else [])), SMALL)
-        if case.hash not in {other.hash for other in resolved.values()}:
+        found = case.hash
+        if found not in seen:
+            seen.add(found)
             resolved[name.replace(":", ": ")] = case
     return resolved
 

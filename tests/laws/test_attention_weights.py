@@ -7,6 +7,7 @@ nothing is where it starts.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ HEADS = every_head() | {
         {"position": "rope", "memory": ["meta", {"kind": "window", "size": 5, "evict": "drop"}]}
     ),
 }
+SOURCE = functools.cache(small_llama)
+"""One for all students, which leave it as it is."""
 COMPARED = {name: head for name, head in HEADS.items() if without_weights(head) is None}
 
 
@@ -41,7 +44,7 @@ def spec_of(head: HeadSpec) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
-    student, batch = student_of(small_llama(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
+    student, batch = student_of(SOURCE(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
     attention, lesson = attention_of(student, 1), asked(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
     heard: list[tuple[Head, HeadCall]] = []
     with torch.no_grad(), visiting_heads(student, lambda _layer, _name, head, given: heard.append((head, given))):

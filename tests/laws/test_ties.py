@@ -9,7 +9,8 @@ from blocks.scores import SCORES
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
 
 LENGTH = 72
-SPLITS = [(33, 34, 41), tuple(range(LENGTH))]
+SPLITS = [(33, 34, 41), (*range(36), *range(60, LENGTH))]
+"""Uneven; and one by one, until the cache has overflowed two dozen times, and again across the border of a chunk."""
 TEXTS = torch.stack(
     (
         torch.zeros(LENGTH, dtype=torch.int64),

@@ -103,11 +103,10 @@ class Stream:
         key_head = owner(head, self.shape.heads, self.shape.key_heads)
         places = self.rows[row].tokens
 
-        def turned(states: Tensor, one: int) -> Tensor:
-            half = states.shape[-1] // 2
-            return torch.complex(states[:half], states[half:]) * turn[places[one][1]]
+        def turned(states: Tensor, which: list[int]) -> Tensor:
+            first, second = states[row, which].chunk(2, dim=-1)
+            return torch.complex(first, second) * turn[[places[one][1] for one in which]]
 
-        query = turned(self.query[row, token, head], token)
-        logits = [(query * turned(self.key[row, one, key_head], one).conj()).real.sum() for one in held]
-        scaled = torch.stack(logits) / math.sqrt(self.shape.head_dim)
+        query, keys = turned(self.query[:, :, head], [token]), turned(self.key[:, :, key_head], held)
+        scaled = (query * keys.conj()).real.sum(-1) / math.sqrt(self.shape.head_dim)
         return scaled.softmax(0) @ self.value[row, held, key_head], scaled.logsumexp(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given
@@ -45,19 +47,23 @@ def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: 
     falls = columns.repeat_interleave(together, dim=1)
     left = torch.randint(1, groups + 2, (2, entries, 3))
     at, tokens = torch.arange(length).expand(2, -1), Tokens(torch.arange(length).expand(2, -1))
+    segment: list[list[int]] = []
     if documents:
         tokens = Tokens(tokens.position, torch.randint(0, 2, (2, length)).cumsum(1))
+        assert tokens.segment is not None
+        segment = tokens.segment.tolist()
         pairs["segment"] = torch.randint(0, 3, (2, entries, 3))
     found = hidden_by_falls(pairs, at, falls, together, left, tokens)
     assert found.shape == (2, 3, length, entries)
-    for row, head, token, entry in torch.ones(found.shape).nonzero().tolist():
-        came = -1 if entry < size else int(falls[row, entry - size])
-        number = int(left[row, entry, head])
-        goes = length if number > groups else int(columns[row, number - 1])
-        seen = came <= token < goes and int(pairs["position"][row, entry, head]) >= 0
+    given_ = {name: pairs[name].tolist() for name in pairs.keys() & {"position", "segment"}}
+    numbers, leaves, hides = left.tolist(), columns.tolist(), found.tolist()
+    for row, head, token, entry in product(range(2), range(3), range(length), range(entries)):
+        came = -1 if entry < size else leaves[row][(entry - size) // together]
+        number = numbers[row][entry][head]
+        goes = length if number > groups else leaves[row][number - 1]
+        seen = came <= token < goes and given_["position"][row][entry][head] >= 0
         if entry >= size and number <= (entry - size) // together + 1:
             seen = False  # it falls on as it falls in, or before, which no cache does
         if documents:
-            assert tokens.segment is not None
-            seen = seen and int(pairs["segment"][row, entry, head]) == int(tokens.segment[row, token])
-        assert float(found[row, head, token, entry]) == (0.0 if seen else -torch.inf)
+            seen = seen and given_["segment"][row][entry][head] == segment[row][token]
+        assert hides[row][head][token][entry] == (0.0 if seen else -torch.inf)

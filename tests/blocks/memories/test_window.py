@@ -43,10 +43,9 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
                     close(raw[index, column], stream.key[index, one])
                     assert torch.equal(fallen.convolved[index, column], stream.convolved[index, one])
                     assert torch.equal(fallen.value[index, column], stream.value[index, one])
-                for head in range(4):
-                    output, mass = stream.attention(index, token, held, head, turn)
-                    close(partial.output[index, column, head], output)
-                    close(partial.lse[index, column, head], mass)
+                answers = [stream.attention(index, token, held, head, turn) for head in range(4)]
+                close(partial.output[index, column], torch.stack([output for output, _ in answers]))
+                close(partial.lse[index, column], torch.stack([mass for _, mass in answers]))
             assert not fallen.present[index, real:].any()
             # What is held is what the state says: the pair of position t, with its key turned, at place t modulo the size.
             places = [row.tokens[one][1] for one in row.held]

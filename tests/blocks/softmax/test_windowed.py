@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,12 +30,13 @@ def masked(
 ) -> Partial:
     """Query t sees entries t + 1 … t + size, or the last of them: written as a mask, entry by entry."""
     batch, entries = key.shape[:2]
-    visible = torch.zeros(batch, query.shape[1], entries, dtype=torch.bool)
-    for row, t in torch.ones(batch, query.shape[1]).nonzero().tolist():
-        for entry in range(t + 1 if reach is None else t + size - int(reach[row, t]), t + size + 1):
-            there = present is None or bool(present[row, entry])
-            visible[row, t, entry] = there and (segment is None or segment[row, entry] == segment[row, size + t])
-    return dense(query, key, value, visible)
+    visible = [[[False] * entries for _ in range(query.shape[1])] for _ in range(batch)]
+    there, document, reaches = (None if of is None else of.tolist() for of in (present, segment, reach))
+    for row, t in product(range(batch), range(query.shape[1])):
+        for entry in range(t + 1 if reaches is None else t + size - reaches[row][t], t + size + 1):
+            own = document is None or document[row][entry] == document[row][size + t]
+            visible[row][t][entry] = own and (there is None or there[row][entry])
+    return dense(query, key, value, torch.tensor(visible))
 
 
 def problem(length: int, size: int, heads: tuple[int, int], gaps: bool, documents: bool, chunks: bool = False) -> tuple:

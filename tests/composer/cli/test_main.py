@@ -16,6 +16,7 @@ from composer.cli.main import INTERRUPTED, MISTAKE, app
 from composer.commands import checking as check_module
 from composer.errors import BuildError
 from tests.composer.cli.conftest import Compose
+from tests.composer.programs import composed
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 MISTAKES = [
@@ -154,7 +155,7 @@ def test_as_a_program(tmp_path: Path) -> None:
         command = [sys.executable, "-c", script, *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
-    assert run("--version").stdout == f"compose {composer.__version__}\n"
+    assert composed(tmp_path, "--version") == (0, f"compose {composer.__version__}\n".encode(), b"")
     wrong = run("check", "lawact")
     assert (wrong.returncode, wrong.stdout) == (MISTAKE, "")
     assert 'did you mean "lawcat"?' in wrong.stderr

@@ -16,8 +16,6 @@ import composer
 from composer.cli.main import app
 from composer.training import loop
 
-pytestmark = pytest.mark.drawn
-
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 QUICK = ["--set", "recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}", "--rows", "2"]
 
@@ -26,6 +24,7 @@ def ran(*words: str):
     return CliRunner().invoke(app, ["select", *words])
 
 
+@pytest.mark.drawn
 def test_a_spec_that_builds(tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]

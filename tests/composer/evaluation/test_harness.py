@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import collect_env
 
 import composer
 from composer.errors import EvaluationError
@@ -32,6 +34,8 @@ doc_to_choice: choices
 doc_to_target: label
 metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 """
+MACHINE = functools.cache(collect_env.get_pretty_env_info)
+"""What lm-eval finds out about the machine for each of its answers, and we leave out: once is enough."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+    monkeypatch.setattr(collect_env, "get_pretty_env_info", MACHINE)
 
 
 def by_hand(model: Any, tokenizer: Any, asked: list[dict[str, Any]]) -> float:

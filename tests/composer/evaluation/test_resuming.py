@@ -18,18 +18,18 @@ from tests.composer.evaluation.test_runner import learned, timeless, watch_loadi
 def test_a_length_that_a_task_cannot_do_is_a_cell_that_says_so(tmp_path: Path, book: Path) -> None:
     models = {"teacher": TEACHER, "learned": learned(tmp_path / "learned")}
     options = EvaluationOptions(samples=2, out=tmp_path / "out", text=book)
-    report = evaluate(models, ["recall", "perplexity"], [64, 128, 9999], options)
+    report = evaluate(models, ["recall", "perplexity"], [64, 128, 4000], options)
     failures = {cell.key: cell.failure for cell in report.cells if cell.failure is not None}
-    too_long = "learned has learned 128 positions, too few for 9,999 tokens: ask for lengths up to 128"
+    too_long = "learned has learned 128 positions, too few for 4,000 tokens: ask for lengths up to 128"
     assert {key: failure.replace(f"{tmp_path}/", "") for key, failure in failures.items()} == {
         ("teacher", "recall", 64): "recall of 32 pairs needs at least 67 tokens, not 64",
-        ("teacher", "perplexity", 9999): failures["teacher", "perplexity", 9999],
+        ("teacher", "perplexity", 4000): failures["teacher", "perplexity", 4000],
         ("learned", "recall", 64): "recall of 32 pairs needs at least 67 tokens, not 64",
-        ("learned", "recall", 9999): too_long,
-        ("learned", "perplexity", 9999): too_long,
+        ("learned", "recall", 4000): too_long,
+        ("learned", "perplexity", 4000): too_long,
     }
-    assert "too few for one window of 9,999" in failures["teacher", "perplexity", 9999]
-    assert report.cell("teacher", "recall", 9999).samples == 2
+    assert "too few for one window of 4,000" in failures["teacher", "perplexity", 4000]
+    assert report.cell("teacher", "recall", 4000).samples == 2
     assert "recall of 32 pairs needs at least 67 tokens, not 64" in (tmp_path / "out" / TABLE).read_text()
 
 

@@ -50,7 +50,7 @@ def longest(log_decay: Tensor) -> int:
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
-    for length in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 20):
+    for length in (1, 2, 3, 4, 5, 8, 9, 17, 20):
         problem = draw(rank, heads, length, documents=documents)
         for got, wanted in zip(chunked(*problem.arguments()), naive(*problem.arguments()), strict=True):
             close(got, wanted)

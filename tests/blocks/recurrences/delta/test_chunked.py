@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def agree(problem: Problem, tolerance: float = 1e-10) -> None:
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
-    for length in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 20):
+    for length in (1, 2, 3, 4, 5, 8, 9, 17, 20):
         agree(draw(rank, heads, length, documents=documents))
 
 
@@ -77,7 +78,7 @@ def test_a_token_that_forgets_everything_is_no_nan(rank: str) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("rank", RANKS)
 def test_gradients_are_derivatives(rank: str) -> None:
-    problem = draw(rank, (2, 2, 1), 6, documents=True)
+    problem = draw(rank, (2, 2, 1), 5, documents=True, features=2)
 
     def run(*tensors: Tensor) -> Any:
         return chunked(*problem.arguments(list(tensors)))
@@ -118,27 +119,31 @@ def test_by_feature_a_document_sees_no_more_of_its_neighbours_than_rounding() ->
         assert gradient[:, 110:].abs().max() <= 1e-11 * own
 
 
-def single_error(problem: Problem) -> float:
-    """How far chunks in float32 are from the definition in float64, in parts of the largest number."""
+def single_errors(problem: Problem) -> Tensor:
+    """How far chunks in float32 are from the definition in float64, in parts of the largest number: of each row."""
     single = [tensor.float() for tensor in problem.tensors]
     double = [tensor.double() for tensor in single]
-    worst = 0.0
+    errors = []
     for got, wanted in zip(chunked(*problem.arguments(single)), naive(*problem.arguments(double)), strict=True):
         assert got.dtype == torch.float32
-        worst = max(worst, float((got - wanted).abs().max() / wanted.abs().max()))
-    return worst
+        errors.append((got - wanted).flatten(1).abs().amax(1) / wanted.flatten(1).abs().amax(1))
+    return torch.stack(errors).amax(0)
 
 
-@pytest.mark.parametrize("fastest", [1.0, 2.0])
 @pytest.mark.parametrize("rank", RANKS)
-def test_float32_holds_over_4096_tokens(rank: str, fastest: float) -> None:
-    assert single_error(draw(rank, (2, 2, 2), 4096, batch=1, features=16, fastest=fastest, steepness=0.01)) < 2e-6
+def test_float32_holds_over_4096_tokens(rank: str) -> None:
+    """One row has rates below 1, the other below 2."""
+    fastest = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    problem = draw(rank, (2, 2, 2), 4096, features=16, fastest=1.0, steepness=0.01)
+    errors = single_errors(replace(problem, rate=problem.rate * fastest[:, None, None]))
+    assert (errors < 2e-6).all(), errors
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.1])
-@pytest.mark.parametrize("rate", [0.5, 1.0, 1.9])
-def test_float32_holds_where_keys_are_alike(rate: float, spread: float) -> None:
-    """The triangular system at its worst: every entry below the diagonal is about the rate itself."""
-    problem = draw("none", (2, 2, 2), 4096, batch=1, features=16)
-    key = torch.nn.functional.normalize(problem.key[:, :1] + spread * torch.randn_like(problem.key), dim=-1)
-    assert single_error(replace(problem, key=key, rate=torch.full_like(problem.rate, rate))) < 1e-5
+def test_float32_holds_where_keys_are_alike() -> None:
+    """The triangular system at its worst: every entry below the diagonal is about the rate itself. Each row has its own spread."""
+    rates, spreads = torch.tensor(list(product([0.5, 1.0, 1.9], [0.0, 0.1])), dtype=torch.float64).T[..., None, None]
+    problem = draw("none", (2, 2, 2), 4096, batch=6, features=16)
+    moved = problem.key[:, :1] + spreads[..., None] * torch.randn_like(problem.key)
+    problem = replace(problem, key=torch.nn.functional.normalize(moved, dim=-1), rate=rates.expand_as(problem.rate))
+    errors = single_errors(problem)
+    assert (errors < 1e-5).all(), errors
