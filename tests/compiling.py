@@ -10,11 +10,15 @@ import importlib
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
 
 from tests.composer.programs import printed_behind
 
@@ -26,6 +30,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 os.environ["TRITON_CACHE_DIR"] = {str(BUILT)!r}
 import blocks.kernels, tests.compiling, torch, triton.compiler
 blocks.kernels.prepare()
+tests.compiling.operations_alone()
 """
 MEASURED = re.compile(r"REG:(?P<registers>\d+) .*?STACK:(?P<stack>\d+)")
 
@@ -65,6 +70,21 @@ def built(builds: Iterable[Build], capabilities: Iterable[int] = CAPABILITIES) -
     for one in found:
         print(one)
     return found
+
+
+def operations_alone() -> None:
+    """Import fla without the models that it brings along, which take many times as long as all of its operations, and without
+    torch's compiler, which it asks for some activations that no form here uses."""
+    models = {name: None for name in ("fla.layers", "fla.models") if name not in sys.modules}
+    sys.modules.update(models)  # pyright: ignore - None is how Python is told that there is no such module
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "compile", lambda function=None, **_: function or (lambda one: one))
+            importlib.import_module("fla")
+            importlib.import_module("fla.ops")
+    finally:
+        for name in models:
+            del sys.modules[name]
 
 
 def _built(build: Mapping[str, Any], capability: int) -> Built:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of NumPy, where it is imported from here on, as in the workers of pytest-xdist
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; see tests/interpreter.py. make gpu: 0
 
 import pytest

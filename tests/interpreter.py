@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import math
 import os
-import sys
 import types
 import warnings
 from collections import Counter
@@ -43,6 +41,7 @@ from triton.runtime import interpreter
 from blocks.kernels import Kernel
 from composer.graph import program
 from tests import operands
+from tests.compiling import operations_alone
 
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("Triton compiles here, and does not interpret", allow_module_level=True)
@@ -192,22 +191,7 @@ for name, function in LIBRARY.items():
     setattr(libdevice, name, _elementwise(function))
 
 
-def _operations_alone() -> None:
-    """Import fla without the models that it brings along, which take many times as long as all of its operations, and without
-    torch's compiler, which it asks for some activations that no form here uses."""
-    models = {name: None for name in ("fla.layers", "fla.models") if name not in sys.modules}
-    sys.modules.update(models)  # pyright: ignore - None is how Python is told that there is no such module
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "compile", lambda function=None, **_: function or (lambda one: one))
-            importlib.import_module("fla")
-            importlib.import_module("fla.ops")
-    finally:
-        for name in models:
-            del sys.modules[name]
-
-
-_operations_alone()
+operations_alone()
 
 
 @contextmanager
