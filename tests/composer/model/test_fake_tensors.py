@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.composer.model.models import CAUSAL, llama, student
+import composer
+from tests.composer.model.models import CAUSAL, llama
+from tests.composer.model.together import dealt, document, layers_of
+
+PARTS = dealt(layers_of(CAUSAL, lambda _: ()))
 
 
-def of_differing_layers(spec: str) -> Any:
-    """A student with every layer of its spec once: those that are composed alike run alike."""
-    model: Any = student(spec, "trunk=null", source=llama(num_hidden_layers=4))
-    resolved = model.config.resolved()
-    places = {tuple((group.heads, resolved.heads[group.head]) for group in layer): at for at, layer in enumerate(resolved.layers)}
-    model.model.layers = torch.nn.ModuleList(model.model.layers[at] for at in places.values())
-    return model
-
-
-@pytest.mark.parametrize("spec", [name for name in CAUSAL if not name.startswith("published/")])
-def test_a_prefill_has_its_shapes(spec: str) -> None:
-    model = of_differing_layers(spec)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_prefill_has_its_shapes(part: str) -> None:
+    """Of every layer that causal shipped specs have, with gradients and without."""
+    layers = PARTS[part]
+    model = composer.build(document(layers), llama(num_hidden_layers=len(layers)))
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             ids = fake.from_tensor(torch.zeros(2, 12, dtype=torch.int64))

@@ -46,7 +46,7 @@ def printed_of(layers: Mapping[str, Layer], program: str, **said: object) -> str
     In a process of its own: in this one, shapes are checked at every call, which no compiler looks through.
     """
     try:
-        return printed_behind_composer(program.format(spec=_document(layers), count=len(layers), **said))
+        return printed_behind_composer(program.format(spec=document(layers), count=len(layers), **said))
     except AssertionError as error:
         if len(layers) == 1:
             raise AssertionError(f"{''.join(layers)}: {error}") from None
@@ -55,7 +55,8 @@ def printed_of(layers: Mapping[str, Layer], program: str, **said: object) -> str
         raise
 
 
-def _document(layers: Mapping[str, Layer]) -> dict[str, Any]:
+def document(layers: Mapping[str, Layer]) -> dict[str, Any]:
+    """A spec of these layers, one behind the other."""
     rules, heads = [], {}
     for at, (name, layer) in enumerate(layers.items()):
         groups = {f"{name}-{place}": group for place, group in enumerate(layer)}
