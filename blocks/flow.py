@@ -23,26 +23,29 @@ class Tokens:
     segment: which document of the row each token belongs to, not decreasing; 0 continues the state that was handed in, so a
         document that starts at the first token has 1. None: all tokens continue it.
     valid: which tokens are real. None: all of them.
+    index: place of each token in its row, over all calls and documents. None: as positions, which count on in each document.
     tables: a cache of values that depend on the tokens alone, and that several layers need.
     """
 
     position: Int[Tensor, "B T"]
     segment: Int[Tensor, "B T"] | None = None
     valid: Bool[Tensor, "B T"] | None = None
+    index: Int[Tensor, "B T"] | None = None
     tables: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def cut(self, columns: slice) -> Tokens:
         """Some consecutive tokens, numbered as a call of their own."""
-        segment, valid = self.segment, self.valid
+        segment = self.segment
         if segment is not None:
             before = segment[:, columns.start - 1, None] if columns.start else 0
             segment = segment[:, columns] - before
-        return Tokens(self.position[:, columns], segment, None if valid is None else valid[:, columns])
+        valid, index = (None if of is None else of[:, columns] for of in (self.valid, self.index))
+        return Tokens(self.position[:, columns], segment, valid, index)
 
     def to(self, device: torch.device) -> Tokens:
         """The same on another device, with a cache of its own."""
-        segment, valid = (None if of is None else of.to(device) for of in (self.segment, self.valid))
-        return Tokens(self.position.to(device), segment, valid)
+        segment, valid, index = (None if of is None else of.to(device) for of in (self.segment, self.valid, self.index))
+        return Tokens(self.position.to(device), segment, valid, index)
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """A value of ``tables``, which is computed at its first use."""
@@ -70,12 +73,9 @@ class Tokens:
         last = self.segment.gather(1, (self.valid.sum(1, keepdim=True) - 1).clamp(min=0))
         return last * self.valid.any(1, keepdim=True)
 
-    def next_position(self) -> Int[Tensor, "B 1"]:
-        """The position of the token after the last real one of each row."""
-        if self.valid is None:
-            return self.position[:, -1:] + 1
-        count = self.valid.sum(1, keepdim=True)
-        return self.position.gather(1, (count - 1).clamp(min=0)) + (count > 0)
+    def in_row(self) -> Int[Tensor, "B T"]:
+        """The place of each token in its row."""
+        return self.position if self.index is None else self.index
 
     def tail_is_current(self, count: int) -> Bool[Tensor, "B P"] | None:
         """Which of ``tail``'s entries belong to the document that the row ends in. None: all."""

@@ -1,7 +1,7 @@
 """A step of decode of a window above a state and their read, in one launch: what falls enters the state, the token's pair takes
 its place in the ring, and the token's query is answered. Ring and state are written over.
 
-    query B H D    key, value B K D    position B    query_features B H F    ring's key, value B W K D, position B W
+    query B H D    key, value B K D    position, index B    query_features B H F    ring's key, value B W K D, position B W
     fallen's features B E N F, value B E K D, there B E    decay B N G, G 1 or F    weight B H, by its strides    state B N F D+1
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
@@ -24,7 +24,7 @@ from blocks.legend import Bool, Float, Int
 @triton.autotune(configs=configs((2, 2), (4, 2), (8, 2)), key=["H", "K", "N", "D", "F", "E"], restore_value=["state"])
 @triton.jit
 def step(
-    query, key, value, position, query_features, fallen_features, fallen_value, fallen_there, decay, weight,
+    query, key, value, position, index, query_features, fallen_features, fallen_value, fallen_there, decay, weight,
     ring_key, ring_value, ring_position, state, output, held, size, scale, weight_b, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     BLOCK: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
@@ -34,7 +34,9 @@ def step(
     k, column, taken = n // (N // K), tl.arange(0, DB), tl.arange(0, EB)
     columns, takes = column < D, taken < E
     now = tl.load(position + b)
-    slot = (now % held).to(tl.int32)
+    slot = (tl.load(index + b) % held).to(tl.int32)
+    # How many entries of the ring the token sees, at most.
+    reach = tl.where(size == 0, held, (now % tl.maximum(size, 1)).to(tl.int32) + size)
     new_key = tl.load(key + (b * K + k) * D + column, mask=columns, other=0.0)
     new_value = tl.load(value + (b * K + k) * D + column, mask=columns, other=0.0)
     there = tl.load(fallen_there + b * E + taken, mask=takes, other=0) != 0
@@ -77,7 +79,7 @@ def step(
             for low in range(0, held, BLOCK):
                 place = low + tl.arange(0, BLOCK)
                 keys = tile(ring_key, ((b * held + place) * K + k) * D, column, place < held, columns).to(tl.float32)
-                seen = visible(ring_position + b * held, place, slot, held, size)
+                seen = visible(ring_position + b * held, place, slot, held, reach)
                 peak = tl.maximum(peak, tl.max(tl.where(seen, tl.sum(keys * asked[None, :], 1), float("-inf")), 0))
             shift -= peak
         some = mass > LEAST
@@ -91,7 +93,7 @@ def step(
             place = low + tl.arange(0, BLOCK)
             row = ((b * held + place) * K + k) * D
             keys = tile(ring_key, row, column, place < held, columns).to(tl.float32)
-            seen = visible(ring_position + b * held, place, slot, held, size)
+            seen = visible(ring_position + b * held, place, slot, held, reach)
             logits = tl.where(seen, tl.sum(keys * asked[None, :], 1) + shift, float("-inf"))
             higher = tl.maximum(top, tl.max(logits, 0))
             weights, left = tl.exp2(logits - higher), tl.exp2(top - higher)
@@ -110,12 +112,11 @@ def step(
 
 
 @triton.jit
-def visible(ring_position, place, slot, held, size):
-    """Which entries of the ring the token sees beside its own pair. size: 0 for a sliding window, which holds no others."""
+def visible(ring_position, place, slot, held, reach):
+    """Which entries of the ring the token sees beside its own pair: those of ``reach`` tokens before it."""
     there = (place < held) & (place != slot)
     there = there & (tl.load(ring_position + place, mask=place < held, other=-1) >= 0)
-    back = (slot - place + held) % held
-    return there & ((size == 0) | (back <= slot % tl.maximum(size, 1) + size))
+    return there & ((slot - place + held) % held <= reach)
 
 
 def stepped(
@@ -123,6 +124,7 @@ def stepped(
     key: Float[Tensor, "B 1 K D"],
     value: Float[Tensor, "B 1 K D"],
     position: Int[Tensor, "B 1"],
+    index: Int[Tensor, "B 1"],
     query_features: Float[Tensor, "B 1 H F"],
     fallen: tuple[Float[Tensor, "B E N F"], Float[Tensor, "B E K D"], Bool[Tensor, "B E"]],
     log_decay: Tensor | None,
@@ -145,7 +147,7 @@ def stepped(
     constants |= {"G": wide if log_decay is not None and log_decay.dim() == 4 else 1, "ROW_MAX": row_max}
     strides = (0, 0) if weight is None else (weight.stride(0), weight.stride(2))
     decay = None if log_decay is None else log_decay.contiguous()
-    inputs = (one.contiguous() for one in (query, key, value, position, query_features))
+    inputs = (one.contiguous() for one in (query, key, value, position, index, query_features))
     step[batch * state_heads,](
         *inputs, features, values, there, decay, weight, *ring, state, output,
         ring[0].shape[1], size, 1 / math.sqrt(dim), *strides, **constants, PRECISION="ieee",

@@ -185,10 +185,8 @@ def _between(steps: Sequence[Tensor]) -> Tensor:
 
 
 def _stretched(tokens: Tokens, steps: int) -> Tokens:
-    every = (None if of is None else of.repeat_interleave(steps, dim=1) for of in (tokens.position, tokens.segment, tokens.valid))
-    position, segment, valid = every
-    assert position is not None
-    return Tokens(position, segment, valid)
+    segment, valid = (None if of is None else of.repeat_interleave(steps, dim=1) for of in (tokens.segment, tokens.valid))
+    return Tokens(tokens.position.repeat_interleave(steps, dim=1), segment, valid)
 
 
 def _joined(steps: list[Features]) -> Features:

@@ -1,6 +1,6 @@
 """A state of the last ``size`` entries, one a token, in which each new one takes the place of the oldest.
 
-The entry of a token at position t stands at place t mod size, so a step of decode writes one entry and moves none. Longer calls
+The entry of a row's token t stands at place t mod size, so a step of decode writes one entry and moves none. Longer calls
 lay the entries out by age first, and put them back in their places at the end.
 """
 
@@ -16,13 +16,13 @@ RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
 
 def place_of(tokens: Tokens, size: int) -> RingSlot:
     """Where the only token of a call stands, in the place of the oldest entry until then."""
-    return tokens.once(("ring", size), lambda: _place(tokens.position, size))
+    return tokens.once(("ring", size), lambda: _place(tokens.in_row(), size))
 
 
-def _place(position: Int[Tensor, "B 1"], size: int) -> RingSlot:
-    if position.shape[0] == 1 or (may_look(position) and len({row for (row,) in position.tolist()}) == 1):
-        return position[0] % size
-    return in_all_rows(position % size, size)[:, 0]
+def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
+    if index.shape[0] == 1 or (may_look(index) and len({row for (row,) in index.tolist()}) == 1):
+        return index[0] % size
+    return in_all_rows(index % size, size)[:, 0]
 
 
 def oldest(state: State, place: RingSlot) -> State:
@@ -49,12 +49,20 @@ def written(state: State, place: RingSlot, new: State, *, in_place: bool) -> Sta
 
 def by_age(held: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
     """The entries that a call is handed, the oldest first."""
-    return take(held, _order(tokens, "age", tokens.position[:, :1], held.shape[1]))
+    return take(held, _order(tokens, "age", tokens.in_row()[:, :1], held.shape[1]))
 
 
 def by_place(entries: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
     """The entries that a call hands on, the oldest first, in their places."""
-    return take(entries, _order(tokens, "place", -tokens.next_position(), entries.shape[1]))
+    return take(entries, _order(tokens, "place", -_next(tokens), entries.shape[1]))
+
+
+def _next(tokens: Tokens) -> Int[Tensor, "B 1"]:
+    """The place in its row of the token after the last real one."""
+    if tokens.valid is None:
+        return tokens.in_row()[:, -1:] + 1
+    count = tokens.valid.sum(1, keepdim=True)
+    return tokens.in_row().gather(1, (count - 1).clamp(min=0)) + (count > 0)
 
 
 def _order(tokens: Tokens, name: str, shift: Int[Tensor, "B 1"], size: int) -> Int[Tensor, "B W"]:

@@ -27,7 +27,8 @@ class Window(Holding):
 
     sliding: exactly ``size`` pairs, and one falls out a token: at t, that of t - size. terraced: the token's own chunk of
     ``size`` tokens and the chunk before it; as a chunk begins, all pairs of the chunk before the last fall at once. Chunks
-    count from the first token of a document.
+    count from the first token of a document, by positions: where these do not count on by one, what a token sees depends on where
+    calls begin.
     """
 
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, t - size < s ≤ t; lse_t = log Σ_s exp(q_t·k_s / √D)"
@@ -203,16 +204,14 @@ class Window(Holding):
         begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
         if may_look(begins) and not begins.any():
             return None
-        first = tokens.position // self.size % 2 * self.size
-        index = first + torch.arange(self.size, device=first.device)
+        index = (tokens.in_row() + torch.arange(self.size, device=begins.device)) % self.held
         fallen = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
         return replace(only(fallen, begins), arrival=torch.zeros_like(index), together=self.size)
 
     def _beyond_two_chunks(self, tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
         """Of a ring of two chunks, what hides from the only token what is neither in its own chunk nor in the one before."""
-        place, stands = tokens.position % self.held, torch.arange(self.held, device=tokens.position.device)
-        back = (place - stands) % self.held
-        return hidden(back <= place % self.size + self.size, accumulating(dtype))[:, None, None]
+        back = (tokens.in_row() - torch.arange(self.held, device=tokens.position.device)) % self.held
+        return hidden(back <= tokens.position % self.size + self.size, accumulating(dtype))[:, None, None]
 
     def problem_both_ways(self) -> str | None:
         return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None

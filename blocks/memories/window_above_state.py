@@ -135,7 +135,7 @@ def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]
 
     def answer(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]
-        return STEPPED(query, pairs.key, pairs.value, call.tokens.position, asked, *rest, **further)
+        return STEPPED(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), asked, *rest, **further)
 
     output = read.compute(answer)
     others = {name: entries for name, entries in held.items() if name not in RING}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blocks.flow import Tokens
 from blocks.legend import torch
 from blocks.operation import REFERENCE
 from blocks.part import State
@@ -42,22 +41,6 @@ def piece_length(graph: HeadGraph, numbers: int) -> int:
     while length < held or 2 * length * numbers <= NUMBERS:
         length *= 2
     return length
-
-
-def counts_on(tokens: Tokens, length: int) -> bool:
-    """Whether positions count on by one where each piece begins: by the first token's a window tells which pair of its state is the
-    oldest. A document that begins there sees none of these pairs, and padding asks for nothing."""
-
-    def look() -> bool:
-        first, last = slice(length, None, length), slice(length - 1, -1, length)
-        counts = tokens.position[:, first] == tokens.position[:, last] + 1
-        if tokens.segment is not None:
-            counts = counts | (tokens.segment[:, first] != tokens.segment[:, last])
-        if tokens.valid is not None:
-            counts = counts | ~tokens.valid[:, first]
-        return bool(counts.all())
-
-    return tokens.once(("counts on", length), look)
 
 
 def run_in_pieces(

@@ -18,7 +18,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise
 from composer.graph.lowering import AUTO, Compiled, compiled
-from composer.graph.pieces import SHORTEST, counts_on, piece_length, run_in_pieces, takes_pieces
+from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
 from composer.graph.program import CallContext, Program
 from converters.trunk import dtype_name
 
@@ -183,7 +183,7 @@ class Head(nn.Module):
         if not takes_pieces(graph, backend, query.device.type):
             return None
         length = piece_length(graph, query[:, 0].numel())
-        return length if length < query.shape[1] and counts_on(tokens, length) else None
+        return length if length < query.shape[1] else None
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state before the first token."""

@@ -40,14 +40,15 @@ class Rows:
         count = torch.arange(length, device=device).expand(batch, length)
         if cu_seqlens is not None and positions is not None:
             raise ValueError("cu_seqlens and position_ids both say where documents start: pass one of them")
-        position, segment = count if seen is None else count + seen[:, None], None
+        index, segment = count if seen is None else count + seen[:, None], None
+        position = index
         if cu_seqlens is not None:
             position = _packed_positions(cu_seqlens, given, count)
         elif positions is not None:
             position = self.inward(positions.to(device).expand(batch, length))
         if cu_seqlens is not None or positions is not None:
             segment = _segments(position, valid, started=seen is not None)
-        self.tokens = Tokens(position, segment, valid)
+        self.tokens = Tokens(position, segment, valid, None if position is index else index)
         real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
         self.seen = real if seen is None else seen + real
         """``B``, real tokens in the state after this call."""

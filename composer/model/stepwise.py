@@ -51,9 +51,10 @@ class HeadCall:
 
     def ordinary(self) -> HeadCall:
         """The same inputs; tensors of inference mode are copied."""
-        segment, valid = (None if of is None else ordinary(of) for of in (self.tokens.segment, self.tokens.valid))
-        tokens = Tokens(ordinary(self.tokens.position), segment, valid)
-        return self._each(ordinary, tokens, None if self.sinks is None else ordinary(self.sinks))
+        given = self.tokens.position, self.tokens.segment, self.tokens.valid, self.tokens.index, self.sinks
+        position, segment, valid, index, sinks = (None if of is None else ordinary(of) for of in given)
+        assert position is not None
+        return self._each(ordinary, Tokens(position, segment, valid, index), sinks)
 
     def _each(self, change: Callable[[Tensor], Tensor], tokens: Tokens, sinks: Tensor | None) -> HeadCall:
         return HeadCall(change(self.hidden), change(self.query), change(self.key), change(self.value), tokens, sinks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,15 +24,19 @@ ONE_BY_ONE = (*range(28), *range(60, LENGTH))
 
 
 @functools.lru_cache(maxsize=128)
-def in_one(spec: HeadSpec, shape: Shape, length: int) -> tuple[Head, Inputs, torch.Tensor, State]:
-    """A head, its inputs, and what it answers and hands on when they come in one call."""
+def in_one(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) -> tuple[Head, Inputs, torch.Tensor, State]:
+    """A head, its inputs, and what it answers and hands on when they come in one call. jumps: tokens before which positions are
+    left out."""
     head, data = built(spec, shape), inputs(shape, 2, length)
+    if jumps:
+        index = data.tokens.position
+        data.tokens = replace(data.tokens, position=index + 101 * sum((index >= at).long() for at in jumps), index=index)
     return head, data, *run(head, data)
 
 
 @once
-def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
-    head, data, whole, final = in_one(spec, shape, length)
+def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], jumps: tuple[int, ...] = ()) -> None:
+    head, data, whole, final = in_one(spec, shape, length, jumps)
     outputs, state = [], None
     for piece in pieces(length, bounds):
         output, state = run(head, data.cut(piece), state)
@@ -48,6 +53,17 @@ def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, .
 @pytest.mark.parametrize("name", HEADS)
 def test_any_split_is_the_whole(name: str, bounds: tuple[int, ...]) -> None:
     assert_split(HEADS[name], SMALL.shape(4), LENGTH, bounds)
+
+
+def follows_positions(spec: HeadSpec) -> bool:
+    """Whether a window of the head falls by chunks of positions, and not by tokens."""
+    return any(getattr(memory, "shape", None) == "terraced" for memory in spec.memory)
+
+
+@pytest.mark.parametrize("name", [name for name, head in HEADS.items() if not follows_positions(head)])
+def test_positions_may_jump_where_a_call_begins(name: str) -> None:
+    """Into a call of several tokens, into a step of decode, and within a call."""
+    assert_split(HEADS[name], SMALL.shape(4), 40, (13, 27, 28, 29), jumps=(13, 28, 34))
 
 
 @given(drawn=random_heads(), length=st.integers(2, 90), bounds=st.lists(st.integers(1, 89), max_size=6))

@@ -12,21 +12,21 @@ SIZE = 5
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("positions", [[7, 7, 7], [7, 7, 12], [7, 8, 4]], ids=["alike", "alike in the ring", "not alike"])
-def test_the_oldest_entry_is_given_and_written_over(positions: list[int], in_place: bool) -> None:
-    tokens = Tokens(torch.tensor(positions)[:, None])
+@pytest.mark.parametrize("places", [[7, 7, 7], [7, 7, 12], [7, 8, 4]], ids=["alike", "alike in the ring", "not alike"])
+def test_the_oldest_entry_is_given_and_written_over(places: list[int], in_place: bool) -> None:
+    tokens = Tokens(torch.full((3, 1), 99), index=torch.tensor(places)[:, None])
     before = {"key": torch.arange(30.0).view(3, SIZE, 2), "position": torch.arange(15).view(3, SIZE)}
     state = {name: held.clone() for name, held in before.items()}
     new = {"key": -torch.ones(3, 1, 2), "position": tokens.position}
-    place = place_of(tokens, SIZE)
-    assert place.shape == (1 if len(set(positions)) == 1 else 3,)
-    fallen = oldest(state, place)
-    carried = written(state, place, new, in_place=in_place)
+    slot = place_of(tokens, SIZE)
+    assert slot.shape == (1 if len(set(places)) == 1 else 3,)
+    fallen = oldest(state, slot)
+    carried = written(state, slot, new, in_place=in_place)
     for name, held in before.items():
         expected = held.clone()
-        for row, position in enumerate(positions):
-            assert torch.equal(fallen[name][row, 0], held[row, position % SIZE])
-            expected[row, position % SIZE] = new[name][row, 0]
+        for row, place in enumerate(places):
+            assert torch.equal(fallen[name][row, 0], held[row, place % SIZE])
+            expected[row, place % SIZE] = new[name][row, 0]
         assert torch.equal(carried[name], expected)
         assert (carried[name] is state[name]) == in_place
         assert in_place or torch.equal(state[name], held)

@@ -138,12 +138,14 @@ DECODERS = ["lolcats", "row_max, convolved", "terraced", "channel", "terraced, c
 
 @pytest.mark.parametrize(("head", "shape"), DECODED, ids=DECODERS)
 def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) -> None:
-    """Rows of a batch, at different positions: the second has had four tokens fewer. A ring goes round, and two chunks fall."""
+    """Rows of a batch, at different positions: the second has had four tokens fewer. A ring goes round, and two chunks fall. The
+    document is not the first of its row."""
     spec, data = complete(head), inputs(shape, 2, 17)
     ends = torch.tensor([[9], [5]])
     position = torch.arange(9).expand(2, -1)
-    calls = [Inputs(*(one[:, :9] for one in data.tensors), Tokens(position, None, position < ends))]
-    calls += [Inputs(*(one[:, t : t + 1] for one in data.tensors), Tokens(ends + t - 9)) for t in range(9, 17)]
+    calls = [Inputs(*(one[:, :9] for one in data.tensors), Tokens(position, None, position < ends, position + 3))]
+    steps = [Tokens(ends + t - 9, index=ends + t - 9 + 3) for t in range(9, 17)]
+    calls += [Inputs(*(one[:, t : t + 1] for one in data.tensors), tokens) for t, tokens in enumerate(steps, 9)]
     forms = {one.part: one.form for one in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))}
     assert {forms["window"], forms["state"]} == {STEP}
     answers = []

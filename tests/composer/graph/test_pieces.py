@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.graph import HeadGraph, build_graph
-from composer.graph.pieces import NUMBERS, SHORTEST, counts_on, piece_length, takes_pieces
+from composer.graph.pieces import NUMBERS, SHORTEST, piece_length, takes_pieces
 from tests.laws.cases import SMALL, built, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
@@ -38,37 +37,6 @@ def test_a_piece_is_as_long_as_its_numbers_allow_and_no_shorter_than_a_window() 
     assert piece_length(state, 100 * NUMBERS) == SHORTEST
     window = graph([{"kind": "window", "size": SHORTEST + 1, "evict": "drop"}])
     assert piece_length(window, 100 * NUMBERS) == 2 * SHORTEST
-
-
-def moved(tokens: Tokens, column: int, by: int) -> Tokens:
-    """Positions from this column on are others."""
-    return Tokens(tokens.position + by * (torch.arange(tokens.position.shape[1]) >= column))
-
-
-def test_positions_that_count_on() -> None:
-    tokens = Tokens(torch.arange(8)[None])
-    assert counts_on(tokens, 4)
-    assert counts_on(moved(tokens, 3, 7), 4), "a jump within a piece"
-    jumps = moved(tokens, 4, 7)
-    assert not counts_on(jumps, 4)
-    assert counts_on(jumps, 5)
-    assert counts_on(Tokens(jumps.position, segment=(torch.arange(8)[None] >= 4).long()), 4), "another document"
-    assert counts_on(Tokens(jumps.position, valid=torch.arange(8)[None] < 4), 4), "padding"
-    assert not counts_on(Tokens(torch.arange(9)[None] // 8 * 20 + torch.arange(9)[None]), 4), "the last token is a piece"
-
-
-@pytest.mark.parametrize("by", [1000, -3])
-def test_where_positions_jump_a_text_is_read_as_a_whole(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window tells by the first token's position which pair of its state is the oldest."""
-    head, given = (
-        built(complete({"memory": [{"kind": "window", "size": 5, "evict": "drop"}]}), SHAPE),
-        inputs(SHAPE, 1, SHORTEST + 9),
-    )
-    given.tokens = moved(given.tokens, SHORTEST, by)
-    monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
-    with torch.no_grad():
-        found, _ = run(head, given)
-    torch.testing.assert_close(found, run(head, given)[0], rtol=1e-9, atol=1e-10)
 
 
 def test_the_reference_takes_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

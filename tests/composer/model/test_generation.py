@@ -83,6 +83,23 @@ def test_a_conversation_goes_on(spec: str) -> None:
     assert torch.equal(again, model.generate(longer, use_cache=False, **settings))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_text_goes_on_at_any_position(spec: str) -> None:
+    """Calls one after the other are one call, with padding and without, where positions jump as a call begins."""
+    model, ids, position = student(spec, *SPECS[spec]), tokens(2, 30), torch.arange(30).repeat(2, 1)
+    position[:, 9:] += 100
+    position[:, 20:] += 100
+    mask = torch.ones_like(ids)
+    mask[0, [0, 14, 15, 22]] = 0
+    whole, cache = model(ids, position_ids=position, attention_mask=mask).logits, None
+    for start, end in ((0, 9), (9, 20), (20, 21), (21, 22), (22, 30)):
+        columns = slice(start, end)
+        found = model(ids[:, columns], position_ids=position[:, columns], attention_mask=mask[:, :end], past_key_values=cache)
+        real, cache = mask[:, columns].bool(), found.past_key_values
+        torch.testing.assert_close(found.logits[real], whole[:, columns][real], rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("how", ["position_ids", "cu_seqlens"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_packed_documents_are_apart(spec: str, how: str) -> None:
