@@ -139,3 +139,11 @@ def owner(head: int, heads: int, owners: int) -> int:
 def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
     """Equal, up to ``tolerance``, in shape and in every number; two infinities of one sign are equal, and nothing is NaN."""
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+def assert_derivatives(function: Callable[..., Tensor | tuple[Tensor, ...]], tensors: Iterable[Tensor], **options: Any) -> None:
+    """The gradients of all outputs by all tensors are their derivatives. ``gradcheck`` passes over outputs without a gradient."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    outputs = function(*leaves)
+    assert all(output.requires_grad for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    assert torch.autograd.gradcheck(function, leaves, **options)

@@ -15,7 +15,20 @@ from blocks.convolution import Convolution
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.taps import filtered, filtered_one
-from tests.blocks.support import GROUPED, SHAPE_NAMES, SHAPES, close, counted, documents, drawn, empty, owner, random, started
+from tests.blocks.support import (
+    GROUPED,
+    SHAPE_NAMES,
+    SHAPES,
+    assert_derivatives,
+    close,
+    counted,
+    documents,
+    drawn,
+    empty,
+    owner,
+    random,
+    started,
+)
 from tests.laws.cases import SMALL, built, complete, run
 from tests.laws.cases import inputs as law_inputs
 
@@ -208,7 +221,7 @@ def test_gradients_reach_filters_and_inputs() -> None:
         parameters = {"query": query_filter, "key": key_filter}
         return convolve(part, parameters, query, key, documents([2, 1]), empty(part, GROUPED, 1))[:2]
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in tensors])
+    assert_derivatives(run, tensors)
 
 
 def test_inputs_are_said_once_and_in_any_order() -> None:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from blocks.part import Per
 from blocks.rates import RATES, Fixed, Learned, RateConfig
-from tests.blocks.support import ALIKE, GROUPED, ONE_KEY, SHAPE_NAMES, SHAPES, close, drawn, random, started
+from tests.blocks.support import ALIKE, GROUPED, ONE_KEY, SHAPE_NAMES, SHAPES, assert_derivatives, close, drawn, random, started
 
 RATE = TypeAdapter(RateConfig)
 
@@ -59,7 +59,7 @@ def test_gradients() -> None:
     def rate(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return part.rate({"weight": weight, "bias": bias}, hidden, ALIKE)
 
-    assert torch.autograd.gradcheck(rate, (hidden, parameters["weight"].requires_grad_(), parameters["bias"].requires_grad_()))
+    assert_derivatives(rate, (hidden, parameters["weight"], parameters["bias"]))
 
 
 @pytest.mark.parametrize("part", [Learned(), Fixed(value=0.7)], ids=["learned", "fixed"])

@@ -16,6 +16,7 @@ from tests.blocks.support import (
     GROUPED,
     SHAPE_NAMES,
     SHAPES,
+    assert_derivatives,
     close,
     computed,
     counted,
@@ -101,8 +102,7 @@ def test_gradients() -> None:
         parameters = {"frequency": frequency}
         return VAPOR.enter(parameters, value, position), weights * VAPOR.leave(parameters, output, position)
 
-    tensors = [tensor.requires_grad_() for tensor in (random(2, 2), random(1, 3, 2, 4), random(1, 3, 4, 4))]
-    assert torch.autograd.gradcheck(run, tensors)
+    assert_derivatives(run, (random(2, 2), random(1, 3, 2, 4), random(1, 3, 4, 4)))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float32, 1e-5), (torch.float64, 1e-11)])

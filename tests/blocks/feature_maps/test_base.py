@@ -13,7 +13,7 @@ from blocks.feature_maps import FEATURE_MAPS
 from blocks.feature_maps.base import FeatureMap
 from blocks.feature_maps.relu import Relu
 from blocks.legend import Shape
-from tests.blocks.support import ALIKE, GROUPED, SHAPE_NAMES, SHAPES, close, drawn, owner, random, started
+from tests.blocks.support import ALIKE, GROUPED, SHAPE_NAMES, SHAPES, assert_derivatives, close, drawn, owner, random, started
 
 KINDS = sorted(FEATURE_MAPS)
 
@@ -135,7 +135,7 @@ def test_gradients(kind: str) -> None:
     def run(query: Tensor, key: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         return part.map({"weight": weight, "bias": bias}, query, key)
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in tensors])
+    assert_derivatives(run, tensors)
 
 
 def test_options_of_the_matrix_need_one() -> None:

@@ -16,7 +16,7 @@ from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.state import StateMemory
 from tests.blocks import support
-from tests.blocks.support import close, computed, counted, documents, empty, owner, random
+from tests.blocks.support import assert_derivatives, close, computed, counted, documents, empty, owner, random
 
 SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=4)
 SHARED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
@@ -266,7 +266,7 @@ def test_gradients(exponential: bool, form: str) -> None:
         assert partial.lse is not None
         return partial.output, partial.lse
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in (query, key, value, decay)])
+    assert_derivatives(run, (query, key, value, decay))
 
 
 def test_a_row_that_brings_nothing_keeps_its_state() -> None:

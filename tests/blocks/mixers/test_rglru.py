@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blocks.legend import Shape
 from blocks.mixers.rglru import RGLRU
-from tests.blocks.support import GROUPED, close, counted, documents, drawn, empty, mixed, random, started
+from tests.blocks.support import GROUPED, assert_derivatives, close, counted, documents, drawn, empty, mixed, random, started
 
 LENGTHS = [[3, 1, 4], [8]]
 
@@ -137,7 +137,7 @@ def test_gradients_are_derivatives() -> None:
         parameters = dict(zip(names, tensors, strict=True))
         return mixed(part, "torch", parameters, hidden, documents([2, 3]), empty(part, GROUPED, 1))[0]
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in (hidden, *drawn(part, GROUPED).values())])
+    assert_derivatives(run, (hidden, *drawn(part, GROUPED).values()))
 
 
 def test_float32_stays_near_float64_over_131072_tokens() -> None:

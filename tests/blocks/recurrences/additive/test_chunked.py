@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocks.recurrences.additive import chunked, naive
 from tests.blocks.recurrences.additive.problems import HEADS, RANKS, draw
-from tests.blocks.support import close
+from tests.blocks.support import assert_derivatives, close
 
 MODULE = importlib.import_module("blocks.recurrences.additive.chunked")
 
@@ -87,7 +87,7 @@ def test_gradients_are_derivatives(rank: str) -> None:
     def run(*tensors: Tensor) -> Any:
         return chunked(*problem.arguments(list(tensors)))
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in problem.tensors])
+    assert_derivatives(run, problem.tensors)
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)

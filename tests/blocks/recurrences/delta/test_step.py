@@ -10,7 +10,7 @@ import torch
 
 from blocks.recurrences.delta import FORMS, chunked, naive, step
 from tests.blocks.recurrences.delta.problems import HEADS, RANKS, draw
-from tests.blocks.support import by_backend, close
+from tests.blocks.support import assert_derivatives, by_backend, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -44,7 +44,7 @@ def test_gradients_are_derivatives(rank: str) -> None:
     def run(*tensors: torch.Tensor) -> Any:
         return step(*problem.arguments(list(tensors)))
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in problem.tensors])
+    assert_derivatives(run, problem.tensors)
 
 
 @pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)

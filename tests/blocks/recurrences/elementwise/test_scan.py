@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocks.recurrences.elementwise import naive, scan
 from tests.blocks.recurrences.elementwise.problems import draw
-from tests.blocks.support import close
+from tests.blocks.support import assert_derivatives, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -42,7 +42,7 @@ def test_gradients_are_derivatives() -> None:
     def run(*tensors: Tensor) -> Any:
         return scan(tensors[0], tensors[1], segment, tensors[2])
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in (inputs, log_decay, state)])
+    assert_derivatives(run, (inputs, log_decay, state))
 
 
 @pytest.mark.parametrize("form", [scan, naive])

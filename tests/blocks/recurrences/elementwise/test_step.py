@@ -10,7 +10,7 @@ import torch
 
 from blocks.recurrences.elementwise import FORMS, naive, scan, step
 from tests.blocks.recurrences.elementwise.problems import draw
-from tests.blocks.support import by_backend, close
+from tests.blocks.support import assert_derivatives, by_backend, close
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -28,7 +28,7 @@ def test_gradients_are_derivatives() -> None:
     def run(*tensors: torch.Tensor) -> Any:
         return step(tensors[0], tensors[1], segment, tensors[2])
 
-    assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in (inputs, log_decay, state)])
+    assert_derivatives(run, (inputs, log_decay, state))
 
 
 @pytest.mark.parametrize("cuts", [[1] * 21, [4, 17], [1, 19, 1], [16, 5]], ids=str)
