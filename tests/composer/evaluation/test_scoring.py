@@ -145,17 +145,20 @@ def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Pat
 def test_steps_are_told_what_a_cache_does_not_know(plain: Any, folders: dict[str, Path], name: str) -> None:
     """Of padded prompts: a cache of keys and values needs mask and positions, one of states counts by itself."""
     model: Any = plain if name == "teacher" else composer.load(folders[name])
-    told: list[set[str]] = []
+    told: list[dict[str, list[list[int]]]] = []
 
     def seen(_module: Any, _inputs: Any, given: dict[str, Any]) -> None:
-        told.append({name for name in ("attention_mask", "position_ids") if given.get(name) is not None})
+        said = {name: given.get(name) for name in ("attention_mask", "position_ids")}
+        told.append({name: tensor.tolist() for name, tensor in said.items() if tensor is not None})
 
     handle = model.register_forward_pre_hook(seen, with_kwargs=True)
     write(model, [[5, 6, 7, 8], [9]], [3, 3], ())
     handle.remove()
     first, *steps = told
-    assert first == {"attention_mask", "position_ids"}
-    assert steps == [first if name == "teacher" else set()] * 2
+    assert first == {"attention_mask": [[1, 1, 1, 1], [0, 0, 0, 1]], "position_ids": [[0, 1, 2, 3], [0, 0, 0, 0]]}
+    later = [{"attention_mask": [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]], "position_ids": [[4], [1]]}]
+    later += [{"attention_mask": [[1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]], "position_ids": [[5], [2]]}]
+    assert steps == (later if name == "teacher" else [{}, {}])
 
 
 class Counting:
