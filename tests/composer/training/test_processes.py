@@ -26,13 +26,13 @@ from composer.spec.recipe import Stage
 from composer.training import checkpoint, loop, processes
 from composer.training import distill as module
 from composer.training.journal import LOG
-from composer.training.processes import added, broadcast_from_first, by_first, shares, take_gpu, together, whole
+from composer.training.processes import added, broadcast_from_first, by_first, shard, shares, take_gpu, together, whole
 from composer.training.run import TrainingOptions
 from composer.training.scratch import train
 from composer.training.student import read_student
 from composer.training.unit import Unit
 from tests.composer.training.processes import FAILED, killed_at, several
-from tests.composer.training.runs import RECIPE, SPEC, make_student, make_teacher, rows_of, run, write_texts
+from tests.composer.training.runs import make_student, make_teacher, rows_of, run
 from tests.composer.weights.students import weights
 
 STEPS = 10
@@ -185,9 +185,11 @@ def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tm
 
 
 def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_path: Path) -> None:
-    """Training of everything, with tied embeddings: three processes on two rows come to what one does without checkpointing."""
+    """Training of everything, with tied embeddings and padding: three processes on two rows come to what one does without
+    checkpointing."""
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
     overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=4", "batch=2", "accumulate=2", "evaluate=2")]
+    overrides.append("recipe.rows=padded")
 
     def act(out: str, **options: Any) -> None:
         train(read_student(student, overrides), tmp_path / out, TrainingOptions([str(texts)], share=0.2, **options))
@@ -198,18 +200,31 @@ def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_pa
     same_numbers(weights(tmp_path / "one"), weights(tmp_path / "three"))
 
 
-def test_parameters_that_some_rows_do_not_need(teacher: Path, tmp_path: Path) -> None:
-    """Nothing falls out of the window in a short text, so of two processes only one needs the state below it."""
-    memory = [{"kind": "window", "size": 4, "shape": "terraced", "weight": "learned"}, {"kind": "sparse", "size": 2}, "state"]
-    spec = SPEC | {"head": SPEC["head"] | {"memory": memory}, "recipe": RECIPE | {"rows": "padded"}}
-    student, texts = make_student(tmp_path / "student", teacher, spec), tmp_path / "texts.jsonl"
-    long, short = "once upon a time there was a cat and it slept home a dog ran", "cat ran"
-    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in (long, short) * 4))
-    overrides = [f"recipe.{stage}.{said}" for stage in ("transfer", "finetune") for said in ("steps=4", "batch=2", "accumulate=1")]
-    options: dict[str, Any] = {"held_out": [str(write_texts(tmp_path / "held-out.jsonl", 5))]}
-    run(student, tmp_path / "one", texts, *overrides, **options)
-    assert several(2, lambda rank: run(student, tmp_path / "two", texts, *overrides, **options)) == [0, 0]
-    close(tmp_path / "one", tmp_path / "two")
+class Branching(nn.Module):
+    """Asks only one of two parameters, by what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return (given * (self.left if given[0] < 0 else self.right)).sum()
+
+
+def test_parameters_that_some_rows_do_not_need() -> None:
+    """All processes have the sum of their gradients, where one process alone needs a parameter, too."""
+
+    def act(rank: int) -> None:
+        with together():
+            model = Branching()
+            shard(model, [], "cpu")
+            model(torch.tensor([-2.0, 1.0] if rank else [3.0, 4.0])).backward()
+            model(torch.tensor([5.0, 6.0])).backward()
+            for parameter, expected in ((model.left, [-2.0, 1.0]), (model.right, [13.0, 16.0])):
+                assert isinstance(parameter.grad, DTensor)
+                assert parameter.grad.full_tensor().tolist() == expected
+
+    assert several(2, act) == [0, 0]
 
 
 def test_checkpoints_are_for_all_when_the_first_says_so(student: Path, texts: Path, tmp_path: Path) -> None:
