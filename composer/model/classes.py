@@ -55,6 +55,7 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     language: Any = MODEL_FOR_CAUSAL_LM_MAPPING[plain]
     base, model = cast("Any", composed_model(bare)), cast("Any", composed_causal(language))
     base.config_class = model.config_class = configuration
+    configuration.made_by = configuration_for, (configuration.model_type,)  # a pickled model finds all of this done
     # Without these, weights that transformers joins or renames as it loads them would stay random.
     for theirs, ours in ((host, configuration.model_type), (bare.__name__, base.__name__), (language.__name__, model.__name__)):
         conversion = get_checkpoint_conversion_mapping(theirs)

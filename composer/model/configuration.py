@@ -9,6 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConf
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
+from composer.model.made import made
 from composer.spec.resolve import Resolved
 from composer.versions import version_of
 from converters.model_types import OWN, PREFIX
@@ -65,12 +66,11 @@ def configuration_of(host: str) -> type[Any]:
     plain = CONFIG_MAPPING[host]
     fields: dict[str, Any] = {"spec": dict[str, Any] | None, "spec_hash": str | None, "adapter": str | None}
     own = {
-        "__module__": __name__,
         "__annotations__": {"model_type": ClassVar[str], **fields},
         "__doc__": Composition.__doc__,
         "model_type": PREFIX + host,
         **dict.fromkeys(fields),
     }
-    made = type(f"Composed{plain.__name__}", (Composition, plain), own)
-    AutoConfig.register(PREFIX + host, made, exist_ok=True)
-    return made
+    configuration = made(configuration_of, host, Composition, plain, **own)
+    AutoConfig.register(PREFIX + host, configuration, exist_ok=True)
+    return configuration

@@ -18,6 +18,7 @@ from blocks.rotation import Turning
 from composer.errors import BuildError
 from composer.model.attention import INTERFACE, ComposedAttention, Unturned
 from composer.model.heads import AttentionFacts, ComposedHeads
+from composer.model.made import made
 from composer.spec.resolve import Resolved
 from converters.hosts import ATTENTIONS
 
@@ -187,26 +188,32 @@ def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | N
     return None if types is None else types[index]
 
 
-def _turning(rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> Turning:
-    """The rotation of the layers of one type, computed by the host's own functions."""
-    function: Any = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
-    both = next(iter(inspect.signature(function).parameters)) == "q"
-    halves = host.__name__ in HALVES
-    arguments = () if layer_type is None else (layer_type,)
+class HostTurning:
+    """The rotation of the layers of one type, by the host's own functions."""
 
-    def tables(position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary(like, position, *arguments)
+    def __init__(self, rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> None:
+        self.rotary, self.arguments = rotary, () if layer_type is None else (layer_type,)
+        self.function: Any = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
+        self.both = next(iter(inspect.signature(self.function).parameters)) == "q"
+        self.halves = host.__name__ in HALVES
 
-    def apply(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        width = cosine.shape[-1] * (2 if halves else 1)
+    def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rotary(like, position, *self.arguments)
+
+    def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        width = cosine.shape[-1] * (2 if self.halves else 1)
         turned, rest = states[..., :width].transpose(1, 2), states[..., width:]
-        turned = (function(turned, turned, cosine, sine)[0] if both else function(turned, cosine, sine)).transpose(1, 2)
+        turned = self.function(turned, turned, cosine, sine)[0] if self.both else self.function(turned, cosine, sine)
+        turned = turned.transpose(1, 2)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
-    return Turning(tables, apply)
+
+def _turning(rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> Turning:
+    own = HostTurning(rotary, host, layer_type)
+    return Turning(own.tables, own.apply)
 
 
 @cache
 def composed_class(host: type[nn.Module]) -> type[ComposedAttention]:
     """A host's class of attention with composed heads in it."""
-    return type(f"Composed{host.__name__}", (ComposedAttention, host), {"__module__": __name__})
+    return made(composed_class, host, ComposedAttention, host)

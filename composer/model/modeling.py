@@ -22,6 +22,7 @@ from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder, may_record
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
+from composer.model.made import made
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
@@ -285,14 +286,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 @cache
 def composed_model(host: type[nn.Module]) -> type[ComposedModel]:
     """A host's base model with heads in its layers."""
-    return _composed(ComposedModel, host)
+    return made(composed_model, host, ComposedModel, host, __doc__=ComposedModel.__doc__)
 
 
 @cache
 def composed_causal(host: type[nn.Module]) -> type[ComposedForCausalLM]:
     """A host's language model with heads in its layers."""
-    return _composed(ComposedForCausalLM, host)
-
-
-def _composed(front: type, host: type[nn.Module]) -> Any:
-    return type(f"Composed{host.__name__}", (front, host), {"__module__": __name__, "__doc__": front.__doc__})
+    return made(composed_causal, host, ComposedForCausalLM, host, __doc__=ComposedForCausalLM.__doc__)

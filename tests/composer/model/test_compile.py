@@ -1,4 +1,5 @@
-"""A step of decode is one graph: torch.compile finds nothing in it that it would have to leave to Python or to wait for."""
+"""A step of decode is one graph: torch.compile finds nothing in it that it would have to leave to Python or to wait for. And calls
+of several lengths are, as users make them."""
 
 from __future__ import annotations
 
@@ -41,6 +42,22 @@ PROGRAM = """
 
 Of a step that is told mask and positions, one row has padding there, and a document begins in another.
 """
+CONVERSATION = """
+    import torch
+    import composer
+    from tests.composer.model.models import llama, tokens
+
+    torch.set_grad_enabled(False)
+    model, ids = composer.build({spec!r}, llama(num_hidden_layers={count})), tokens(2, 30)
+    compiled, expected, given = torch.compile(model, fullgraph=True, backend="eager"), model(ids).logits, dict()
+    for start, end in {calls}:
+        if end == start + 1:
+            given["position_ids"] = torch.full((2, 1), start)
+        answer = compiled(ids[:, start:end], **given)
+        torch.testing.assert_close(answer.logits, expected[:, start:end], rtol=1e-9, atol=1e-9)
+        given["past_key_values"] = answer.past_key_values
+    print("compared")
+"""
 CALLS = ((4, 10, True), (1, 9, False))
 """Rows, the column of the step, and whether it is told mask and positions."""
 OTHERS = ((4, 10, False), (1, 9, True))
@@ -77,6 +94,13 @@ def test_a_step_of_decode_on_a_trunk_of_its_own_is_one_graph(trunk: str) -> None
 
 def test_a_step_of_decode_behind_padding_may_be_one_column_more_than_positions_are_learned() -> None:
     assert compared_on(TRUNKS["learned"] | {"length": 10}, ((1, 10, False), (1, 10, True)))
+
+
+def test_calls_of_several_lengths_from_no_cache_on() -> None:
+    """The cache is made in the call that is compiled, and a second length tells the compiler that lengths differ. Then a memory
+    grows in two steps, which are told their positions."""
+    layers, calls = layers_of(["softmax", "latte-macchiato"], lambda _: []), ((0, 7), (7, 16), (16, 17), (17, 18))
+    assert printed_of(layers, CONVERSATION, calls=calls) == "compared"
 
 
 def compared_on(trunk: dict[str, Any], calls: tuple[tuple[int, int, bool], ...]) -> bool:

@@ -1,0 +1,62 @@
+"""Models whose classes are made as they are needed can be pickled, as any other of transformers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+import composer
+from composer.model.modeling import composed_causal
+from tests.composer.hosts.families import small
+from tests.composer.model.models import student, tokens
+from tests.composer.programs import printed_behind_composer
+
+
+def models() -> dict[str, Any]:
+    return {"own": student("lolcats"), "qwen3": composer.build("lola", small("qwen3")).eval()}
+
+
+@pytest.mark.parametrize("name", ["own", "qwen3"])
+@torch.no_grad()
+def test_a_model_is_pickled_whole(name: str) -> None:
+    model, ids = models()[name], tokens(2, 9) % 80
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    for again in (torch.load(stored, weights_only=False), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(again) is type(model)
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_another_process_reads_them(tmp_path: Path) -> None:
+    """Which has built none of this kind. They are saved and loaded there as here."""
+    ids, found = tokens(2, 9) % 80, models()
+    torch.save((found, ids, {name: model(ids).logits for name, model in found.items()}), tmp_path / "models.pt")
+    code = f"""
+        import torch
+        torch.set_grad_enabled(False)
+        models, ids, logits = torch.load({str(tmp_path / "models.pt")!r}, weights_only=False)
+        for name, model in models.items():
+            assert torch.equal(model(ids).logits, logits[name])
+            model.save_pretrained({str(tmp_path)!r} + "/" + name)
+            loaded = type(model).from_pretrained({str(tmp_path)!r} + "/" + name, dtype=model.dtype)
+            assert torch.equal(loaded(ids).logits, logits[name])
+        print(*[type(model).__name__ for model in models.values()])
+    """
+    assert printed_behind_composer(code) == "ComposedForCausalLM ComposedQwen3ForCausalLM"
+
+
+class Derived(composed_causal(Qwen3ForCausalLM)):  # pyright: ignore[reportGeneralTypeIssues]
+    """A user's own class."""
+
+
+def test_a_class_that_inherits_is_found_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(Derived)) is Derived
