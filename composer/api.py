@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from composer.arguments import Reference, check_dtype, several
+from composer.arguments import DtypeLike, Reference, named_dtype, several
 from composer.devices import device_type
 from composer.errors import BuildError, GraphError, in_words
 from composer.graph.lowering import AUTO
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from composer.model.classes import Composed
     from composer.weights.build import BuildReport, Progress
-    from converters.trunk import Dtype
 
 __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec", "specs_of"]
 
@@ -61,7 +60,7 @@ def build(
     fresh: bool = False,
     overrides: Overrides = (),
     revision: str | None = None,
-    dtype: Dtype | None = None,
+    dtype: DtypeLike | None = None,
     seed: int = 0,
     share: bool = False,
     backend: str = AUTO,
@@ -78,7 +77,7 @@ def build(
     """
     from composer.weights.from_model import build_from_model, trunk_of
 
-    check_dtype(dtype, BuildError)
+    dtype = named_dtype(dtype, BuildError)
     check_seed(seed, BuildError, least=LEAST_SEED)
     source = _origin(source, fresh, revision)
     loaded = load_spec(spec, overrides)
@@ -126,7 +125,7 @@ def build_folder(
     tokenizer: str | os.PathLike[str] | None = None,
     overrides: Overrides = (),
     revision: str | None = None,
-    dtype: Dtype | None = None,
+    dtype: DtypeLike | None = None,
     seed: int = 0,
     copy: bool = False,
     hash_contents: bool = False,
@@ -153,7 +152,7 @@ def build_folder(
     """
     from composer.weights.build import build_folder as write_folder
 
-    check_dtype(dtype, BuildError)
+    dtype = named_dtype(dtype, BuildError)
     check_seed(seed, BuildError, least=LEAST_SEED)
     source = _origin(source, fresh, revision)
     loaded = load_spec(spec, overrides)
@@ -208,14 +207,14 @@ def explain(
     sequence: TokenCount = 4096,
     backend: str = AUTO,
     device: str = "cpu",
-    dtype: str | None = None,
+    dtype: DtypeLike | None = None,
 ) -> Explanation:
     """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression.
 
     source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
     sequence: tokens at which states that grow, and the source's cache, are counted; ``"4k"`` is 4,096.
     """
-    check_dtype(dtype, BuildError)
+    dtype = named_dtype(dtype, BuildError)
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     loaded = load_spec(spec, overrides)
     target = target_of(spec, loaded, source, revision=revision) or Target(TRUNK, None, "float32")
@@ -232,12 +231,12 @@ def explain(
 
 
 @in_words
-def load(folder: str | os.PathLike[str], *, dtype: Dtype | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
+def load(folder: str | os.PathLike[str], *, dtype: DtypeLike | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
 
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
-    check_dtype(dtype, BuildError)
+    dtype = named_dtype(dtype, BuildError)
     with silent_transformers():
         from composer.weights.loading import load_model
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from composer.errors import ComposerError, name_of
 from composer.spec.places import brief, nearest
-from converters.trunk import Dtype
+from converters.trunk import Dtype, dtype_name
 
+if TYPE_CHECKING:
+    import torch
+
+DtypeLike: TypeAlias = "Dtype | torch.dtype"
+"""A type of weights: ``"bfloat16"`` or ``torch.bfloat16``."""
 Reference = str | os.PathLike[str]
 """A folder, or a model of the Hub: ``OWNER/NAME``."""
 
@@ -35,7 +40,10 @@ def check_known(option: str, said: str, known: Iterable[str], refusal: type[Comp
         raise refusal(f"{option}: {brief(said)} is not known{nearest(said, known) or '.'} Known: {', '.join(known)}.")
 
 
-def check_dtype(said: str | None, refusal: type[ComposerError] = ComposerError) -> None:
-    """Raises ``refusal`` where there is no such type of weights."""
-    if said is not None:
-        check_known("--dtype", said, get_args(Dtype), refusal)
+def named_dtype(said: object, refusal: type[ComposerError] = ComposerError) -> Dtype | None:
+    """A type of weights by its name; ``torch.bfloat16`` is ``bfloat16``, too. Raises ``refusal`` where there is no such type."""
+    if said is None:
+        return None
+    name = dtype_name(said)
+    check_known("--dtype", name, get_args(Dtype), refusal)
+    return name

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from composer.errors import BuildError, ComposerError
-from converters.bounded import brief
+from converters.bounded import brief, shortened
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
 """Messages of PyTorch where memory has run out: on a CPU that error has no class of its own."""
@@ -26,6 +26,17 @@ def check_device(device: str) -> None:
     known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
     if device not in known:
         raise ComposerError(f'there is no device "{device}" here; there is {", ".join(known)}')
+
+
+def check_place(device: str) -> None:
+    """Raises ComposerError where PyTorch can put nothing on such a device here."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = shortened(str(error).splitlines()[0].removesuffix("."))
+        raise ComposerError(f'there is no device "{device}" here: {why}') from error
 
 
 @contextmanager

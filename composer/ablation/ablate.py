@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ from composer.ablation.steps import MARK, Figures
 from composer.ablation.table import markdown
 from composer.ablation.teacher import teacher_scores
 from composer.api import SpecLike
-from composer.errors import AblationError
+from composer.errors import AblationError, Stopped
 from composer.files import write_whole
 from composer.locks import exclusive_lock, inside, say_if_unguarded
+from composer.spec.inherit import shown
 from composer.spec.overrides import Overrides
 from composer.weights.record import versions
 from converters.bounded import reason
@@ -74,9 +76,13 @@ def run(
 
 @contextmanager
 def _going_on(folder: Path) -> Iterator[None]:
-    """Raises AblationError where a file cannot be read or written. It names the file, or ``folder`` where the system does not."""
+    """Raises AblationError where a file cannot be read or written. It names the file, or ``folder`` where the system does not. What
+    is interrupted says how it goes on."""
     try:
         yield
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, Stopped) else signal.SIGINT
+        raise Stopped(f"Interrupted. What is done stays in {shown(folder)}: say the same again to go on.", number) from error
     except OSError as error:
         raise AblationError(
             f"{error.filename or folder} cannot be read or written: {reason(error)}. What is done stays; say the same again."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +132,8 @@ class _Pool:
         self._waiting: dict[Future[Figures], AblationStep] = {}
 
     def start(self, step: AblationStep, folder: Path) -> None:
-        self._waiting[self._executor.submit(_run_there, step, folder)] = step
+        with _interrupts_held():
+            self._waiting[self._executor.submit(_run_there, step, folder)] = step
 
     def ended(self) -> tuple[AblationStep, Figures]:
         done = next(iter(wait(self._waiting, return_when=FIRST_COMPLETED).done))
@@ -143,6 +145,25 @@ class _Pool:
                 "A process was killed from outside, perhaps for want of memory: take fewer --jobs. What is done stays; say the "
                 "same again."
             ) from error
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """For the block, Ctrl-C waits. Processes that are started in it have none at all: the one that has started them ends them."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    came: list[int] = []
+    # What is blocked here reaches other threads, and a handler of Python's is not inherited.
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _run_there(step: AblationStep, folder: Path) -> Figures:
@@ -181,8 +202,10 @@ def _context() -> Any:
 def _begin(stop: Any) -> None:
     """Set up a process: with one thread, as more would compete for the cores, and so that it ends when its parent does."""
     import torch
+    from tqdm import tqdm
 
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system's, which a process that is ended leaves behind
     silence_transformers()
     parent = multiprocessing.parent_process()
     assert parent is not None, "it was started by one"

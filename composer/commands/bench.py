@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from composer.arguments import Reference, check_dtype, path_of, several
+from composer.arguments import DtypeLike, Reference, named_dtype, path_of, several
 from composer.benching.options import REPEATS, STEPS, BenchOptions, BenchProgress, read_workloads
 from composer.benching.specs import built
 from composer.errors import BenchError, in_words
@@ -13,7 +13,6 @@ from composer.graph.lowering import AUTO
 from composer.numbers import Numbers, numbers_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.weights.opened import open_models
-from converters.trunk import Dtype
 
 if TYPE_CHECKING:
     from composer.benching.report import BenchReport
@@ -31,7 +30,7 @@ def bench(
     memory: bool = False,
     device: str = "cpu",
     threads: int = 1,
-    dtype: Dtype | None = None,
+    dtype: DtypeLike | None = None,
     backend: str = AUTO,
     graph: bool = True,
     seed: int = 0,
@@ -56,7 +55,7 @@ def bench(
 
         composer.bench(["teacher", "lawcat-mine"], prefill=256, decode="512,4k")
     """
-    check_dtype(dtype, BenchError)
+    dtype = named_dtype(dtype, BenchError)
     lengths, positions, rows = (
         numbers_of(said, option, BenchError) for said, option in ((prefill, "--prefill"), (decode, "--decode"), (batch, "--batch"))
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from composer.api import SpecLike, load_spec
-from composer.arguments import Reference, check_dtype
+from composer.arguments import DtypeLike, Reference, named_dtype
 from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
 from composer.errors import BuildError, ComposerError, in_words
@@ -17,7 +17,6 @@ from composer.numbers import TokenCount, tokens_of
 from composer.spec.document import Spec
 from composer.spec.overrides import Overrides
 from composer.weights.picture_subject import of_model, on_source
-from converters.trunk import Dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +30,7 @@ def draw(
     overrides: Overrides = (),
     revision: str | None = None,
     sequence: TokenCount = 4096,
-    dtype: Dtype | None = None,
+    dtype: DtypeLike | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Picture:
@@ -44,7 +43,7 @@ def draw(
 
         composer.draw("lola", "teacher").save("lola.svg")
     """
-    check_dtype(dtype, BuildError)
+    dtype = named_dtype(dtype, BuildError)
     check_file(out, force=force)
     tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
     given = of_model(spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from composer.arguments import Reference, check_dtype, path_of, several
+from composer.arguments import DtypeLike, Reference, named_dtype, path_of, several
 from composer.errors import EvaluationError, in_words, name_of
 from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import BATCH_TOKENS, SHORTEST, EvaluationOptions, EvaluationProgress
@@ -13,7 +13,6 @@ from composer.graph.lowering import AUTO
 from composer.numbers import Numbers, TokenCount, numbers_of, tokens_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.weights.opened import open_models
-from converters.trunk import Dtype
 
 if TYPE_CHECKING:
     from composer.evaluation.perplexity import Perplexity
@@ -34,7 +33,7 @@ def evaluate(
     haystack: Reference | None = None,
     babi: Reference | None = None,
     device: str = "cpu",
-    dtype: Dtype | None = None,
+    dtype: DtypeLike | None = None,
     backend: str = AUTO,
     batch_tokens: TokenCount = BATCH_TOKENS,
     lm_eval: str | Sequence[str] = (),
@@ -58,7 +57,7 @@ def evaluate(
 
         composer.evaluate(["teacher", "lawcat-mine"], "mqar,pairs=4", 128)
     """
-    check_dtype(dtype, EvaluationError)
+    dtype = named_dtype(dtype, EvaluationError)
     harness = tuple(name for one in several(lm_eval) for part in one.split(",") if (name := part.strip()))
     if include_path is not None and not harness:
         raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from blocks.part import Closed
 from composer.api import SpecLike, load_spec, resolve_spec, specs_of
-from composer.arguments import Reference, check_dtype
+from composer.arguments import DtypeLike, Reference, named_dtype
 from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
 from composer.devices import device_type
@@ -29,7 +29,6 @@ from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model
 from composer.weights.target import target_of
 from composer.words import layers_in_words, plural, short_hashes
-from converters.trunk import Dtype
 
 CODE_OF_ONE = "--code shows what one spec computes: it goes without --expand, and a spec that says no sizes itself needs --from"
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
@@ -88,7 +87,7 @@ def code(
     revision: str | None = None,
     backend: str = AUTO,
     device: str = "cpu",
-    dtype: Dtype | None = None,
+    dtype: DtypeLike | None = None,
 ) -> Listing:
     """What each head of a spec computes on a source (or, ``fresh``, on its own trunk), a line a step, with shapes and forms.
 
@@ -97,7 +96,7 @@ def code(
 
         print(composer.code("lawcat", "teacher").text)
     """
-    check_dtype(dtype)
+    dtype = named_dtype(dtype)
     loaded = load_spec(spec, overrides)
     target = target_of(spec, loaded, source, fresh=fresh, revision=revision)
     if target is None:

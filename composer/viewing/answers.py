@@ -6,7 +6,7 @@ import html
 import re
 from dataclasses import dataclass
 
-from composer.arguments import check_dtype
+from composer.arguments import named_dtype
 from composer.drawing.picture import picture
 from composer.errors import ComposerError
 from composer.spec.code import code_of
@@ -31,7 +31,7 @@ def answer(text: str, context: EditorContext, sizes: tuple[float | None, ...], t
     """The contents of the page for a text. tokens: at which caches are compared. No input of a user raises an error."""
     try:
         length = whole(tokens, "tokens", MOST_TOKENS)
-        check_dtype(dtype)
+        named_dtype(dtype)
         resolved = resolved_text(text, context, sizes)
     except ComposerError as error:
         return Answer(mistakes(str(error), text, context.called))

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
+from composer.devices import check_place
 from composer.errors import SourceError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.classes import Composed, class_of, configuration_for
@@ -43,8 +44,11 @@ def check_heads(source: Source) -> Resolved:
 
 
 def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO) -> Composed:
-    """The model in evaluation mode. dtype: None keeps that of the weights. Raises SourceError, and BuildError for a backend that
-    none of its parts has."""
+    """The model in evaluation mode. dtype: None keeps that of the weights.
+
+    Raises SourceError, BuildError for a backend that none of its parts has, and ComposerError where there is no such device.
+    """
+    check_place(device)
     if not (folder / "config.json").is_file():
         raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
     try:

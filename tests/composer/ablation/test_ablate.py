@@ -21,7 +21,7 @@ from composer.ablation.plan import AblationStep, Request
 from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
 from composer.ablation.steps import Figures
-from composer.errors import AblationError
+from composer.errors import AblationError, Stopped
 from composer.evaluation import EvaluationOptions, evaluate
 from composer.training import checkpoint
 from composer.training import distill as distilling
@@ -133,6 +133,18 @@ def test_said_again_it_does_nothing(
     ablate([sweep], replace(asked, samples=3), out, tell=listener(told))
     assert told == ["evaluate", "evaluate"]
     assert ablate([sweep], asked, out) == report
+
+
+@pytest.mark.parametrize(("error", "number"), [(KeyboardInterrupt(), signal.SIGINT), (Stopped("", signal.SIGTERM), signal.SIGTERM)])
+def test_what_is_interrupted_says_how_it_goes_on(
+    error: KeyboardInterrupt, number: int, sweep: str, asked: Request, tmp_path: Path
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(Stopped, match=r"Interrupted\. What is done stays in .*steps: say the same again to go on\.") as caught:
+        ablate([sweep], asked, tmp_path / "out", tell=interrupt)
+    assert caught.value.number == number
 
 
 @pytest.mark.parametrize("stop", ["between steps", "in a step of training", "in the first of it", "before figures"])

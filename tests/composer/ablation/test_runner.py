@@ -141,6 +141,23 @@ def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
         assert not Path(f"/proc/{worker}").exists()
 
 
+def test_ctrl_c_waits_while_processes_are_started() -> None:
+    """And reaches none of these: they would print where they were interrupted, each by itself."""
+    asked = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    before, started = signal.getsignal(signal.SIGINT), []
+
+    def start() -> None:
+        with runner._interrupts_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            started.append(subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert started == ["True\n"]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_one_process_is_this_one(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / MARK).touch()
     for kind in steps.RUN:

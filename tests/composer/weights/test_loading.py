@@ -38,6 +38,20 @@ def test_a_weight_without_an_effect_is_loaded(tmp_path: Path, monkeypatch: pytes
     assert verify(tmp_path / "student").ok
 
 
+def test_a_type_of_weights_is_a_word_or_pytorchs_own(student: Path) -> None:
+    for dtype in ("bfloat16", torch.bfloat16):
+        assert composer.load(student, dtype=dtype).dtype == torch.bfloat16
+    with pytest.raises(ComposerError, match=r'--dtype: "int8" is not known\. Known: float32, bfloat16, float16, float64'):
+        composer.load(student, dtype=torch.int8)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("device", ["gpuu", "cuda:99", "mps:3"])
+def test_a_device_that_is_not_here_is_refused(student: Path, device: str) -> None:
+    with pytest.raises(ComposerError, match=f'there is no device "{device}" here: '):
+        composer.load(student, device=device)
+    assert composer.load(student, device="meta").device == torch.device("meta")
+
+
 def refused(folder: Path) -> str:
     with pytest.raises(SourceError) as caught:
         composer.load(folder)
