@@ -45,6 +45,11 @@ class Position(Part):
         """What tells turns from each other: two positions of one base turn alike, and one of none turns nothing."""
         return ()
 
+    @property
+    def told(self) -> str:
+        """What turns queries and keys, in words; empty where nothing does."""
+        return ""
+
     def rotate(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
@@ -103,6 +108,12 @@ class Rope(Position):
         from blocks.rotation import HostRotation
 
         return NoPosition() if turning is None else HostRotation(turning=turning)
+
+    @property
+    def told(self) -> str:
+        if self.theta is None:
+            return "rope"
+        return f"rope (theta {self.theta:,.10g}{'' if self.scaling is None else ', scaled'})"
 
     def frequencies(self, head_dim: int) -> Float[Tensor, " half"]:
         """Radians per position, in float32 as the checkpoints' own code computes them."""

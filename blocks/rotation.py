@@ -37,6 +37,10 @@ class HostRotation(Unnamed, Position):
     def base(self) -> tuple[Any, ...]:
         return (self.turning,)
 
+    @property
+    def told(self) -> str:
+        return "the model's own rotation"
+
     def rotate(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:

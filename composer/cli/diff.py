@@ -21,6 +21,10 @@ def diff(
     first: SpecArgument,
     second: SpecArgument,
     source: MaybeFrom = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the second: head.memory.0.size=32. May be repeated."),
+    ] = None,
     revision: Revision = None,
     draw: Annotated[
         Path | None,
@@ -34,7 +38,7 @@ def diff(
     Names, papers and recipes mean nothing, and a default means the same written out or not. With --from they are compared layer
     by layer, as they would be built on that source; without it head by head, and their own trunks where they have them.
     """
-    found = composer.diff(first, second, source, revision=revision, draw=draw, force=force)
+    found = composer.diff(first, second, source, overrides=overrides or (), revision=revision, draw=draw, force=force)
     if as_json:
         rows = [row.model_dump(mode="json") | {"path": dotted(row.path)} for row in found.differences]
         print_json({"specs": found.specs, "same": found.same, "hashes": found.hashes, "differences": rows})

@@ -19,7 +19,7 @@ from composer.spec.difference import Difference, differences_of_specs, differenc
 from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.locked import locked
-from composer.spec.overrides import Overrides
+from composer.spec.overrides import Overrides, each
 from composer.spec.places import dotted
 from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
@@ -199,19 +199,23 @@ def diff(
     second: SpecLike,
     source: Reference | None = None,
     *,
+    overrides: Overrides = (),
     revision: str | None = None,
     draw: str | Path | None = None,
     force: bool = False,
 ) -> SpecDifferences:
     """What differs between two specs in meaning, not in text: names, papers and recipes mean nothing, nor do defaults written out.
 
-    source: they are compared layer by layer, as they would be built on it; else head by head. draw: an .svg file for a picture of
-    both beside each other, what differs marked; force: replaces what is there. Raises ComposerError.
+    - source: they are compared layer by layer, as they would be built on it; else head by head.
+    - overrides: of the second.
+    - draw: an .svg file for a picture of both beside each other, what differs marked; force: replaces what is there.
+
+    Raises ComposerError.
 
         composer.diff("lolcats", "lola", "teacher").differences
     """
     check_file(draw, force=force)
-    specs = [load_spec(one, ()) for one in (first, second)]
+    specs = [load_spec(first), load_spec(second, overrides)]
     if source is None:
         for spec in specs:
             _check(spec)
@@ -225,7 +229,7 @@ def diff(
         draw_beside(specs, source, revision, draw, force=force)
     names = [str(one) if isinstance(one, str | Path) else spec.name for one, spec in zip((first, second), specs, strict=True)]
     return SpecDifferences(
-        specs=(names[0], names[1]),
+        specs=(names[0], " ".join((names[1], *(f"--set {setting}" for setting in each(overrides))))),
         on=None if source is None else str(source),
         hashes=None if hashes is None else (hashes[0], hashes[1]),
         differences=tuple(found),

@@ -117,7 +117,7 @@ def _words(record: DataRecord, column: str) -> str:
         shown = "missing" if words is None else "blank"
         raise Empty(f"{record.place}: {column} is {shown}; mend the record, or leave such records out: empty=skip")
     if not isinstance(words, str):
-        raise DataError(f"{record.place}: {column} is {brief(words)}, a {type(words).__name__}; expected text")
+        raise DataError(f"{record.place}: {column} is {brief(words)}, of type {type(words).__name__}; expected text")
     if HALF.search(words):
         raise DataError(f"{record.place}: {column} is {brief(words)}, with half of a character; expected text")
     return words

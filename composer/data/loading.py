@@ -92,7 +92,10 @@ def load_rows(
             if progress is not None:
                 progress(said, len(count.documents))
         if not count.documents:
-            raise DataError(f"{said}: nothing is left of its {count.records:,} records for {split}; expected at least one text")
+            left_out = "" if reference.skip == 0 else f" behind those that `skip={reference.skip}` leaves out"
+            raise DataError(
+                f"{said}: nothing is left of its {count.records:,} records{left_out} for {split}; expected at least one text"
+            )
         counts.append(count)
     documents = [document for count in counts for document in count.documents]
     order = permutation(len(documents), seed, OF_DOCUMENTS)

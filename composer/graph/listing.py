@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from blocks.memories.base import Memory
 from blocks.operation import EVERY, Kind
 from composer.graph.graph import INPUTS, OUTPUT, SINKS
 from composer.graph.program import CoveredOperation, Program, Step, Value
@@ -18,6 +19,8 @@ SHAPES = {
     Kind.WEIGHT: "{heads}",
 }
 """Shapes of a token, for kinds that do not have ``heads dim`` numbers."""
+ASKING = frozenset({Kind.QUERY, Kind.FEATURES})
+"""What memories read of queries."""
 FARTHEST = 56
 """The largest column of the comments. The comment of a longer line follows the line."""
 DECODE = "# In decode, a token at a time, otherwise:"
@@ -34,6 +37,18 @@ def heading(backend: str, device: str, dtype: str) -> str:
 def listing(program: Program) -> list[str]:
     """A line for each operation; lines of a step that covers several are joined at the side."""
     return [*_lines(_steps(program)), f"return {OUTPUT}"]
+
+
+def turns(program: Program) -> list[str]:
+    """A comment for each way in which memories turn queries and keys."""
+    ways: dict[str, list[str]] = {}
+    for node in (one.node for step in program.steps for one in step.covers):
+        if node.main and isinstance(node.part, Memory) and any(port.kind in ASKING for port in node.operation.reads):
+            ways.setdefault(node.part.turn.told, []).append(node.name)
+    return [
+        f"# Queries and keys are {f'turned by {told}' if told else 'not turned'} in {', '.join(names)}."
+        for told, names in ways.items()
+    ]
 
 
 def inputs_of(program: Program) -> tuple[str, ...]:

@@ -51,7 +51,10 @@ class StateLayer(CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
-        raise NotImplementedError("a state cannot forget its last tokens: keep a copy of the cache from before them")
+        raise NotImplementedError(
+            "a state cannot forget its last tokens: keep a copy of the cache from before them (copy.deepcopy, of calls under "
+            "torch.no_grad())"
+        )
 
     def reset(self) -> None:
         self.tensors, self.columns = {}, 0

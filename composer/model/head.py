@@ -16,7 +16,7 @@ from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
-from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise
+from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, turns
 from composer.graph.lowering import AUTO, Compiled, compiled
 from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
 from composer.graph.program import CallContext, Program
@@ -208,7 +208,7 @@ class Head(nn.Module):
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         first = f"# {heading(self._printed, setting.device, setting.dtype)}"
         pieces = [IN_PIECES] if takes_pieces(self._compiled.graph, self._printed, setting.device) else []
-        return "\n".join([first, *listing(program), *pieces, *([DECODE, *differs] if differs else [])])
+        return "\n".join([first, *turns(program), *listing(program), *pieces, *([DECODE, *differs] if differs else [])])
 
 
 def anatomy(head: Head) -> Anatomy:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Made(type):
+class MadeClass(type):
     """The type of these classes. made_by: a function of a module and its arguments, which give the class."""
 
     made_by: tuple[Callable[..., type], tuple[Any, ...]]
@@ -17,12 +17,12 @@ class Made(type):
 def made(by: Callable[..., type], host: Any, front: type, *behind: type, **own: Any) -> Any:
     """The class ``Composed…`` of ``front`` and, behind it, of a host's. by: the function that is asked for it, with ``host``."""
     bases = (front, *behind)
-    return Made(f"Composed{behind[0].__name__}", bases, {"__module__": by.__module__, "made_by": (by, (host,)), **own})
+    return MadeClass(f"Composed{behind[0].__name__}", bases, {"__module__": by.__module__, "made_by": (by, (host,)), **own})
 
 
-def _pickled(cls: Made) -> str | tuple[Any, ...]:
+def _pickled(cls: MadeClass) -> str | tuple[Any, ...]:
     # A user's class that inherits from one of these is in its module by its name.
     return vars(cls).get("made_by", cls.__qualname__)
 
 
-copyreg.pickle(Made, _pickled)
+copyreg.pickle(MadeClass, _pickled)

@@ -26,6 +26,7 @@ class Rows:
         """seen: ``B``, real tokens in the state so far; None: there is no state. columns: how many made it, padding included.
         mask: ``B S``, 1 is real; its last T columns are this call's. positions: ``B T``; a real token's 0 starts a document.
         cu_seqlens: ``N + 1`` bounds of documents in one packed row."""
+        _check(batch, length, seen, positions)
         self.below = columns + length if positions is None else None
         """No real token's position is as large as this. None: only a look at them would show what they are."""
         self._order = self._inverse = None
@@ -65,6 +66,17 @@ class Rows:
     def outward(self, states: Tensor) -> Tensor:
         """``B T …`` with the padding behind, back to the order of the call."""
         return states if self._inverse is None else _take(states, self._inverse.to(states.device))
+
+
+def _check(batch: int, length: int, seen: Tensor | None, positions: Tensor | None) -> None:
+    """Raises ValueError for a cache of other rows, and for positions of another shape."""
+    if seen is not None and seen.shape[0] != batch:
+        raise ValueError(f"past_key_values holds {seen.shape[0]} rows, and this call has {batch}")
+    if positions is None:
+        return
+    rows = 1 if positions.dim() == 1 else positions.shape[0]
+    if positions.dim() not in (1, 2) or rows not in (1, batch) or positions.shape[-1] != length:
+        raise ValueError(f"position_ids has shape {tuple(positions.shape)}; expected {(batch, length)}, or one row for all")
 
 
 def _take(states: Tensor, order: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blocks.operation import Setting
 from blocks.part import Closed
-from composer.graph.listing import DECODE, IN_PIECES, heading, inputs_of, listing, otherwise
+from composer.graph.listing import DECODE, IN_PIECES, heading, inputs_of, listing, otherwise, turns
 from composer.graph.lowering import AUTO, check_backend, compiled
 from composer.graph.pieces import takes_pieces
 from composer.spec.resolve import Resolved
@@ -21,6 +21,8 @@ class Code(Closed):
     heads: int
     key_heads: int
     inputs: tuple[str, ...]
+    turns: tuple[str, ...]
+    """How memories turn queries and keys."""
     prefill: tuple[str, ...]
     in_pieces: bool
     """Whether a long text goes through it in pieces, where no gradient is needed."""
@@ -46,7 +48,7 @@ class Listing(Readable, Closed):
             lines.append(f"\n# {heads} in {layers_in_words(one.layers)}")
             lines.append(f"def {one.head.replace('-', '_')}({', '.join(one.inputs)}):")
             pieces, decode = [IN_PIECES] if one.in_pieces else [], [DECODE, *one.decode] if one.decode else []
-            lines += [f"    {line}" for line in (*one.prefill, *pieces, *decode)]
+            lines += [f"    {line}" for line in (*one.turns, *one.prefill, *pieces, *decode)]
         return "\n".join(lines)
 
     def view(self) -> View:
@@ -65,6 +67,7 @@ def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "
             heads=made.shape.heads,
             key_heads=made.shape.key_heads,
             inputs=inputs_of(made.program(backend, setting)),
+            turns=tuple(turns(made.program(backend, setting))),
             prefill=tuple(listing(made.program(backend, setting))),
             in_pieces=takes_pieces(made.graph, backend, device),
             decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),

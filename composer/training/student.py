@@ -73,7 +73,7 @@ def stage_from_nothing(student: Student) -> Train:
 
 
 def _recipe(record: Record, overrides: Overrides) -> Recipe:
-    beside = [setting for setting in each(overrides) if not setting.startswith("recipe.")]
+    beside = [setting for setting in each(overrides) if not setting.startswith(("recipe.", "recipe="))]
     if beside:
         such = f"recipe.{beside[0]}" if beside[0].partition(".")[0] in Recipe.model_fields else "recipe.transfer.lr=1e-2"
         raise TrainingError(f"--set {beside[0]}: the heads are built; only the recipe can still be set, such as {such}")

@@ -54,7 +54,9 @@ def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str |
         return PictureSubject(resolve(spec, TYPICAL), TYPICAL_OF, "float32")
     except GraphError as error:
         problem = locate(error, spec)
-        raise SpecError(f"{problem}\nNo source is named, so it was drawn on {TYPICAL_OF}: --from SOURCE names another") from error
+        raise SpecError(
+            f"{problem}\nNo source is named, so sizes are those of {TYPICAL_OF}: --from SOURCE names another"
+        ) from error
 
 
 def _resolved(spec: Any, what: str) -> Resolved:

@@ -84,6 +84,8 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
             return _OnHub(reference.removeprefix(HUB), revision)
         if lost := lost_link(folder):
             raise SourceError(f"{lost}; expected the folder of a model.")
+        if folder.is_file():
+            raise SourceError(f"{reference} is a file; expected the folder of a model. Name the one that it is in: {folder.parent}")
         meant = _meant(folder)
         inside = len(folder.parts) > 1 and folder.parent.is_dir()
         if meant is not None or inside:

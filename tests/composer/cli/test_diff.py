@@ -143,6 +143,16 @@ def test_mistakes(compose: Compose, teacher: Path, text: str, message: str, on_s
         assert result.stdout == ""
 
 
+def test_the_second_may_be_changed(compose: Compose, teacher: Path) -> None:
+    for source in ([], ["--from", teacher]):
+        found = rows(compose, "lolcats", "lolcats", "--set", "head.position=none", *source)
+        assert found[0][0].startswith("lolcats → lolcats --set head.position=none")
+        assert sum("head.memory[0].position" in row for row in found) == 1
+    result = compose("diff", "lolcats", "lolcats", "--set", "head.positoin=none")
+    assert result.exit_code == 2
+    assert "--set head.positoin=none" in result.stderr
+
+
 def test_trunks_and_shares(compose: Compose, teacher: Path) -> None:
     trunk = "trunk: {width: 32, layers: 2, heads: 4, vocabulary: 64"
     for name, more in (("one", "}"), ("same", ", head_dim: 8, norm: rms}"), ("other", ", mlp: plain, norm: layer}")):

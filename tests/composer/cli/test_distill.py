@@ -140,6 +140,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
         "fresh",
     ),
     "a recipe's": ("tiny", ["--data", "texts.jsonl", "--set", "transfer.steps=2"], "such as recipe.transfer.steps=2"),
+    "none left": ("tiny", ["--data", "texts.jsonl", "--set", "recipe=null"], '"tiny" has no recipe'),
     "heads": ("tiny", ["--data", "texts.jsonl", "--set", "head.memory.0.size=3"], "the heads are built; only the recipe can"),
     "no number": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.lr=fast"], 'expected a number, got "fast"'),
     "no such setting": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.transfer.rate=1"], "rate"),

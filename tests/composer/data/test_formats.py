@@ -188,8 +188,8 @@ def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"text": 3}, "text is 3, a int; expected text"),
-        ({"text": ["once"]}, "text is a list, a list; expected text"),
+        ({"text": 3}, "text is 3, of type int; expected text"),
+        ({"text": ["once"]}, "text is a list, of type list; expected text"),
         ({"text": "on\ud83dce"}, "with half of a character; expected text"),
         ({"messages": "once"}, 'message 1 is "once"; expected a mapping with role and content'),
         ({"messages": [{"from": "user", "value": "once"}]}, "message 1 is a mapping; expected a mapping with role and content"),

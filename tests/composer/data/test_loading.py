@@ -186,7 +186,7 @@ def test_rows_as_long_as_the_source_reads(tokenizer: PreTrainedTokenizerBase, wr
 def test_nothing_to_learn(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     assert "no data: say at least one" in told(tokenizer)
     path = write("a.jsonl", texts(2))
-    assert "nothing is left of its 0 records for train" in told(tokenizer, f"{path},skip=2")
+    assert "nothing is left of its 0 records behind those that `skip=2` leaves out for train" in told(tokenizer, f"{path},skip=2")
     blank = write("b.jsonl", [{"text": " "}])
     assert "nothing is left of its 1 records for evaluation" in told(tokenizer, f"{blank},empty=skip", split="evaluation")
     assert "none of them has a token to predict" in told(tokenizer, "echo,length=1")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+import composer
 from blocks.flow import Mapped, Pairs, Partial
 from blocks.legend import Shape
 from blocks.operation import Setting
@@ -16,12 +17,13 @@ from blocks.recurrences import additive
 from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, SINKS, HeadGraph, build_graph
-from composer.graph.listing import listing, otherwise
+from composer.graph.listing import listing, otherwise, turns
 from composer.graph.lowering import BACKENDS, compiled, lower, lowered
 from composer.graph.program import CoveredOperation
 from composer.model.head import Head
 from composer.spec.code import code_of
 from tests.composer.graph.heads import SIZE, graph_of, shipped
+from tests.composer.hosts.families import small
 from tests.laws.cases import built, inputs, once, run
 from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
@@ -197,3 +199,20 @@ def test_each_group_of_heads_is_listed_once_with_what_is_other_in_decode() -> No
     with pytest.raises(BuildError, match='no backend "tritn"'):
         code_of(shipped("lolcats"), "a source", backend="tritn")
     assert all(one.decode == () for one in code_of(shipped("latte-bidirectional"), "a source").heads), "nothing is decoded there"
+
+
+def test_it_says_where_queries_and_keys_are_turned() -> None:
+    window = {"kind": "window", "size": 4, "position": {"kind": "rope", "theta": 1e6}}
+    head = {"position": "none", "feature_map": "elu", "memory": [window, "state"]}
+    assert turns(lower(graph_of(head))) == [
+        "# Queries and keys are turned by rope (theta 1,000,000) in window.",
+        "# Queries and keys are not turned in state.",
+    ]
+    assert turns(lower(build_graph(shipped("latte").heads["head"], SIZE.shape(4)))) == [], "latents are asked by no query"
+    here = "# Queries and keys are turned by the model's own rotation in window, state."
+    assert here in repr(composer.build("lolcats", small("qwen3")))
+    listed = code_of(shipped("lolcats"), "here").text.splitlines()
+    assert listed[3:5] == [
+        "def head(hidden, query, key, value):",
+        "    # Queries and keys are turned by rope (theta 100) in window, state.",
+    ]

@@ -217,6 +217,11 @@ def test_what_does_not_fit_is_refused() -> None:
         model()
     with pytest.raises(ValueError, match="cu_seqlens must rise"):
         model(ids, cu_seqlens=torch.tensor([0, 9]))
+    with pytest.raises(ValueError, match=r"position_ids has shape \(1, 4\); expected \(1, 5\), or one row for all"):
+        model(ids, position_ids=torch.arange(4)[None])
+    for length in (1, 5):
+        with pytest.raises(ValueError, match="past_key_values holds 1 rows, and this call has 2"):
+            model(tokens(2, length), past_key_values=model(ids).past_key_values)
     with pytest.raises(NotImplementedError, match="cannot forget"):
         ComposedCache(1).state(0).crop(1)
 

@@ -99,6 +99,7 @@ SLIPS = {
     "nothing near": ("examples/other", r'there is no folder "examples/other" in examples\. .* is hub:examples/other\.$'),
     "a path to nothing": ("./nothing", "neither a folder here nor"),
     "no model": ("examples/empyt", r'there is no folder "examples/empyt" in examples\.'),
+    "a file": ("examples/teacher/config.json", r"is a file; expected the folder of a model\. .* in: examples/teacher$"),
     "many slashes": ("a/b/c", "neither a folder here nor"),
 }
 
