@@ -67,13 +67,13 @@ class Contestant:
 
     def at(self, position: int, batch: int) -> Any:
         """A cache as it is after so many tokens of each row."""
-        cache = self.model(self._ids(batch, BEFORE), position_ids=_last(position, batch, self._device), use_cache=True,
-                           logits_to_keep=1).past_key_values  # fmt: skip
+        cache = self.model(self._ids(batch, 1), use_cache=True, logits_to_keep=1).past_key_values
         assert isinstance(cache, ComposedCache)
-        cache.state(0).tensors[SEEN] = torch.full((batch,), position, device=self._device)
+        # From here on it is as far into a text as it says that it is.
+        cache.state(0).tensors[SEEN] = torch.full((batch,), position - BEFORE, device=self._device)
         for layer in range(len(cache.layers)):
-            cache.state(layer).columns = position
-        return cache
+            cache.state(layer).columns = position - BEFORE
+        return self.model(self._ids(batch, BEFORE), past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
 
     def decoding(self, cache: Any, batch: int) -> Callable[[], Any]:
         """What adds a token to each row of the cache, and gives the outputs."""
@@ -116,11 +116,6 @@ class Teacher(Contestant):
             keys, values = (torch.randn(shape, device=self._device, dtype=self.model.dtype) for _ in range(2))
             cache.update(keys, values, layer)
         return cache
-
-
-def _last(position: int, batch: int, device: torch.device) -> Tensor:
-    """The positions of the tokens in front of one; none is 0, where a document would start."""
-    return torch.arange(position - BEFORE, position, device=device).expand(batch, -1)
 
 
 def make(size: Size, device: str, dtype: torch.dtype, backend: str = "auto", seed: int = 0) -> list[Contestant]:

@@ -18,7 +18,7 @@ class FromKey(Gate):
     """log α_t = logsigmoid(k_t) / temperature, one number a coordinate of the token's key as it is projected: neither turned nor
     convolved.
 
-    Feature j of a head's map decays by coordinate j mod D, so both sides of a two-sided map decay alike.
+    Feature j of a head's map decays by coordinate j mod D, so that both sides of a two-sided map of D features each decay alike.
     """
 
     equation: ClassVar[str] = "log α_t = logsigmoid(k_t) / τ, k_t = x_t W_k"

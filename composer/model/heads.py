@@ -120,7 +120,10 @@ class ComposedHeads(nn.Module):
 
     def _own(self, name: str, state: State) -> State:
         """A head's part of the layer's state."""
-        return {part: state[full] for part, full in self._names[name].items()}
+        try:
+            return {part: state[full] for part, full in self._names[name].items()}
+        except KeyError as error:
+            raise ValueError(f"past_key_values is of another model: it has no {error} in a layer that keeps one") from error
 
     def _named(self, name: str, own: State) -> State:
         """A head's state, by its names in the layer's state."""

@@ -189,7 +189,9 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
     assert "reference: all pairs of a call, masked" in slow
     assert "in pieces" not in slow, "the reference takes a text as a whole"
     (one,) = json.loads(compose("show", "lolcats", "--from", teacher, "--code", "--json").stdout)
-    assert [line.strip() for line in one["prefill"]] == [line.strip() for line in result.stdout.splitlines()[4:11]]
+    assert [line.strip() for line in (*one["turns"], *one["prefill"])] == [
+        line.strip() for line in result.stdout.splitlines()[4:12]
+    ]
 
 
 def test_what_has_no_code(compose: Compose, teacher: Path) -> None:

@@ -43,6 +43,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "build_folder": lambda said: composer.build_folder("lawcat", TEACHER, "out", overrides=said),
     "check": lambda said: composer.check("lawcat", overrides=said),
     "code": lambda said: composer.code("lawcat", TEACHER, overrides=said),
+    "diff": lambda said: composer.diff("lawcat", "lawcat", overrides=said),
     "distil": lambda said: composer.distil("built", "texts.jsonl", overrides=said),
     "draw": lambda said: composer.draw("lawcat", overrides=said),
     "expand": lambda said: composer.expand("ablations/lawcat-rope", overrides=said),

@@ -222,6 +222,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for length in (1, 5):
         with pytest.raises(ValueError, match="past_key_values holds 1 rows, and this call has 2"):
             model(tokens(2, length), past_key_values=model(ids).past_key_values)
+    with pytest.raises(ValueError, match=r"past_key_values is of another model: it has no 'head\.conv\.query' in a layer"):
+        model(ids, past_key_values=student("gla")(ids).past_key_values)
     with pytest.raises(NotImplementedError, match="cannot forget"):
         ComposedCache(1).state(0).crop(1)
 
