@@ -13,8 +13,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# One more than there are cores: some tests wait for processes that they start.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# One a core: each has to import and to build for itself what its tests share.
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 FUZZ ?= 600
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
