@@ -10,19 +10,23 @@ from typing import Any
 
 import torch
 
+from blocks.operation import Setting
 from composer.benching.children import Peaks, peaks_of
 from composer.benching.folder import bench_folder, check_free, write_report
 from composer.benching.memory import allocated, can_tell_resident, unmeasured
 from composer.benching.options import BenchOptions, BenchProgress, read_workloads
 from composer.benching.report import BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
 from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, warm
-from composer.devices import check_device, device_name, room
+from composer.devices import check_device, device_name, device_type, room
 from composer.errors import BenchError
+from composer.graph.lowering import AUTO, lowered
 from composer.model.attention import INTERFACE
+from composer.spec.parameters import graphs_of
 from composer.versions import versions_of
 from composer.weights.opened import Opened, check_backends, open_models
 from composer.weights.positions import check_positions
 from converters.composed import ADAPTER_KEY
+from converters.trunk import dtype_name
 
 PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
 
@@ -105,6 +109,8 @@ def _run(
     contestants = [
         Contestant(one.label, one.load(options.dtype, options.device, options.backend), graph=options.graph) for one in opened
     ]
+    for one, contestant in zip(opened, contestants, strict=True):
+        remarks += _elsewhere(one, contestant.model.dtype, options)
     facts = [_facts(one, contestant.model, options, built) for one, contestant in zip(opened, contestants, strict=True)]
     full = f"The models leave no room in the memory of {options.device}, where all of them are at once."
     with room(lambda: BenchError(f"{full} Bench fewer, or take a smaller --dtype.")):
@@ -130,6 +136,22 @@ def _run(
         versions=versions_of(PACKAGES),
     )
     return BenchReport(setting=setting, cells=tuple(cells), remarks=tuple(remarks))
+
+
+def _elsewhere(one: Opened, dtype: Any, options: BenchOptions) -> Iterator[str]:
+    """A remark where parts of a model have no form on the backend that was asked for."""
+    if options.backend == AUTO or one.composed is None:
+        return
+    setting = Setting(device_type(options.device), dtype_name(dtype))
+    parts = [part for graph in graphs_of(one.composed) for part in lowered(graph, options.backend, setting)]
+    found = {part.part: {part.backend, part.decode_backend} - {None, options.backend} for part in parts}
+    others = [name for name, backends in found.items() if backends]
+    if others:
+        where = ", ".join(sorted({str(backend) for backends in found.values() for backend in backends}))
+        yield (
+            f"{one.label}: {', '.join(others)} ran on {where}, not on {options.backend}; "
+            f"`compose explain --backend {options.backend}` says why."
+        )
 
 
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:

@@ -68,6 +68,16 @@ def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> Non
     assert report.setting.models[0].weight_bytes == 2 * report.setting.models[0].parameters
 
 
+def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
+    """The teacher has no heads, and PyTorch has forms of all parts."""
+    options = {"wanted": BenchOptions(**QUICK, backend="fla"), "everywhere": BenchOptions(**QUICK, backend="torch")}
+    said = {name: bench(folders[:2], [8], options=how).remarks for name, how in options.items()}
+    assert said == {
+        "wanted": ("lawcat: state ran on torch, not on fla; `compose explain --backend fla` says why.",),
+        "everywhere": (),
+    }
+
+
 def test_vocabularies_may_differ(folders: list[Path], tmp_path: Path) -> None:
     """All read ids that each of them knows."""
     report = bench([llama(tmp_path / "small", vocab_size=16), folders[0]], [64], options=BenchOptions(**QUICK))
