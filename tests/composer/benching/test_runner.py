@@ -70,10 +70,10 @@ def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> Non
 
 def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
     """The teacher has no heads, and PyTorch has forms of all parts."""
-    options = {"wanted": BenchOptions(**QUICK, backend="fla"), "everywhere": BenchOptions(**QUICK, backend="torch")}
+    options = {"wanted": BenchOptions(**QUICK, backend="triton"), "everywhere": BenchOptions(**QUICK, backend="torch")}
     said = {name: bench(folders[:2], [8], options=how).remarks for name, how in options.items()}
     assert said == {
-        "wanted": ("lawcat: state ran on torch, not on fla; `compose explain --backend fla` says why.",),
+        "wanted": ("lawcat: state ran on torch, not on triton; `compose explain --backend triton` says why.",),
         "everywhere": (),
     }
 
