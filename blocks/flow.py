@@ -219,6 +219,11 @@ def has_numbers(tensor: Tensor) -> bool:
     return type(tensor) is torch.Tensor and not torch.compiler.is_compiling()
 
 
+def settled(said: bool) -> bool:
+    """What is said of a length, as True or False: a compiler that has a symbol for the length decides at the branch."""
+    return True if said else False  # noqa: SIM210
+
+
 def may_look(tensor: Tensor) -> bool:
     """Whether Python may read its numbers at no cost: without waiting for a device."""
     return tensor.is_cpu and has_numbers(tensor)

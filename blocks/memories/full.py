@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from blocks.flow import Pairs, Partial, accumulating, all_there
+from blocks.flow import Pairs, Partial, accumulating, all_there, settled
 from blocks.gates import GateConfig
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
@@ -193,9 +193,7 @@ class Full(Memory):
         earlier = key.shape[1] - query.shape[1]
         # Padding stands behind the real tokens, so the causal mask alone hides it from them.
         whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
-        # A compiler that has a symbol for the length decides at the branch.
-        causal = True if earlier == 0 and whole else False  # noqa: SIM210
-        dtype = query.dtype
+        causal, dtype = settled(earlier == 0 and whole), query.dtype
         # Pairs of an earlier call may be in another dtype, as where autocast begins; the wider of the two stays.
         query = query.to(key.dtype)
         mask = None

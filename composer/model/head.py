@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blocks.flow import Tokens, accumulating, as_dtype, may_look
+from blocks.flow import Tokens, accumulating, as_dtype, may_look, settled
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
@@ -89,11 +89,6 @@ def precise_parameters(model: nn.Module) -> set[str]:
     }
 
 
-def has_one(states: Tensor) -> bool:
-    """Whether a call has one token. A compiler that has a symbol for the length decides at the branch."""
-    return True if states.shape[1] == 1 else False  # noqa: SIM210
-
-
 @torch.compiler.assume_constant_result
 def _lower(head: Compiled, *call: Any) -> None:
     """Lower the head for such a call, if it has not been yet. torch.compile runs this as it compiles, and not in its graph."""
@@ -135,7 +130,7 @@ class Head(nn.Module):
 
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
         """The program for a call with such values and tokens."""
-        plain = has_one(value), tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
+        plain = settled(value.shape[1] == 1), tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
         call = backend, value.device.type, value.dtype, *plain
         if torch.compiler.is_compiling():
             _lower(self._compiled, *call)

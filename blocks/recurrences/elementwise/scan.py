@@ -24,7 +24,7 @@ def scan(
     if segment is not None:
         before = torch.cat((torch.zeros_like(segment[:, :1]), segment[:, :-1]), dim=1)
         log_decay = log_decay.masked_fill((segment != before)[..., None], -math.inf)
-    chunk = 1 << (length - 1).bit_length() // 2
+    chunk = 1 << ((length - 1).bit_length() // 2)  # which a compiler computes of a symbol, where it has no root
     # Behind the last token nothing decays and nothing enters.
     filled = (0, 0, 0, -length % chunk)
     inputs, log_decay = (torch.nn.functional.pad(tensor, filled).unflatten(1, (-1, chunk)) for tensor in (inputs, log_decay))
