@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -58,9 +59,17 @@ class _OnStderr(logging.Handler):
 
 @contextmanager
 def notices_shown() -> Iterator[None]:
-    """For the block, notices and the Hub's log are printed to stderr."""
+    """For the block, notices, the Hub's log and warnings of slower forms are printed to stderr, as plain lines."""
     shown, logs = _OnStderr(), (LOG, logging.getLogger(hub.__name__))
-    before = [(log.level, log.propagate) for log in logs]
+    before, of_python = [(log.level, log.propagate) for log in logs], warnings.showwarning
+
+    def plain(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if category.__module__.partition(".")[0] == "composer":
+            typer.echo(str(message), err=True)
+        else:
+            of_python(message, category, *place, **more)
+
+    warnings.showwarning = plain
     for log in logs:
         log.addHandler(shown)
         log.setLevel(logging.INFO)
@@ -68,6 +77,7 @@ def notices_shown() -> Iterator[None]:
     try:
         yield
     finally:
+        warnings.showwarning = of_python
         for log, (level, propagate) in zip(logs, before, strict=True):
             log.removeHandler(shown)
             log.setLevel(level)

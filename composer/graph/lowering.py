@@ -84,6 +84,11 @@ class Compiled:
             self._running[key] = program = self.program(backend, setting)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
                 tell(text, "What would run on it runs on PyTorch's own kernels")
+            if not one_token and _in_vain(program, backend):
+                memories = " → ".join(memory.called for memory in self.head.memory)
+                where = f"on {device} in {said}{', with gradients' if gradients else ''}"
+                why = f"{backend} was asked for, and no part of a head (`{memories}`) runs on it {where}"
+                tell(why, f"`compose explain --backend {backend}` says the reasons")
         return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
@@ -95,6 +100,11 @@ class Compiled:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return compiled, (self.head, self.shape)
+
+
+def _in_vain(program: Program, backend: str) -> bool:
+    """Whether a backend was asked for on which nothing of a program runs, and no missing package is the reason."""
+    return backend not in (AUTO, *ANYWHERE) and not any(step.form.backend == backend or step.missing for step in program.steps)
 
 
 @once

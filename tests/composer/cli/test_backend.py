@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from composer.graph import program
 from composer.training.folder import IDENTITY, check_same
 from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
@@ -95,3 +96,13 @@ def test_a_run_of_training_does_too(tmp_path: Path) -> None:
     check_same(tmp_path, {"seed": 0, "--backend": "auto"})
     with pytest.raises(TrainingError, match="--backend: was auto, now torch"):
         check_same(tmp_path, {"seed": 0, "--backend": "torch"})
+
+
+def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_warned", set())
+    with own_backend(monkeypatch, lambda _: "it fits nowhere"):
+        result = asked("generate", "--prompt", "once upon a time", "--backend", NAME)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(f"{NAME} was asked for, and no part of a head (`"), result.stderr
+    assert "FallsBack" not in result.stderr
+    assert asked("generate", "--backend", "torch").stderr == ""

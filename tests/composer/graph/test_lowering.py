@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 from blocks.flow import Tokens
 from blocks.operation import EVERY, Setting
 from composer.errors import BuildError
+from composer.graph import program
 from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, BACKENDS, check_backend, lower, lowered
+from composer.graph.program import FallsBack
 from composer.model.head import Head
 from composer.spec.explain import explain_resolved
 from tests.composer.graph.backends import NAME, SAYS, own_backend
@@ -208,3 +212,22 @@ def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypa
         # A head without the recurrence has no form of that name.
         with pytest.raises(BuildError, match=r"there are auto, fla, reference, torch, triton$"):
             check_backend(NAME, [graph_of({"memory": ["full"]})])
+
+
+def test_a_backend_that_nothing_of_a_head_runs_on_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a call of several tokens; not where some part runs on it, nor where none was asked for."""
+    monkeypatch.setattr(program, "_warned", set())
+    data, alone = inputs(SIZE.shape(4), 1, 6), head_of({"memory": [{**WINDOW, "evict": "drop"}]})
+    why = f"{NAME} was asked for, and no part of a head (`window`) runs on it on cpu in float64, with gradients. "
+    with pytest.warns(FallsBack, match=re.escape(f"{why}`compose explain --backend {NAME}` says the reasons")) as told:
+        run(alone, data, backend=NAME)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallsBack)
+        run(alone, data, backend=NAME)
+    with own_backend(monkeypatch) as calls, warnings.catch_warnings():
+        warnings.simplefilter("error", FallsBack)
+        run(head_of(LINEAR), data, backend=NAME)
+        run(head_of(LOLCATS), data, backend="torch")
+        run(head_of({"memory": ["full"]}), data.cut(slice(0, 1)), backend=NAME)
+    assert calls
