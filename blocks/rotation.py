@@ -5,9 +5,7 @@ No spec writes this part: it stands in the place of a ``rope`` once a head is in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.part import Unnamed
@@ -17,12 +15,16 @@ if TYPE_CHECKING:
     from blocks.flow import Tokens
 
 
-@dataclass(frozen=True, eq=False)
-class Turning:
-    """tables: (positions B T, states) to cosine and sine. apply: (states B T H D, cosine, sine) to the turned states."""
+class Turning(Protocol):
+    """How a model turns queries and keys. Layers with one and the same turn alike."""
 
-    tables: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    apply: Callable[[Tensor, Tensor, Tensor], Tensor]
+    def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine at positions B T, in the dtype of ``like``."""
+        ...
+
+    def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """The states B T H D, turned."""
+        ...
 
 
 class HostRotation(Unnamed, Position):
@@ -31,7 +33,7 @@ class HostRotation(Unnamed, Position):
     equation: ClassVar[str] = "R_t q, R_s k"
     source: ClassVar[str] = "the model's own code"
     turning: Any
-    """A ``Turning``; heads with one and the same turn alike."""
+    """A ``Turning``."""
 
     @property
     def base(self) -> tuple[Any, ...]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.modeling_utils import AttentionInterface
 
-from blocks.rotation import Turning
 from composer.errors import BuildError
 from composer.model.attention import INTERFACE, ComposedAttention, Unturned
 from composer.model.heads import AttentionFacts, ComposedHeads
@@ -65,7 +64,7 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
     """Put heads into every layer of a host's base model. Raises BuildError with the layer whose attention heads cannot replace."""
     name, layers = layers_of(base)
     rotary = getattr(base.get_submodule(name.rpartition(".")[0]), "rotary_emb", None)
-    turnings: dict[Any, Turning] = {}
+    turnings: dict[Any, HostTurning] = {}
     for index, layer in enumerate(layers):
         found = attention_of(layer)
         assert found is not None, "layers_of has looked"
@@ -78,7 +77,7 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
                 f"layer {index} of {_host(base)} cannot be asked what it wants of its heads, so none can be put into it: {error}"
             ) from error
         if rotary is not None and facts.turns and layer_type not in turnings:
-            turnings[layer_type] = _turning(rotary, host, layer_type)
+            turnings[layer_type] = HostTurning(rotary, host, layer_type)
         _check(base, index, facts, resolved)
         heads = ComposedHeads(resolved, index, facts, turnings.get(layer_type) if facts.turns else None)
         if heads._mixes and not hasattr(attention, "q_proj"):
@@ -189,7 +188,7 @@ def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | N
 
 
 class HostTurning:
-    """The rotation of the layers of one type, by the host's own functions."""
+    """The ``blocks.rotation.Turning`` of the layers of one type, by the host's own functions."""
 
     def __init__(self, rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> None:
         self.rotary, self.arguments = rotary, () if layer_type is None else (layer_type,)
@@ -206,11 +205,6 @@ class HostTurning:
         turned = self.function(turned, turned, cosine, sine)[0] if self.both else self.function(turned, cosine, sine)
         turned = turned.transpose(1, 2)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
-
-
-def _turning(rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> Turning:
-    own = HostTurning(rotary, host, layer_type)
-    return Turning(own.tables, own.apply)
 
 
 @cache

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 
 from blocks.flow import Tokens
 from blocks.positions import NoPosition, Rope
-from blocks.rotation import HostRotation, Turning
+from blocks.rotation import HostRotation
 
 ROPE = Rope(theta=100.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Turning:
+    """``blocks.rotation.Turning`` by two functions."""
+
+    tables: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    apply: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def turning(width: int, factor: float = 1.0, *, neighbours: bool = False) -> Turning:
