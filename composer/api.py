@@ -23,6 +23,7 @@ from composer.weights.default_folder import default_output
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import check_merged, describe_model, open_model
 from composer.weights.target import TRUNK, Target, target_of
+from converters.bounded import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -248,7 +249,7 @@ def _written(name: str, done: int, total: int) -> BarUpdate:
 
 
 def _origin(source: SourceLike | None, fresh: bool, revision: str | None) -> SourceLike | None:
-    """The source, or None with ``fresh``. Raises BuildError where the arguments contradict each other."""
+    """The source, or None with ``fresh``. Raises BuildError where the arguments contradict each other, or it is none."""
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
     if source is None and not fresh:
@@ -257,4 +258,6 @@ def _origin(source: SourceLike | None, fresh: bool, revision: str | None) -> Sou
         )
     if fresh and revision is not None:
         raise BuildError("a revision is for a source of the Hub, and there is none: leave it out")
+    if source is not None and not isinstance(source, str | os.PathLike) and not hasattr(source, "config"):
+        raise BuildError(f"a source is a folder, a repository of the Hub or a model of transformers, not {brief(source)}")
     return source

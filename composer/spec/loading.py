@@ -18,6 +18,7 @@ from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
 from composer.spec.shipped import shipped_specs
 from composer.spec.sweep import SEPARATOR, chosen, together, variants
+from converters.bounded import brief
 
 Validated = TypeVar("Validated", bound=BaseModel)
 SpecLike = Spec | str | Path | Mapping[str, Any]
@@ -100,7 +101,9 @@ def names_a_spec(said: str) -> bool:
 
 
 def _split(source: SpecLike) -> tuple[SpecLike, str | None]:
-    """The sweep and its variant, where the source is one. A file of the whole name comes first."""
+    """The sweep and its variant, where the source is one. A file of the whole name comes first. Raises SpecError."""
+    if not isinstance(source, Spec | Mapping | str | Path):
+        raise SpecError(f"a spec is a name, a file, a mapping or a `Spec`, not {brief(source)}")
     if isinstance(source, Spec | Mapping) or find_spec(str(source), Path()) is not None:
         return source, None
     file, separator, variant = str(source).rpartition(SEPARATOR)

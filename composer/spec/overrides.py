@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -27,8 +27,12 @@ LONGEST = 200
 
 def each(overrides: Overrides) -> tuple[str, ...]:
     """The overrides as a tuple of ``path=value``. Raises SpecError for a value that no document could hold."""
+    if isinstance(overrides, str):
+        return (overrides,)
+    if not isinstance(overrides, Iterable):
+        raise SpecError(f"overrides are `path=value`, several of them, or a mapping, not {shortened(repr(overrides))}")
     if not isinstance(overrides, Mapping):
-        return (overrides,) if isinstance(overrides, str) else tuple(overrides)
+        return tuple(overrides)
     for path, value in overrides.items():
         try:
             json.dumps(value)

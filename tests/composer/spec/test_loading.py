@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer.errors import GraphError, SpecError
 from composer.spec import Spec, load_spec, locate, shipped, shipped_specs
+from composer.spec.loading import variants_of
 from composer.spec.places import Place
 from tests.composer.spec.told import told
 
@@ -159,3 +161,18 @@ def test_what_would_take_forever_is_refused_in_words(tmp_path: Path, more: str, 
     said = told(tmp_path / "x.yaml")
     assert message in said
     assert len(said) < 500
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides", "message"),
+    [
+        (None, (), "a spec is a name, a file, a mapping or a `Spec`, not None"),
+        (["softmax"], (), r"a spec is a name, a file, a mapping or a `Spec`, not \['softmax'\]"),
+        ("softmax", 5, "overrides are `path=value`, several of them, or a mapping, not 5"),
+    ],
+    ids=str,
+)
+def test_what_is_no_spec_is_refused(spec: Any, overrides: Any, message: str) -> None:
+    for read in (load_spec, variants_of):
+        with pytest.raises(SpecError, match=message):
+            read(spec, overrides)
