@@ -238,6 +238,8 @@ def load(folder: str | os.PathLike[str], *, dtype: DtypeLike | None = None, devi
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
     dtype = named_dtype(dtype, BuildError)
+    if not isinstance(folder, str | os.PathLike):
+        raise BuildError(f"a built model is a folder, and is named by a path, not {brief(folder)}")
     with silent_transformers():
         from composer.weights.loading import load_model
 

@@ -20,9 +20,9 @@ def warn_user(said: str) -> None:
     LOG.warning(said)
 
 
-def warn_caller(said: str) -> None:
-    """Issue a UserWarning at the line of the nearest caller outside of this project, transformers and torch."""
+def warn_caller(said: str, kind: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line of the nearest caller outside of this project, transformers and torch."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
-    warnings.warn(said, UserWarning, stacklevel=level)
+    warnings.warn(said, kind, stacklevel=level)

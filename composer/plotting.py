@@ -108,8 +108,12 @@ def whole_ticks(axis: Any, *, most: int = 8) -> None:
 
 
 def by_powers(axis: Any, *, most: float = 1) -> None:
-    """A logarithmic y axis whose numbers are written out, those between powers only where there is room."""
+    """A logarithmic y axis whose numbers are written out, those between powers only where there is room; without a number above 0
+    it stays as it is."""
     from matplotlib.ticker import FuncFormatter
+
+    if axis.dataLim.ymax <= 0:
+        return
 
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))

@@ -25,7 +25,7 @@ from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.trust import load_tokenizer
-from composer.weights.opened import open_models
+from composer.weights.opened import check_backends, open_models
 from composer.weights.positions import check_positions
 from composer.weights.sources import describe_model
 from composer.words import plural, size
@@ -218,6 +218,7 @@ def _loaded(model: str, device: str, backend: str, *, built: bool) -> tuple[Any,
             raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
         return loaded, folder
     (opened,) = open_models([model], ComposerError)
+    check_backends(backend, [opened])
     return opened.load(None, device, backend), opened.source.folder
 
 

@@ -39,7 +39,7 @@ def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
         known |= {form.backend for node in graph.parts for form in node.operation.forms}
         known |= {form.backend for pattern, found in matches(graph) for form in pattern.forms(_parts(graph, found))}
     known.discard(EVERY)
-    if backend in known:
+    if isinstance(backend, str) and backend in known:
         return backend
     raise BuildError(f'there is no backend "{backend}"; there are {", ".join(sorted(known))}')
 
@@ -86,8 +86,8 @@ class Compiled:
                 tell(text, "What would run on it runs on PyTorch's own kernels")
             if not one_token and _in_vain(program, backend):
                 memories = " → ".join(memory.called for memory in self.head.memory)
-                where = f"on {device} in {said}{', with gradients' if gradients else ''}"
-                why = f"{backend} was asked for, and no part of a head (`{memories}`) runs on it {where}"
+                here = f"with several tokens at once ({device}, {said}{', with gradients' if gradients else ''})"
+                why = f"{backend} was asked for, and no part of a head (`{memories}`) runs on it {here}"
                 tell(why, f"`compose explain --backend {backend}` says the reasons")
         return self._running[key]
 

@@ -6,7 +6,6 @@ the state are its own; all of that is bound when the head is compiled.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from blocks.kernels import Refused
 from blocks.operation import Bound, Call, Form, Kind
 from blocks.part import State
 from composer.graph.graph import Edge, Node
+from composer.notices import warn_caller
 
 
 class FallsBack(RuntimeWarning):
@@ -29,7 +29,7 @@ def tell(why: str, instead: str = "") -> None:
     """Warn, once a process for each reason, that a slower form runs. instead: the form that runs, in a sentence."""
     if why not in _warned:
         _warned.add(why)
-        warnings.warn(f"{why}. {instead}" if instead else why, FallsBack, stacklevel=2)
+        warn_caller(f"{why}. {instead}" if instead else why, FallsBack)
 
 
 Value = tuple[str, str]

@@ -150,8 +150,10 @@ def _opened_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Open
             raise InspectionError("A model in memory runs where it is and as it is: leave device and backend out.")
         return _Opened(model, tokenizer, "model", *_teacher(None, options))
     from composer.evaluation.subjects import open_subjects
+    from composer.weights.opened import check_backends
 
     (subject,) = open_subjects([os.fspath(model)])
+    check_backends(options.backend, [subject])
     own = subject.source.folder if subject.source.is_composed else None
     if own is not None:
         built = subject.load("float32", options.device, options.backend)

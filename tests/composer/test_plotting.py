@@ -15,6 +15,7 @@ from composer.plotting import (
     COLOURS,
     LINES,
     WIDTH,
+    by_powers,
     colour,
     label,
     legend,
@@ -101,6 +102,17 @@ def test_what_is_not_legible_is_found(spoil: Callable[[Any, Any], Any], words: s
         spoil(figure, axis)
         with pytest.raises(AssertionError, match=words):
             assert_legible(figure)
+        pyplot.close(figure)
+
+
+def test_an_axis_of_powers_without_a_number_above_0_stays_linear() -> None:
+    with plotting() as pyplot:
+        figure, (some, none) = pyplot.subplots(1, 2)
+        some.plot([0, 1], [0.0, 2.0])
+        none.plot([0, 1], [0.0, 0.0])
+        for axis in (some, none):
+            by_powers(axis)
+        assert (some.get_yscale(), none.get_yscale()) == ("log", "linear")
         pyplot.close(figure)
 
 

@@ -58,6 +58,16 @@ def test_an_unknown_backend_is_refused_before_anything_is_written(asked: Any, na
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt", "texts.jsonl"]
 
 
+@pytest.mark.parametrize("command", ["inspect STUDENT --tasks passkey --length 80", "generate TEACHER --prompt once"])
+def test_a_student_that_is_looked_into_and_a_source_that_writes_refuse_it_too(
+    command: str, compose: Compose, teacher: Path, student: Path
+) -> None:
+    models = {"STUDENT": student, "TEACHER": teacher}
+    result = compose(*(models.get(word, word) for word in command.split()), "--backend", "tritn")
+    assert result.exit_code == 2, result.output
+    assert 'there is no backend "tritn"' in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_reaches_the_heads(asked: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beside a teacher that has no form on it; and what is written says it."""

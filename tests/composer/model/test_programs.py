@@ -65,6 +65,10 @@ def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path)
     ):
         with pytest.raises(BuildError, match=r'there is no backend "tritn"; there are auto, fla, reference, torch, triton$'):
             attempt()
+    with pytest.raises(BuildError, match=r"there is no backend \"\['torch'\]\"; there are auto, "):
+        model.set_backend(["torch"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BuildError, match="is named by a path, not None"):
+        composer.load(None)  # pyright: ignore[reportArgumentType]
 
 
 def test_forward_hooks_fire_on_every_part() -> None:
