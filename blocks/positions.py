@@ -32,6 +32,11 @@ class Position(Part):
 
     role: ClassVar[str] = "position"
 
+    @property
+    def by_call(self) -> bool:
+        """Whether its angles depend on all positions of a call."""
+        return False
+
     def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
         """The same, with what it leaves to the source model written out. theta None: the model turns in a way of its own."""
         return self

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 class Turning(Protocol):
-    """How a model turns queries and keys. Layers with one and the same turn alike."""
+    """How a model turns queries and keys. Layers with one and the same turn alike.
+
+    by_call: its tables depend on all positions of a call.
+    """
+
+    by_call: bool
 
     def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine at positions B T, in the dtype of ``like``."""
@@ -34,6 +39,10 @@ class HostRotation(Unnamed, Position):
     source: ClassVar[str] = "the model's own code"
     turning: Any
     """A ``Turning``."""
+
+    @property
+    def by_call(self) -> bool:
+        return self.turning.by_call
 
     @property
     def base(self) -> tuple[Any, ...]:

@@ -81,6 +81,8 @@ def build(
     dtype = named_dtype(dtype, BuildError)
     check_seed(seed, BuildError, least=LEAST_SEED)
     source = _origin(source, fresh, revision)
+    if source is not None and not isinstance(source, str | os.PathLike) and not hasattr(source, "config"):
+        raise BuildError(f"a source is a folder, a repository of the Hub or a model of transformers, not {brief(source)}")
     loaded = load_spec(spec, overrides)
     document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
     if source is None:
@@ -251,7 +253,7 @@ def _written(name: str, done: int, total: int) -> BarUpdate:
 
 
 def _origin(source: SourceLike | None, fresh: bool, revision: str | None) -> SourceLike | None:
-    """The source, or None with ``fresh``. Raises BuildError where the arguments contradict each other, or it is none."""
+    """The source, or None with ``fresh``. Raises BuildError where the arguments contradict each other."""
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
     if source is None and not fresh:
@@ -260,6 +262,4 @@ def _origin(source: SourceLike | None, fresh: bool, revision: str | None) -> Sou
         )
     if fresh and revision is not None:
         raise BuildError("a revision is for a source of the Hub, and there is none: leave it out")
-    if source is not None and not isinstance(source, str | os.PathLike) and not hasattr(source, "config"):
-        raise BuildError(f"a source is a folder, a repository of the Hub or a model of transformers, not {brief(source)}")
     return source

@@ -147,7 +147,7 @@ def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
     return kept | {"position": kept["position"].masked_fill(~there, -1)}
 
 
-def _fits(window: Window, sparse: Sparse, state: StateMemory, setting: Setting) -> str | None:
+def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
     sizes = setting.shape
     assert sizes is not None, "lowering says what the state works on"
     keep = sparse.keep
@@ -158,7 +158,7 @@ def _fits(window: Window, sparse: Sparse, state: StateMemory, setting: Setting) 
         "of scores that look at the state it knows `self_recall` and `relative_recall`": unknown == "state",
         "of scores that look at the window it knows `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
         "window and cache turn their keys alike in it": window.turn.base != sparse.turn.base,
-        "its cache has room": sparse.size == 0,
+        "it takes a cache with room for pairs": sparse.size == 0,
         f"at most {MOST} pairs compete in it": window.size + sparse.size > MOST,
         f"it has room for {WIDEST} numbers a head": sizes.head_dim > WIDEST,
         "it caps no logits": setting.capped,
@@ -168,12 +168,11 @@ def _fits(window: Window, sparse: Sparse, state: StateMemory, setting: Setting) 
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
-    window, sparse, state = parts["window"], parts["sparse"], parts["state"]
+    window, sparse = parts["window"], parts["sparse"]
     assert isinstance(window, Window)
     assert isinstance(sparse, Sparse)
-    assert isinstance(state, StateMemory)
     says = "from chunk to chunk: what falls, which stay, and the answers, in one pass"
-    return (Form(TRITON, says, _run, partial(_fits, window, sparse, state), missing=WALKED.missing, refuses=True),)
+    return (Form(TRITON, says, _run, partial(_fits, window, sparse), missing=WALKED.missing, refuses=True),)
 
 
 LOLA = Pattern(

@@ -6,6 +6,7 @@ that fits, falls back to another by itself, and says why. Lowering changes speed
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,8 +96,9 @@ class Compiled:
         """The programs for this setting, and for the same with one token."""
         return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
 
-    def __deepcopy__(self, memo: object) -> Compiled:
-        return self
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        """Of a copied head: where a model turns its queries itself, the copy of the model does."""
+        return compiled(copy.deepcopy(self.head, memo), self.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return compiled, (self.head, self.shape)

@@ -25,12 +25,12 @@ def takes_pieces(graph: HeadGraph, backend: str, device: str) -> bool:
     """Whether a long text goes through such a head in pieces: on a CPU, where the head looks back at a state that does not grow.
 
     One that grows would be copied at each piece, and a GPU is the faster the more it has at once. The reference is the definition,
-    of whole texts.
+    of whole texts. Angles that depend on all positions of a call are those of the whole text.
     """
     return (
         backend != REFERENCE
         and device == "cpu"
-        and not any(node.shape.both_ways or memory.grows for node, memory in graph.memories)
+        and not any(node.shape.both_ways or memory.grows or memory.turn.by_call for node, memory in graph.memories)
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,7 +49,13 @@ class Passed:
         return replace(self, tokens=tokens.once(("on", device), lambda: tokens.to(device)))
 
 
-PASSED: ContextVar[Passed | None] = ContextVar("what the model that is running passes on", default=None)
+class Running(threading.local):
+    """What the model that is running passes to its layers. Each thread has its own, and torch.compile follows it."""
+
+    passed: Passed | None = None
+
+
+RUNNING = Running()
 
 
 class Mixed(threading.local):
@@ -270,7 +275,7 @@ def _interface(
 
 def _mask(*_: Any, **__: Any) -> Passed | None:
     """transformers' function for masks. It returns the call's ``Passed``, which so reaches every layer, recomputed ones too."""
-    return PASSED.get()
+    return RUNNING.passed
 
 
 AttentionInterface.register(INTERFACE, _interface)

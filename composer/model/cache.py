@@ -59,8 +59,8 @@ class StateLayer(CacheLayerMixin):
     def reset(self) -> None:
         self.tensors, self.columns = {}, 0
 
-    def offload(self) -> None:
-        self.tensors = {name: tensor.to("cpu", non_blocking=True) for name, tensor in self.tensors.items()}
+    def offload(self) -> NoReturn:
+        raise NotImplementedError("states are not offloaded: they are small")
 
     def prefetch(self) -> NoReturn:
         raise NotImplementedError("states are not offloaded: they are small")
@@ -101,10 +101,14 @@ class ComposedCache(Cache):
         assert isinstance(held, StateLayer)
         return held
 
-    def seen(self, batch: int, device: torch.device) -> Tensor:
-        """Real tokens of each row so far: ``B``, int64."""
+    def seen(self) -> Tensor | None:
+        """Real tokens of each row so far, ``B``, int64; None before the first. Raises ValueError where a call was cut short."""
         counted = self.state(0).tensors.get(SEEN)
-        return torch.zeros(batch, dtype=torch.int64, device=device) if counted is None else counted
+        if counted is None and self.get_seq_length():
+            raise ValueError(
+                "past_key_values: a call with this cache was cut short, and its layers stand apart: begin with a new one"
+            )
+        return counted
 
     def follows(self, mask: Tensor | None, positions: Tensor | None) -> bool:
         """Whether what is said of the next token, in their last columns, is what the cache knows: it is real, and counted on."""

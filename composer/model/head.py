@@ -167,7 +167,7 @@ class Head(nn.Module):
             inputs[SINKS] = sinks
         with without_autocast(hidden.device.type):
             context, own = CallContext(tokens, state, self._place, in_place), value if entering else None
-            length = self._piece_length(query, tokens, backend)
+            length = self._piece_length(query, backend)
             if length is None:
                 output, carried = program.run(self._modules, inputs, context, entering=own)
             else:
@@ -175,7 +175,7 @@ class Head(nn.Module):
         # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
         return as_dtype(output, value.dtype), carried
 
-    def _piece_length(self, query: Tensor, tokens: Tokens, backend: str) -> int | None:
+    def _piece_length(self, query: Tensor, backend: str) -> int | None:
         """Tokens of a piece; None: the program takes all of them at once."""
         if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_look(query):
             return None

@@ -35,6 +35,9 @@ TURNS: Mapping[str, Callable[[Any], bool]] = {
 HALVES = frozenset({"GptOssAttention"})
 """Hosts whose tables have each angle once, for both coordinates of a pair."""
 
+BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Types of rotations of transformers whose frequencies follow from the largest position of a call."""
+
 
 def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
     """The layers of a host's base model, and their name in it. Raises BuildError."""
@@ -195,6 +198,8 @@ class HostTurning:
         self.function: Any = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
         self.both = next(iter(inspect.signature(self.function).parameters)) == "q"
         self.halves = host.__name__ in HALVES
+        kinds = getattr(rotary, "rope_type", None)
+        self.by_call = not BY_LENGTH.isdisjoint(kinds.values() if isinstance(kinds, Mapping) else (kinds,))
 
     def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return self.rotary(like, position, *self.arguments)

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
-from composer.model.attention import INTERFACE, PASSED, Passed
+from composer.model.attention import INTERFACE, RUNNING, Passed
 from composer.model.cache import SEEN, ComposedCache, new_cache, without_what_follows
 from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder, may_record
@@ -27,8 +27,8 @@ from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
 
-PASSED_ON = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
-"""Arguments that transformers' own loops pass to every causal model."""
+IGNORED = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
+"""Arguments that transformers' own loops pass to every causal model; its base takes none of them."""
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -125,7 +125,7 @@ class ComposedModel(ComposedPreTrainedModel):
         (batch, length), device = given.shape[:2], given.device
         cache = self._cache(past_key_values, use_cache)
         columns = 0 if cache is None else cache.get_seq_length()
-        seen = cache.seen(batch, device) if cache is not None and columns else None
+        seen = None if cache is None else cache.seen()
         rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, cu_seqlens=cu_seqlens)
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(given)
@@ -133,10 +133,14 @@ class ComposedModel(ComposedPreTrainedModel):
         outputs = self._attended(rows, seen, passed) if asked else self._run(rows, **passed)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.seen
-        if rows.turned:
+        if rows.reordered:
             outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
+            if getattr(outputs, "router_logits", None) is not None:  # a host's, of all tokens of all rows
+                outputs.router_logits = tuple(
+                    rows.outward(one.reshape(batch, length, -1)).reshape(one.shape) for one in outputs.router_logits
+                )
         return outputs
 
     def _attended(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
@@ -159,15 +163,16 @@ class ComposedModel(ComposedPreTrainedModel):
         passed = Passed(rows.tokens, self.backend, rows.below)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
-        token = PASSED.set(passed)
+        options |= {"attention_mask": None, "use_cache": options["past_key_values"] is not None, "return_dict": True}
+        before, RUNNING.passed = RUNNING.passed, passed
         try:
-            return super().forward(attention_mask=None, use_cache=options["past_key_values"] is not None, **options)  # type: ignore[misc]
+            return super().forward(**options)  # type: ignore[misc]
         finally:
-            PASSED.reset(token)
+            RUNNING.passed = before
 
     def _check_passed(self, passed: dict[str, Any]) -> None:
         """Refuse what neither a composed model nor its host takes."""
-        for name in [name for name, value in passed.items() if value is None or name in PASSED_ON]:
+        for name in [name for name, value in passed.items() if value is None or name in IGNORED]:
             del passed[name]
         unknown = sorted(set(passed) - {"output_hidden_states", "output_router_logits"})
         if unknown:

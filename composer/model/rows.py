@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blocks.flow import Tokens
+from blocks.flow import Tokens, has_numbers
 
 
 class Rows:
@@ -55,7 +55,7 @@ class Rows:
         """``B``, real tokens in the state after this call."""
 
     @property
-    def turned(self) -> bool:
+    def reordered(self) -> bool:
         """Whether the order inside differs from the user's."""
         return self._order is not None
 
@@ -97,8 +97,8 @@ def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
 
 
 def _known(said: Tensor) -> bool:
-    """Whether all is known to be true. In a compiler's graph nothing is: Python cannot look there."""
-    return not torch.compiler.is_compiling() and bool(said.all())
+    """Whether all is known to be true. Of a compiler's graph and of fake tensors nothing is: Python cannot look there."""
+    return has_numbers(said) and bool(said.all())
 
 
 def _packed_positions(cu_seqlens: Tensor, valid: Tensor | None, count: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class Turning:
 
     tables: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
+    by_call: bool = False
 
 
 def turning(width: int, factor: float = 1.0, *, neighbours: bool = False) -> Turning:

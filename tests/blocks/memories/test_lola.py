@@ -160,7 +160,7 @@ def test_of_equals_the_older_stay(there: int) -> None:
         (LOLA, Setting(device="cuda", gradients=True), "no gradient"),
         ({**LOLA, "memory": [{**WINDOW, "shape": "sliding"}, SPARSE, "state"]}, ON_GPU, "moves on by chunks"),
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 600}, "state"]}, ON_GPU, "pairs compete"),
-        ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 0}, "state"]}, ON_GPU, "has room"),
+        ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 0}, "state"]}, ON_GPU, "a cache with room"),
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "position": "none"}, "state"]}, ON_GPU, "alike"),
     ],
 )

@@ -220,8 +220,8 @@ def test_a_backend_that_nothing_of_a_head_runs_on_says_so_once(monkeypatch: pyte
     monkeypatch.setattr(program, "_warned", set())
     data, alone = inputs(SIZE.shape(4), 1, 6), head_of({"memory": [{**WINDOW, "evict": "drop"}]})
     here = "with several tokens at once (cpu, float64, with gradients)"
-    why = f"{NAME} was asked for, and no part of a head (`window`) runs on it {here}. `compose explain --backend {NAME}` says the reasons"
-    with pytest.warns(FallsBack, match=re.escape(why)) as told:
+    why = f"{NAME} was asked for, and no part of a head (`window`) runs on it {here}. "
+    with pytest.warns(FallsBack, match=re.escape(f"{why}`compose explain --backend {NAME}` says the reasons")) as told:
         run(alone, data, backend=NAME)
     assert [one.filename for one in told] == [cases.__file__]  # which calls the head
     with warnings.catch_warnings():

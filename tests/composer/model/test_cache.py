@@ -21,3 +21,18 @@ def test_the_memory_of_a_prefill_is_given_back(spec: str) -> None:
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in held)
         sizes.append(sum(tensor.nbytes for tensor in held))
     assert sizes[0] == sizes[1]
+
+
+@torch.no_grad()
+def test_a_call_that_was_cut_short_is_not_gone_on_from() -> None:
+    """Its first layers have taken the token, and the others have not."""
+    model, ids = student("lolcats"), tokens(1, 7)
+    for begun in (model(ids[:, :6]).past_key_values, ComposedCache(len(model.model.layers))):
+        cut = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, 6:], past_key_values=begun)
+        cut.remove()
+        with pytest.raises(ValueError, match="a call with this cache was cut short"):
+            model(ids[:, 6:], past_key_values=begun)
+        begun.reset()
+        torch.testing.assert_close(model(ids, past_key_values=begun).logits, model(ids).logits)

@@ -67,6 +67,8 @@ def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path)
             attempt()
     with pytest.raises(BuildError, match=r"there is no backend \"\['torch'\]\"; there are auto, "):
         model.set_backend(["torch"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BuildError, match="a source is a folder, a repository of the Hub or a model of transformers, not 5"):
+        composer.build("lolcats", 5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(BuildError, match="is named by a path, not None"):
         composer.load(None)  # pyright: ignore[reportArgumentType]
 

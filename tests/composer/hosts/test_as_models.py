@@ -1,0 +1,109 @@
+"""Models around heads are models of transformers and PyTorch in all that is around a forward: compiled, copied, asked for more
+outputs, and with rotations that depend on the length of a call."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+from tests.composer.hosts.families import small
+from tests.composer.programs import printed_behind_composer
+
+COMPILED = """
+    import torch
+    import composer
+    from tests.composer.hosts.families import small
+
+    torch.set_grad_enabled(False)
+    model = composer.build({spec!r}, small({family!r}), overrides=["recipe=null"]).double()
+    ids = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
+    for given in (dict(use_cache=False), dict(use_cache=False, attention_mask=mask)):
+        found, real = compiled(ids, **given).logits, given.get("attention_mask", torch.ones_like(ids)).bool()
+        torch.testing.assert_close(found[real], model(ids, **given).logits[real], rtol=1e-9, atol=1e-9)
+    caches = [model(ids[:, :9]).past_key_values for _ in range(2)]
+    found = compiled(ids[:, 9:10], past_key_values=caches[0]).logits
+    torch.testing.assert_close(found, model(ids[:, 9:10], past_key_values=caches[1]).logits, rtol=1e-9, atol=1e-9)
+    exported = torch.export.export(model, (ids,), dict(use_cache=False), strict=True).module()
+    torch.testing.assert_close(exported(ids, use_cache=False).logits, model(ids, use_cache=False).logits, rtol=1e-9, atol=1e-9)
+    print("compared")
+"""
+
+
+def tokens(rows: int = 2, length: int = 14) -> torch.Tensor:
+    return torch.randint(3, 90, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("family", "spec"), [("qwen3", "lolcats"), ("gemma2", "softmax"), ("phi3", "lola")])
+def test_prefill_and_decode_are_one_graph(family: str, spec: str) -> None:
+    assert printed_behind_composer(COMPILED.format(family=family, spec=spec)) == "compared"
+
+
+@torch.no_grad()
+def test_a_copy_turns_by_its_own_rotation() -> None:
+    """All layers of the copy as one, and the original's may go."""
+    model: Any = composer.build("lolcats", small("qwen3"), overrides=["recipe=null"])
+    wanted = model(tokens()).logits
+    other = copy.deepcopy(model)
+    assert len({id(layer.self_attn.composed.head._compiled) for layer in other.model.layers}) == 1
+    model.to("meta")
+    assert torch.equal(other(tokens()).logits, wanted)
+
+
+@torch.no_grad()
+def test_what_routers_say_stands_in_the_order_of_the_call() -> None:
+    source = small("mixtral")
+    student: Any = composer.build("softmax", source)
+    ids, mask = tokens(), torch.ones(2, 14, dtype=torch.int64)
+    mask[1, :6] = 0
+    given: dict[str, Any] = {"attention_mask": mask, "output_router_logits": True, "use_cache": False}
+    found, wanted = student(ids, **given), source(ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), **given)
+    torch.testing.assert_close(found.aux_loss, wanted.aux_loss, rtol=1e-5, atol=1e-5)
+    for one, other in zip(found.router_logits, wanted.router_logits, strict=True):
+        real = mask.flatten().bool()
+        torch.testing.assert_close(one[real], other[real], rtol=1e-4, atol=1e-4)
+
+
+def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> None:
+    """With gradients and without, where a text goes through other heads in pieces."""
+    half, longer = 4, {"max_position_embeddings": 2048, "original_max_position_embeddings": 600}
+    rotation = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * half, "long_factor": [4.0] * half}
+    source = small("phi3", rope_parameters=rotation | {"factor": 4.0, "original_max_position_embeddings": 600}, **longer)
+    student, ids = composer.build("lolcats", source, overrides=["recipe=null"]).double(), tokens(16, 1024)
+    whole = student(ids, use_cache=False).logits.detach()
+    with torch.no_grad():
+        torch.testing.assert_close(student(ids, use_cache=False).logits, whole, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_window_of_the_source_counts_tokens_and_not_positions(backend: str) -> None:
+    """As the source does; in one call and in two, and token by token."""
+    source, ids = small("mistral"), tokens(2, 14)
+    position = torch.cat((torch.arange(5), torch.arange(40, 49))).expand(2, -1)
+    wanted = source(ids, position_ids=position, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    student: Any = composer.build("softmax", source)
+    student.set_backend(backend)
+    assert source.config.sliding_window == 8
+    for bounds in ((0, 14), (0, 6, 14), (0, 7, *range(8, 15))):
+        cache, found = None, []
+        for start, end in pairwise(bounds):
+            answer = student(ids[:, start:end], position_ids=position[:, start:end], past_key_values=cache, use_cache=True)
+            cache = answer.past_key_values
+            found.append(answer.logits)
+        torch.testing.assert_close(torch.cat(found, dim=1), wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_config_that_asks_for_tuples() -> None:
+    student: Any = composer.build("softmax", small("qwen3"))
+    wanted = student(tokens()).logits
+    student.config.return_dict = student.model.config.return_dict = False
+    assert torch.equal(student(tokens())[0], wanted)
