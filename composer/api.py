@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from composer.arguments import DtypeLike, Reference, named_dtype, several
 from composer.devices import device_type
-from composer.errors import BuildError, GraphError, in_words
+from composer.errors import BuildError, GraphError, in_words, name_of
 from composer.graph.lowering import AUTO
 from composer.numbers import LEAST_SEED, TokenCount, check_seed, tokens_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
@@ -240,12 +240,11 @@ def load(folder: str | os.PathLike[str], *, dtype: DtypeLike | None = None, devi
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
     dtype = named_dtype(dtype, BuildError)
-    if not isinstance(folder, str | os.PathLike):
-        raise BuildError(f"a built model is a folder, and is named by a path, not {brief(folder)}")
+    where = Path(name_of(folder))
     with silent_transformers():
         from composer.weights.loading import load_model
 
-        return load_model(Path(folder), dtype, device, backend)
+        return load_model(where, dtype, device, backend)
 
 
 def _written(name: str, done: int, total: int) -> BarUpdate:

@@ -20,9 +20,6 @@ from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Por
 from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, fla, native_one, native_one_fits, single
 
-Counted = tuple[Tensor, Tensor]
-"""Of pairs, B S, and of the call's tokens, B T, as a window of the model counts."""
-
 
 class Full(Memory):
     """Softmax over every pair of the document. Nothing falls out, and the state grows by one pair a token.
@@ -132,7 +129,7 @@ class Full(Memory):
         key, value = _grown(state["key"], pairs.turned(turn)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._faded(call, decay)
-        answer = attention(query, key, value, position, _counted(position, pairs, tokens), call, faded)
+        answer = attention(query, key, value, position, pairs, call, faded)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
@@ -175,30 +172,30 @@ class Full(Memory):
     def _faded(self, call: Call, decay: Tensor | None) -> Fading | None:
         return None if decay is None else fading(call.state["faded"], decay, call.tokens)
 
-    def _visible(self, position: Tensor, places: Counted, call: Call, earlier: int) -> Tensor:
+    def _visible(self, position: Tensor, pairs: Pairs, call: Call, earlier: int) -> Tensor:
         entry = torch.arange(position.shape[1], device=position.device)
         visible = (position >= 0)[:, None] & (entry <= entry[earlier:, None])
         if call.shape.window is not None:
-            at, own = places
+            at, own = _counted(position, pairs, call.tokens)
             visible = visible & (at[:, None] > own[:, :, None] - call.shape.window)
         segment = call.tokens.extended_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
     def _masked(
-        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, places: Counted, call: Call, faded: Fading | None
+        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
-        visible = self._visible(position, places, call, key.shape[1] - query.shape[1])
+        visible = self._visible(position, pairs, call, key.shape[1] - query.shape[1])
         return dense(query, key, value, visible, call.shape.softcap, None if faded is None else faded.at)
 
     def _by_kernel(
-        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, places: Counted, call: Call, faded: Fading | None
+        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
         segment = call.tokens.extended_segment(key.shape[1] - query.shape[1])
         since = None if faded is None else faded.since
         return fla.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
 
     def _native(
-        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, places: Counted, call: Call, faded: Fading | None
+        self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
         """By PyTorch's own attention, which gives no mass, and wants a pair from every token."""
         earlier = key.shape[1] - query.shape[1]
@@ -211,7 +208,7 @@ class Full(Memory):
         if not causal:
             entry = torch.arange(position.shape[1], device=position.device)
             # A padding query sees itself: a row without any entry would be NaN.
-            mask = (self._visible(position, places, call, earlier) | (entry == entry[earlier:, None]))[:, None]
+            mask = (self._visible(position, pairs, call, earlier) | (entry == entry[earlier:, None]))[:, None]
         states = (states.transpose(1, 2) for states in (query, key, value))
         output = torch.nn.functional.scaled_dot_product_attention(
             *states, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[2] != key.shape[2]
@@ -240,9 +237,9 @@ def _grown(held: Float[Tensor, "B E K D"], new: Float[Tensor, "B T K D"]) -> Flo
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
-def _counted(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> Counted:
-    """One token after the other of a row, whatever their positions, as transformers counts; of pairs that fell out of a memory, by
-    position."""
+def _counted(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Where pairs, B S, and the call's tokens, B T, stand as a window of the model counts: one token after the other of a row,
+    whatever their positions, as transformers counts; of pairs that fell out of a memory, by position."""
     if pairs.of is None:
         return position, tokens.position
     place = (position >= 0).cumsum(1)
