@@ -25,6 +25,7 @@ class Tokens:
     valid: which tokens are real. None: all of them.
     index: place of each token in its row, over all calls and documents. None: as positions, which count on in each document.
     tables: a cache of values that depend on the tokens alone, and that several layers need.
+    call: of a piece of a call, the tokens of all of it, and the columns of the piece.
     """
 
     position: Int[Tensor, "B T"]
@@ -32,6 +33,7 @@ class Tokens:
     valid: Bool[Tensor, "B T"] | None = None
     index: Int[Tensor, "B T"] | None = None
     tables: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    call: tuple[Tokens, slice] | None = field(default=None, repr=False, compare=False)
 
     def cut(self, columns: slice) -> Tokens:
         """Some consecutive tokens, numbered as a call of their own."""
@@ -70,8 +72,7 @@ class Tokens:
         assert self.segment is not None
         if self.valid is None:
             return self.segment[:, -1:]
-        last = self.segment.gather(1, (self.valid.sum(1, keepdim=True) - 1).clamp(min=0))
-        return last * self.valid.any(1, keepdim=True)
+        return self.segment.gather(1, (self.valid.sum(1, keepdim=True) - 1).clamp(min=0)) * self.valid.any(1, keepdim=True)
 
     def in_row(self) -> Int[Tensor, "B T"]:
         """The place of each token in its row."""

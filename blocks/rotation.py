@@ -72,10 +72,19 @@ class HostRotation(Unnamed, Position):
 
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """The same at the tokens of a call; its tables are computed once a call, for all layers that turn alike."""
+        return self.turning.apply(states, *self._tables(states, tokens))
+
+    def _tables(self, states: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         key = (self.turning, states.dtype)
-        if key not in tokens.tables:
+        if key in tokens.tables:
+            return tokens.tables[key]
+        if self.by_call and tokens.call is not None:
+            call, columns = tokens.call
+            cosine, sine = self._tables(states, call)
+            tokens.tables[key] = cosine[:, columns], sine[:, columns]
+        else:
             tokens.tables[key] = self.turning.tables(tokens.position, states)
-        return self.turning.apply(states, *tokens.tables[key])
+        return tokens.tables[key]
 
     def _flat(self, states: Tensor, position: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """With heads that have positions of their own as tokens."""

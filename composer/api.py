@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,8 +37,10 @@ SourceLike = TypeVar("SourceLike")
 
 
 def specs_of(said: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
-    """One spec, or several."""
-    return (said,) if isinstance(said, Spec | str | os.PathLike | Mapping) else tuple(said)
+    """One spec, or several. What is neither counts as one, and reading it says what a spec is."""
+    if isinstance(said, Spec | str | os.PathLike | Mapping) or not isinstance(said, Iterable):
+        return (said,)
+    return tuple(said)
 
 
 def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Resolved:

@@ -69,6 +69,7 @@ def _chosen(name: str | None) -> list[type[Part]]:
     every = [part for kinds in CATALOGUE.values() for part in kinds.values()]
     if name is None:
         return every
+    name = str(name)
     wanted = name.replace("_", " ")
     found = [part for part in every if part.role == wanted or part.model_fields["kind"].default == name]
     if not found:

@@ -37,9 +37,10 @@ class HeadCall:
     tokens: Tokens
     sinks: Tensor | None = None
 
-    def cut(self, columns: slice) -> HeadCall:
-        """Some consecutive tokens."""
-        return self._each(lambda of: of[:, columns], self.tokens.cut(columns), self.sinks)
+    def piece(self, columns: slice) -> HeadCall:
+        """Some consecutive tokens, which are turned as in the whole call."""
+        tokens = replace(self.tokens.cut(columns), call=(self.tokens, columns))
+        return self._each(lambda of: of[:, columns], tokens, self.sinks)
 
     @property
     def length(self) -> int:
@@ -117,7 +118,7 @@ def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False
     state = head.empty_state(given.value.shape[0], given.value.dtype, given.value.device)
     with torch.set_grad_enabled(gradients), without_autocast(given.value.device.type):
         for columns in _columns(head, given, bounds):
-            own = given.cut(columns)
+            own = given.piece(columns)
             inputs = {"hidden": own.hidden, "query": own.query, "key": own.key, "value": own.value}
             values: dict[Value, Any] = {(name, name): states for name, states in inputs.items()}
             if own.sinks is not None:

@@ -53,7 +53,8 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
 def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
     """The warning for stages in which no held-out loss got better."""
     for outcome in outcomes:
-        if outcome.before and all(outcome.after[name] >= before for name, before in outcome.before.items()):
+        worse = all(outcome.after[name] >= before for name, before in outcome.before.items())
+        if outcome.before and worse and any(outcome.after.values()):  # losses of 0 have nothing to gain
             kept = "came below where it began, and what it began with was kept"
             ended = kept if stages[outcome.stage].keep == "best" else "ended below where it began"
             advice = f"A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"

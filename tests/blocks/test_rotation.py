@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -67,6 +67,20 @@ def test_the_way_back(width: int, factor: float, neighbours: bool) -> None:
     torch.testing.assert_close(own.turned_back(own.rotate(inputs, position), position), inputs, rtol=0, atol=1e-12)
     heads = torch.stack((position, position + 1, position + 7), dim=-1)
     torch.testing.assert_close(own.turned_back(own.rotate(inputs, heads), heads), inputs, rtol=0, atol=1e-12)
+
+
+def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
+    """Where angles depend on all positions of a call; where they do not, a piece is a call of its own."""
+    inputs, position = states()
+    how = turning(8)
+    by_call = Turning(lambda at, like: how.tables(at * int(at.max()), like), how.apply, by_call=True)
+    tokens, columns = Tokens(position), slice(0, 2)
+    piece = replace(tokens.cut(columns), call=(tokens, columns))
+    for given in (by_call, how):
+        own = HostRotation(turning=given)
+        assert torch.equal(own.turn(inputs[:, columns], piece), own.turn(inputs, tokens)[:, columns])
+    own = HostRotation(turning=by_call)
+    assert not torch.equal(own.turn(inputs[:, columns], tokens.cut(columns)), own.turn(inputs, tokens)[:, columns])
 
 
 def test_tables_are_made_once_a_call() -> None:

@@ -118,6 +118,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "inspect": (lambda: composer.inspect("nowhere"), "nowhere"),
     "inspect task": (lambda: composer.inspect(TEACHER, tasks="paskey"), 'did you mean "passkey"'),
     "ablate": (lambda: composer.ablate("lawcat", out="out"), "what to build from"),
+    "ablate specs": (
+        lambda: composer.ablate(typing.cast("Any", 3), TEACHER, out="out", tasks="passkey", lengths=64),
+        "a spec is a name",
+    ),
     "ablate seeds": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", lengths=64, seeds=[]), "seed"),
     "ablate jobs": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", jobs=0), "jobs"),
     "generate": (lambda: composer.generate("nowhere", "Once"), "nowhere"),
@@ -137,6 +141,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "view": (lambda: composer.view("nothing"), "nothing"),
     "explain": (lambda: composer.explain("lawcat", TEACHER, sequence=0), "sequence"),
     "parts": (lambda: composer.parts("hedgehogs"), 'did you mean "hedgehog"'),
+    "parts of no name": (lambda: composer.parts(typing.cast("Any", 3)), 'no part or role "3"'),
     "known_tasks": (lambda: composer.known_tasks("paskey"), 'did you mean "passkey"'),
     "new": (lambda: composer.new("No Name"), "No Name"),
     "expand": (lambda: composer.expand("lawcat"), "no sweep"),

@@ -11,6 +11,10 @@ import pytest
 import torch
 
 import composer
+from blocks.operation import Kind
+from composer.model.head import Head, anatomy
+from composer.model.head_inputs import visiting_heads
+from composer.model.stepwise import HeadCall, pieces
 from tests.composer.hosts.families import small
 from tests.composer.programs import printed_behind_composer
 
@@ -80,6 +84,16 @@ def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> 
     whole = student(ids, use_cache=False).logits.detach()
     with torch.no_grad():
         torch.testing.assert_close(student(ids, use_cache=False).logits, whole, rtol=1e-9, atol=1e-9)
+    calls: list[tuple[Head, HeadCall]] = []
+    with torch.no_grad(), visiting_heads(student, lambda layer, name, head, given: calls.append((head, given))):
+        student(ids[:1], use_cache=False)
+    assert calls
+    for head, given in calls:
+        outputs = [piece.given(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, given, "torch", bounds=(300,))]
+        empty = head.empty_state(1, given.value.dtype, given.value.device)
+        with torch.no_grad():
+            answer, _ = head(given.hidden, given.query, given.key, given.value, given.tokens, empty, "torch")
+        torch.testing.assert_close(torch.cat([only for (only,) in outputs], dim=1), answer, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

@@ -109,3 +109,5 @@ def test_few_tokens_that_nothing_is_learned_from() -> None:
     assert said.endswith("Its data are 10 tokens, and do not fill a step: give it more.")
     (said,) = learned_nothing([outcome], {"transfer": stage.model_copy(update={"keep": "last"})}, rows)
     assert "no loss on the held-out rows ended below where it began. Its data" in said, "what it began with is gone"
+    nothing = outcome.model_copy(update={"before": {"layer 0": 0.0}, "after": {"layer 0": 0.0}})
+    assert not list(learned_nothing([nothing], {"transfer": stage}, rows)), "there is nothing to gain"
