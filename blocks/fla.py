@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 
-from blocks.flow import repeat_heads
 from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.operation import Setting, one_pair_at_most
+from blocks.tensors import repeat_heads
 
 COLUMNS = 8
 """Features and values are filled up to a multiple of it: other widths fall off the kernels' vectorised loads."""

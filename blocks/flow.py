@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
+from blocks.tensors import may_look, take
 
 if TYPE_CHECKING:
     from blocks.positions import Position
@@ -213,88 +213,3 @@ class Partial:
     lse: Float[Tensor, "B T H"] | None
     logit: Float[Tensor, " H"] | Float[Tensor, "B T H"] | None = None
     maximum: Float[Tensor, "B T H"] | None = None
-
-
-def has_numbers(tensor: Tensor) -> bool:
-    """Whether Python can read its numbers: a compiler's graph has none, nor have PyTorch's fake tensors."""
-    return type(tensor) is torch.Tensor and not torch.compiler.is_compiling()
-
-
-def settled(said: bool) -> bool:
-    """What is said of a length, as True or False: a compiler that has a symbol for the length decides at the branch."""
-    return True if said else False  # noqa: SIM210
-
-
-def may_look(tensor: Tensor) -> bool:
-    """Whether Python may read its numbers at no cost: without waiting for a device."""
-    return tensor.is_cpu and has_numbers(tensor)
-
-
-def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
-    """Whether each is known to be a pair."""
-    return may_look(position) and int(position.min()) >= 0
-
-
-def accumulating(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums are kept in: float32, or float64 where the model is in float64."""
-    return dtype if dtype.itemsize >= 4 else torch.float32
-
-
-def least_mass(dtype: torch.dtype) -> float:
-    """Below it there is no mass: a little earlier than at 0, since a quotient's gradient divides by the square of its mass."""
-    return 1e8 * torch.finfo(dtype).tiny
-
-
-def as_dtype(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """The states in a dtype. Where they have it already, ``to`` is not called, which takes longer than the comparison."""
-    return states if states.dtype == dtype else states.to(dtype)
-
-
-def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsilon: float) -> Float[Tensor, "*rest D"]:
-    """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
-    dtype = accumulating(states.dtype)
-    wide, weight = as_dtype(states, dtype), as_dtype(weight, dtype)
-    if torch.is_grad_enabled() or not may_look(wide):
-        return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)
-    # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = torch.addcmul(_number(epsilon, dtype), length, length, value=1 / weight.shape[0]).rsqrt_()
-    return as_dtype(wide.mul(scale).mul_(weight), states.dtype)
-
-
-@functools.lru_cache
-def _number(number: float, dtype: torch.dtype) -> Tensor:
-    # Made once, for tensors with numbers: the first call may be in inference mode, and later ones not.
-    with torch.inference_mode(mode=False):
-        return torch.tensor(number, dtype=dtype, device="cpu")
-
-
-def affine(
-    states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], dtype: torch.dtype
-) -> Float[Tensor, "*rest n"]:
-    """x Wᵀ + b in ``dtype``, the product in the weight's dtype: a bias may be wider."""
-    states = as_dtype(states, weight.dtype)
-    if bias.dtype == weight.dtype:
-        return as_dtype(torch.nn.functional.linear(states, weight, bias), dtype)
-    return torch.nn.functional.linear(states, weight).to(dtype).add_(bias.to(dtype))
-
-
-def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:
-    """Values with a one behind each, whose sum is the mass."""
-    return torch.nn.functional.pad(value, (0, 1), value=1.0)
-
-
-def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped[Tensor, "B M ..."]:
-    """Each row's entries at ``index``."""
-    # Whole entries are copied, where a gather would look each number up.
-    return states.flatten(0, 1).index_select(0, in_all_rows(index, states.shape[1]).flatten()).unflatten(0, index.shape)
-
-
-def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:
-    """The indices of each row's entries in all rows laid end to end, of ``entries`` each."""
-    return index + entries * torch.arange(index.shape[0], device=index.device)[:, None]
-
-
-def repeat_heads(states: Tensor, heads: int, dim: int = 2) -> Tensor:
-    """Give every query head its key head's entry: ``B T K ...`` to ``B T H ...``, head h from h // (H // K). dim: that of heads."""
-    return states if states.shape[dim] == heads else states.repeat_interleave(heads // states.shape[dim], dim=dim)

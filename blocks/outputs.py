@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from blocks import initialise
-from blocks.flow import as_dtype, rms_norm
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, State, bare, kinds
+from blocks.tensors import as_dtype, rms_norm
 
 ONE_OF_SWISH, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
 """Where swish is 1, and sigmoid 0.98: a gate starts open."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from blocks.flow import Tokens, has_numbers
+from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.part import Closed, Part, Problem, bare, kinds
+from blocks.tensors import has_numbers
 
 if TYPE_CHECKING:
     from blocks.rotation import Turning

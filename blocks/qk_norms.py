@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat
 
 from blocks import initialise
-from blocks.flow import accumulating
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, State, bare, kinds
+from blocks.tensors import accumulating
 
 
 class QueryKeyNorm(Part):

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from blocks import initialise
-from blocks.flow import accumulating, affine
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Per, State, Whole, bare, kinds
+from blocks.tensors import accumulating, affine
 
 
 class Rate(Part):

@@ -9,10 +9,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from blocks.flow import Partial, accumulating, as_dtype
+from blocks.flow import Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Parameters, Part, Problem, State, Unnamed, bare, kinds
+from blocks.tensors import accumulating, as_dtype
 
 
 class TakesPartials(Part):

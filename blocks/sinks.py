@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from blocks.flow import Partial, accumulating
+from blocks.flow import Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Parameters, State, Unnamed
 from blocks.reads import TakesPartials
+from blocks.tensors import accumulating
 
 
 class Sinks(Unnamed, TakesPartials):

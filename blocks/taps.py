@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blocks.fla import kernel, one_row, rows
-from blocks.flow import Tokens, as_dtype, repeat_heads
+from blocks.flow import Tokens
 from blocks.kernels import needs_gpu
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
+from blocks.tensors import as_dtype, repeat_heads
 
 Filtering = Callable[..., tuple["Tensor", "Tensor"]]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blocks.flow import Features, Tokens, in_all_rows, take
+from blocks.flow import Features, Tokens
 from blocks.legend import Bool, Int, Shaped, Tensor, torch
+from blocks.tensors import in_all_rows, take
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from blocks import initialise
-from blocks.flow import repeat_heads
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, State, bare, in_order, kinds
+from blocks.tensors import repeat_heads
 
 KeyOrValue = Literal["k", "v"]
 NAMES: Mapping[KeyOrValue, tuple[str, Kind]] = {"k": ("key", Kind.KEY), "v": ("value", Kind.VALUE)}

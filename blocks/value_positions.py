@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, PositiveFloat
 
-from blocks.flow import accumulating, repeat_heads
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Problem, State, bare, kinds
 from blocks.positions import Rope
+from blocks.tensors import accumulating, repeat_heads
 
 
 class Vapor(Part):

@@ -11,12 +11,13 @@ from pydantic import PositiveInt, model_validator
 
 from blocks import initialise
 from blocks.calibration import Attended, divergence, fitted
-from blocks.flow import Mapped, Pairs, accumulating, as_dtype, repeat_heads
+from blocks.flow import Mapped, Pairs
 from blocks.kernels import Refused
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem, State
 from blocks.positions import Position
+from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 Scale = Literal["plain", "logarithm", "unit"]
 """Features as they are, their logarithms, or divided by their length."""

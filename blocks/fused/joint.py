@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.flow import in_all_rows, take
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
 from blocks.fused.arguments import Fall
 from blocks.fused.tiles import parts, products_of, width
 from blocks.kernels import gently
 from blocks.legend import Float, Int
+from blocks.tensors import in_all_rows, take
 
 ROWS = 32
 """Entries whose gradient is summed up at once: of more, the sums leave the registers."""

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.flow import repeat_heads
 from blocks.fused.tiles import configs, parts, put, tile, width
 from blocks.legend import Float
+from blocks.tensors import repeat_heads
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

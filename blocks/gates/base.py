@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from blocks import initialise
-from blocks.flow import accumulating, affine, as_dtype
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Per, State
+from blocks.tensors import accumulating, affine, as_dtype
 
 DecayRank = Literal["none", "head", "channel"]
 MatrixRank = int | Literal["full"]

@@ -8,10 +8,10 @@ from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
 from blocks.calibration import Attended
-from blocks.flow import repeat_heads
 from blocks.gates.base import DecayRank, PerOwnHead, bias_of_rate, flops_of_matrices, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
+from blocks.tensors import repeat_heads
 
 
 class PerChannel(PerOwnHead):

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from blocks.flow import accumulating
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Parameters
+from blocks.tensors import accumulating
 
 
 class Constant(Gate):

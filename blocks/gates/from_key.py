@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from blocks.flow import accumulating, repeat_heads
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Parameters, Problem, State
+from blocks.tensors import accumulating, repeat_heads
 
 
 class FromKey(Gate):

@@ -8,10 +8,10 @@ from pydantic import PositiveFloat
 
 from blocks import initialise
 from blocks.calibration import Attended
-from blocks.flow import accumulating, affine, repeat_heads
 from blocks.gates.base import DecayRank, PerOwnHead, bias_of_rate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
+from blocks.tensors import accumulating, affine, repeat_heads
 
 
 class PerHead(PerOwnHead):

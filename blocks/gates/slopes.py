@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal
 
-from blocks.flow import accumulating
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Parameters
+from blocks.tensors import accumulating
 
 
 class Slopes(Gate):

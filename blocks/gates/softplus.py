@@ -9,11 +9,11 @@ from pydantic import PositiveFloat
 
 from blocks import initialise
 from blocks.calibration import Attended
-from blocks.flow import repeat_heads
 from blocks.gates.base import DecayRank, PerOwnHead, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, State
+from blocks.tensors import repeat_heads
 
 SHORTEST, LONGEST = 1e-3, 0.1
 """Between which steps start."""

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from blocks.calibration import Attended
-from blocks.flow import repeat_heads
 from blocks.gates.base import DecayRank, PerOwnHead, flops_of_matrices, logits, matrices
 from blocks.gates.softplus import bias_of_step, decayed, rate_between_one_and, step_bias
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
+from blocks.tensors import repeat_heads
 
 
 class SoftplusChannel(PerOwnHead):

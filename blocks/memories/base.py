@@ -10,12 +10,12 @@ from pydantic import Field, StringConstraints
 
 from blocks import initialise
 from blocks.calibration import WIDEST, Attended
-from blocks.flow import accumulating, as_dtype
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
 from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port
 from blocks.part import FieldPath, Fresh, Parameters, Part, Problem, Slot, State
 from blocks.positions import NoPosition, Position, PositionConfig
+from blocks.tensors import accumulating, as_dtype
 
 if TYPE_CHECKING:
     from blocks.gates.base import Gate

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from blocks.flow import Pairs, in_all_rows
+from blocks.flow import Pairs
 from blocks.legend import Bool, Float, Int, Tensor, torch
+from blocks.tensors import in_all_rows
 
 Held = dict[str, Tensor]
 """Pairs of each query head, the older first, B E H …: the key, turned, value, position (and convolved key) and numbers as they

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating, as_dtype, repeat_heads
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.recurrent import Recurrent, run
@@ -18,6 +18,7 @@ from blocks.part import Fresh, Parameters, Slot, State
 from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK
+from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 
 class Delta(Recurrent):

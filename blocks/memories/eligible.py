@@ -5,10 +5,11 @@ They are B E H … as everywhere; in memory those of a head stand together, as a
 
 from __future__ import annotations
 
-from blocks.flow import Tokens, accumulating, in_all_rows, take
+from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shaped, Tensor, torch
 from blocks.memories.below import Held
 from blocks.softmax import hidden
+from blocks.tensors import accumulating, in_all_rows, take
 
 
 def by_heads(entries: Shaped[Tensor, "B E H ..."]) -> Shaped[Tensor, "B E H ..."]:

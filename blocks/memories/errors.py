@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from blocks.flow import Mapped, Pairs, Tokens, accumulating, repeat_heads
+from blocks.flow import Mapped, Pairs, Tokens
 from blocks.legend import Bool, Float, Tensor, torch
 from blocks.scores.base import LARGEST
+from blocks.tensors import accumulating, repeat_heads
 
 Error = Callable[[Tensor, Tensor], Tensor]
 """Of the exact weights and the products that stand for them, B H t e both."""

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from blocks.flow import Pairs, Partial, Tokens, accumulating, all_there, settled
+from blocks.flow import Pairs, Partial, Tokens
 from blocks.gates import GateConfig
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
@@ -19,6 +19,7 @@ from blocks.memories.fading import Fading, fading
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, fla, native_one, native_one_fits, single
+from blocks.tensors import accumulating, all_there, settled
 
 
 class Full(Memory):

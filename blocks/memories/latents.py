@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt, field_validator
 
 from blocks import fla, initialise
-from blocks.flow import Partial, Tokens, accumulating, as_dtype, repeat_heads
+from blocks.flow import Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
@@ -20,6 +20,7 @@ from blocks.positions import NoPosition, PositionConfig
 from blocks.recurrences import additive, cumulative_fla
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.cumulative import cumulate
+from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 
 class Latents(Memory):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from blocks.flow import Mapped, Pairs, Tokens, accumulating, repeat_heads
+from blocks.flow import Mapped, Pairs, Tokens
 from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Bool, Int, Tensor, torch
@@ -24,6 +24,7 @@ from blocks.scores.overestimate import Overestimate
 from blocks.scores.relative_recall import RelativeRecall
 from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
+from blocks.tensors import accumulating, repeat_heads
 
 WALKED = Kernel("blocks.fused.cascade", "walked", TRITON_PACKAGE)
 MOST = 256

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blocks.flow import Features, least_mass
+from blocks.flow import Features
 from blocks.legend import Float, Int, Tensor, torch
+from blocks.tensors import least_mass
 
 
 class Looks:

@@ -6,11 +6,12 @@ L below is the number of latents of a head. query: p(l|t); logits: those of p(s|
 from __future__ import annotations
 
 from blocks import fla
-from blocks.flow import Tokens, repeat_heads
+from blocks.flow import Tokens
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
 from blocks.stretches import Stretches
+from blocks.tensors import repeat_heads
 
 POOLED = Kernel("blocks.fused.pooled", "pooled", TRITON_PACKAGE)
 WIDEST = 256

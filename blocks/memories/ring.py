@@ -6,9 +6,10 @@ lay the entries out by age first, and put them back in their places at the end.
 
 from __future__ import annotations
 
-from blocks.flow import Tokens, as_dtype, in_all_rows, may_look, take
+from blocks.flow import Tokens
 from blocks.legend import Int, Shaped, Tensor, torch
 from blocks.part import State
+from blocks.tensors import as_dtype, in_all_rows, may_look, take
 
 RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
 """Of the oldest entry: one number where it is known to be the same in every row, else where all rows stand one behind the other."""

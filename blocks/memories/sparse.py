@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt
 
-from blocks.flow import Pairs, Partial, accumulating, as_dtype, repeat_heads, take
+from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
@@ -24,6 +24,7 @@ from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, falling
 from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense, native, native_fits, native_one, native_one_fits, single
+from blocks.tensors import accumulating, as_dtype, repeat_heads, take
 
 Attend = Callable[..., Partial]
 Way = tuple[str, str, Attend, Callable[[Setting], str | None]]

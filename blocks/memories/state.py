@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from blocks import initialise
-from blocks.flow import Features, Mapped, Pairs, Partial, accumulating, as_dtype, least_mass, repeat_heads, with_ones
+from blocks.flow import Features, Mapped, Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.looks import Looks
@@ -22,6 +22,7 @@ from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.additive.together import together
 from blocks.recurrences.stabilised import stabilise, stabilise_one
+from blocks.tensors import accumulating, as_dtype, least_mass, repeat_heads, with_ones
 
 SHORTEST_GROUP = 16
 """Of shorter groups the states between them would be more numbers than the pairs and tokens on one line."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Mapped, Pairs, Partial, Tokens, accumulating, all_there, may_look, take
+from blocks.flow import Mapped, Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.errors import error_sums
@@ -20,6 +20,7 @@ from blocks.part import Parameters, Slot, State
 from blocks.softmax import dense, fla, native_fits, native_one, native_one_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
 from blocks.softmax.visible import Visible
+from blocks.tensors import accumulating, all_there, may_look, take
 
 
 class Window(Holding):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from blocks.flow import Mapped, Pairs, Tokens, repeat_heads
+from blocks.flow import Mapped, Pairs, Tokens
 from blocks.fused.arguments import Fall
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Int, Tensor, torch
@@ -20,6 +20,7 @@ from blocks.operation import TRITON, Bound, Call, Form, Kind, Pattern, Setting, 
 from blocks.part import Part, State
 from blocks.reads import Shared
 from blocks.recurrences.stabilised import stabilise_one
+from blocks.tensors import repeat_heads
 
 TOGETHER = Kernel("blocks.fused.joint", "together", TRITON_PACKAGE)
 STEPPED = Kernel("blocks.fused.window_and_state_step", "stepped", TRITON_PACKAGE)

@@ -8,10 +8,11 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from blocks import initialise
-from blocks.flow import Tokens, accumulating, as_dtype, rms_norm
+from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.operation import Call, Form, Kind, Operation, Port
 from blocks.part import Fresh, Parameters, Part, Problem, Slot, State
+from blocks.tensors import accumulating, as_dtype, rms_norm
 
 EPSILON = 1e-5
 """Added to the mean square, where what is mixed becomes queries and keys."""

@@ -10,12 +10,13 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt
 
 from blocks import initialise
-from blocks.flow import Tokens, accumulating, as_dtype
+from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.mixers.base import Mixer
 from blocks.operation import Form
 from blocks.part import Fresh, Parameters, Problem, Slot, State
 from blocks.recurrences import elementwise
+from blocks.tensors import accumulating, as_dtype
 
 Recurrence = Callable[..., tuple["Tensor", "Tensor"]]
 POWER = 8.0

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blocks.flow import has_numbers
 from blocks.legend import Float, Tensor, torch
+from blocks.tensors import has_numbers
 
 STEEPEST = -40.0
 """exp(40) leaves float32 room for keys and queries on either side."""

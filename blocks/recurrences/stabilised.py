@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from blocks.flow import repeat_heads
 from blocks.legend import Float, Int, Tensor, torch
+from blocks.tensors import repeat_heads
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from blocks.flow import Partial, accumulating
+from blocks.flow import Partial
 from blocks.legend import Bool, Float, Tensor, torch
+from blocks.tensors import accumulating
 
 ROWS = 512
 """Queries whose logits are held at once."""

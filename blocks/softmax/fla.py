@@ -10,10 +10,11 @@ import math
 from typing import Any
 
 from blocks.fla import kernel, one_row, rows
-from blocks.flow import Partial, take
+from blocks.flow import Partial
 from blocks.kernels import Kernel, needs_gpu
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.operation import Setting
+from blocks.tensors import take
 
 ATTENTION = kernel("ops.attn", "parallel_attn")
 FORGETTING = kernel("ops.forgetting_attn", "parallel_forgetting_attn")

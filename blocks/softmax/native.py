@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from blocks.flow import Partial, accumulating, all_there, as_dtype
+from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, unbroken
 from blocks.softmax.single import rows
+from blocks.tensors import accumulating, all_there, as_dtype
 
 
 def native(

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 
-from blocks.flow import Partial, accumulating
+from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.softmax.dense import capped
+from blocks.tensors import accumulating
 
 
 def single(

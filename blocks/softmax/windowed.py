@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from blocks.flow import Partial, accumulating, may_look
+from blocks.flow import Partial
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.softmax.dense import capped, hidden, raw_weights
 from blocks.softmax.native import native
+from blocks.tensors import accumulating, may_look
 
 BLOCK = 64
 """Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""

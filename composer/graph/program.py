@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from blocks.flow import Tokens, repeat_heads
+from blocks.flow import Tokens
 from blocks.kernels import Refused
 from blocks.operation import Bound, Call, Form, Kind
 from blocks.part import State
+from blocks.tensors import repeat_heads
 from composer.graph.graph import Edge, Node
 from composer.notices import warn_caller
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blocks.flow import Mapped, Pairs, repeat_heads
+from blocks.flow import Mapped, Pairs
+from blocks.tensors import repeat_heads
 from composer.graph.flow_of_pairs import ALL
 from composer.graph.graph import Node
 from composer.inspection.findings import Recalled, Spectrum

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from blocks.flow import Tokens, as_dtype
+from blocks.flow import Tokens
 from blocks.part import State
+from blocks.tensors import as_dtype
 from composer.model.cache import ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads

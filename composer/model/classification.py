@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from blocks.flow import accumulating
+from blocks.tensors import accumulating
 from composer.model.configuration import ComposedConfig
 from composer.model.modeling import ComposedPreTrainedModel, composed_model
 from composer.model.own import Model, Pretrained

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blocks.flow import Tokens, accumulating, as_dtype, may_look, settled
+from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import Setting
 from blocks.part import Fresh, Part, State
+from blocks.tensors import accumulating, as_dtype, may_look, settled
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, turns

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad as forward
 
-from blocks.flow import repeat_heads
 from blocks.operation import REFERENCE, TORCH
+from blocks.tensors import repeat_heads
 from composer.graph.graph import OUTPUT, READ_NODE
 from composer.model.head import Head, anatomy
 from composer.model.stepwise import HeadCall, Piece, ordinary, pieces

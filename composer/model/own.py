@@ -16,7 +16,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from blocks.flow import Tokens, accumulating, rms_norm
+from blocks.flow import Tokens
+from blocks.tensors import accumulating, rms_norm
 from composer.model.attention import Passed
 from composer.model.configuration import ComposedConfig
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blocks.flow import Tokens, has_numbers
+from blocks.flow import Tokens
+from blocks.tensors import has_numbers
 
 
 class Rows:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from blocks.calibration import Attended
-from blocks.flow import repeat_heads
 from blocks.operation import Kind
+from blocks.tensors import repeat_heads
 from composer.data.order import rows_of_step
 from composer.data.packing import PackedRows
 from composer.graph.graph import Node, takers_of

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocks.flow import repeat_heads
 from blocks.legend import Shape
+from blocks.tensors import repeat_heads
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention

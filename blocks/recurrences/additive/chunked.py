@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from blocks.flow import as_dtype
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.by_feature import block_of, weighed
 from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
+from blocks.tensors import as_dtype
 
 CHUNK = 64
 SPAN = 512

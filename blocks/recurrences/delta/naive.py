@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from blocks.flow import repeat_heads
 from blocks.legend import Float, Int, Tensor, torch
+from blocks.tensors import repeat_heads
 
 
 def naive(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blocks import operation
-from blocks.flow import Features, Mapped, Pairs, Partial, Tokens, accumulating
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory
@@ -21,6 +21,7 @@ from blocks.positions import NoPosition, Rope
 from blocks.reads import Shared
 from blocks.scores.random import Random
 from blocks.softmax import dense, native
+from blocks.tensors import accumulating
 from tests.blocks.memories.by_hand import Call, Row, Stream
 from tests.blocks.support import computed, empty, owner, recalled
 from tests.composer.graph.memories_by_hand import best_of, uniform

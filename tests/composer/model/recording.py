@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from blocks import flow
+from blocks import flow, tensors
 from blocks.memories import ring, window
 from composer.model import cuda_graph as product
 from composer.model import modeling
@@ -72,7 +72,7 @@ def recorded(step: Computation) -> Computation:
 
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
     """Steps are recorded here as on a GPU, where Python looks at no numbers. asking: modules that ask whether they may be."""
-    for module in (flow, ring, window):
+    for module in (flow, tensors, ring, window):
         monkeypatch.setattr(module, "may_look", lambda numbers: False)
     monkeypatch.setattr(product, "captured", recorded)
     for module in (modeling, *asking):
