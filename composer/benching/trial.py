@@ -15,6 +15,7 @@ from composer.benching.memory import Gauge, unmeasured
 from composer.benching.report import Measurement, Workload
 from composer.benching.turns import NO_ROOM, in_turn
 from composer.devices import NoRoom, room
+from composer.errors import BenchError
 from composer.model.cache import ComposedCache
 from composer.model.cuda_graph import may_record
 
@@ -82,11 +83,21 @@ class Contestant:
 
     def prefill(self, ids: Tensor) -> Any:
         """One pass over ``B T`` with an empty cache, and the logits of the last token; gives the cache."""
-        return self.model(ids, use_cache=True, logits_to_keep=1).past_key_values
+        return self._cache_of(self.model(ids, use_cache=True, logits_to_keep=1))
 
     def step(self, ids: Tensor) -> None:
         """One call on ``B T`` after what the cache has seen, and the logits of the last token."""
-        self.cache = self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).past_key_values
+        self.cache = self._cache_of(self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1))
+
+    def _cache_of(self, answer: Any) -> Any:
+        """Raises BenchError for a model that keeps what it has read elsewhere: how far it has read cannot be told."""
+        cache = getattr(answer, "past_key_values", None)
+        if cache is None:
+            raise BenchError(
+                f"{self.label}: {type(self.model).__name__} hands on no past_key_values, the cache that models are timed with. "
+                "Leave it out."
+            )
+        return cache
 
     def reach(self, position: int, batch: int, trial: Trial) -> None:
         """Fill the cache up to ``position`` tokens, in pieces; it is emptied before where it holds more."""
@@ -98,12 +109,12 @@ class Contestant:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of all tensors that a cache holds: a composed model's states, or the keys and values of transformers' own."""
+    """Bytes of all tensors that a cache holds: a composed model's states, or the keys, values and states of transformers' own."""
     if cache is None:
         return 0
     if isinstance(cache, ComposedCache):
         return cache.bytes()
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers if layer.is_initialized)
+    return sum(held.nbytes for layer in cache.layers for held in vars(layer).values() if isinstance(held, Tensor))
 
 
 @torch.no_grad()

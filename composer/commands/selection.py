@@ -173,7 +173,7 @@ def check_student(folder: Path, resolved: Resolved, source: Reference) -> None:
     record = read_record(folder) if folder.is_dir() else None
     if record is None:
         what = "it is not a built model"
-    elif record.spec_hash != resolved.hash:
+    elif record.resolved.hash != resolved.hash:
         what = f"it is of {record.resolved.name}, with another hash"
     else:
         what = another_source(folder, record, open_model(source))

@@ -110,7 +110,8 @@ def generate(
             warn_user(said)
         keep_tokens_alone(loaded)
         loaded.use_graph = graph
-        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
+        drawn = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}  # where transformers has 50
+        sampling = drawn if temperature else {"do_sample": False}
         began = time.perf_counter()
         with room(lambda: _no_room(loaded, count + most)), _settings_refused(folder / GENERATION_CONFIG), seeded(seed, device):
             answer = loaded.generate(

@@ -9,11 +9,12 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from composer.devices import NoRoom, room
 from composer.errors import EvaluationError
+from composer.evaluation.logits import before_logits
 from composer.evaluation.options import BATCH_TOKENS
 from composer.evaluation.perplexity import LazySamples, Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
@@ -167,6 +168,9 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
     going = set(range(len(prompts)))
     while going:
         answer = model(input_ids=ids, **said, logits_to_keep=1)
+        cache = getattr(answer, "past_key_values", None)
+        if cache is None:
+            return [_without_cache(model, prompt, count, ends) for prompt, count in zip(prompts, most, strict=True)]
         logits = answer.logits[:, -1].float()
         chosen = logits.argmax(-1)
         _check_finite(logits[sorted(going)])
@@ -175,8 +179,21 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
                 texts[row].append(token)
             if token in ends or len(texts[row]) >= most[row]:
                 going.discard(row)
-        ids, said = chosen[:, None], _of_the_next(said | {"past_key_values": answer.past_key_values})
+        ids, said = chosen[:, None], _of_the_next(said | {"past_key_values": cache})
     return texts
+
+
+def _without_cache(model: Any, prompt: Sequence[int], most: int, ends: Collection[int]) -> list[int]:
+    """The same after one prompt, for a model that hands on no keys and values: each token takes a call with the whole text."""
+    text = list(prompt)
+    while len(text) < len(prompt) + most:
+        logits = model(input_ids=torch.tensor([text], device=model.device), use_cache=False).logits[0, -1].float()
+        _check_finite(logits)
+        token = int(logits.argmax())
+        if token in ends:
+            break
+        text.append(token)
+    return text[len(prompt) :]
 
 
 def _of_the_next(said: dict[str, Any]) -> dict[str, Any]:
@@ -198,39 +215,17 @@ def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Seq
     # Behind a text, padding changes nothing for a causal model, so no mask is needed.
     ids = torch.tensor([[*text, *[PADDING] * (width - len(text))] for text in texts], device=model.device)
     wanted = torch.tensor([[*row, *[False] * (width - len(row))] for row in asked], device=model.device)[:, 1:]
-    outputs = model.base_model(input_ids=ids, use_cache=False)
-    hidden, targets = outputs.last_hidden_state[:, :-1][wanted], ids[:, 1:][wanted]
+    states, logits_of = before_logits(model, ids)
+    hidden, targets = states[:, :-1][wanted], ids[:, 1:][wanted]
     at_once = max(1, LOGITS // model.get_output_embeddings().weight.shape[0])
     right, nats = [], []
     for some, target in zip(hidden.split(at_once), targets.split(at_once), strict=True):
-        logits = _logits(model, type(outputs)(last_hidden_state=some[None]))[0].float()
+        logits = logits_of(some[None])[0].float()
         _check_finite(logits)
         right.append(logits.argmax(-1) == target)
         nats.append(functional.cross_entropy(logits, target, reduction="none"))
     counts = wanted.sum(1).tolist()
     return list(zip(torch.cat(right).float().cpu().split(counts), torch.cat(nats).double().cpu().split(counts), strict=True))
-
-
-class Outputs(nn.Module):
-    """Stands where a language model has its base, and gives outputs that are there already."""
-
-    def __init__(self, outputs: Any) -> None:
-        super().__init__()
-        self.outputs = outputs
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return self.outputs
-
-
-def _logits(model: Any, outputs: Any) -> Tensor:
-    """The logits that a model's own class computes from its base's outputs, with the scaling, caps and biases of its family."""
-    name, base = model.base_model_prefix, model.base_model
-    places = torch.zeros(outputs.last_hidden_state.shape[:2], dtype=torch.long, device=model.device)
-    setattr(model, name, Outputs(outputs))
-    try:
-        return model(input_ids=places, use_cache=False).logits
-    finally:
-        setattr(model, name, base)
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -41,6 +41,24 @@ def sources_of_pairs(head: HeadSpec) -> dict[str, str]:
     return dict(zip(names, [ALL, *names], strict=False))
 
 
+def without_names(head: HeadSpec) -> HeadSpec:
+    """The same head, written in the one way that is left where the names of memories mean nothing.
+
+    Memories are called by their kind, with a number where there are several of it. ``graph`` is left out where ``flow`` says the
+    same; else its edges stand in the order of the memories that they enter.
+    """
+    kinds = [memory.kind for memory in head.memory]
+    names = [kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:index].count(kind) + 1}" for index, kind in enumerate(kinds)]
+    own, sources = dict(zip(memory_names(head), names, strict=True)) | {ALL: ALL}, sources_of_pairs(head)
+    called = tuple(memory.model_copy(update={"name": name}) for memory, name in zip(head.memory, names, strict=True))
+    for flow in ("cascade", "parallel"):
+        plain = head.model_copy(update={"flow": flow, "graph": None})
+        if sources_of_pairs(plain) == sources:
+            return plain.model_copy(update={"memory": called})
+    drawn = tuple(f"{own[sources[name]]} -> {own[name]}" for name in memory_names(head) if name in sources)
+    return head.model_copy(update={"memory": called, "graph": drawn, "flow": "cascade"})
+
+
 def fed_by(head: HeadSpec, name: str) -> list[str]:
     """The memories into which the pairs fall that this one evicts."""
     return [below for below, above in sources_of_pairs(head).items() if above == name]

@@ -33,8 +33,8 @@ def checked_graph(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool 
 def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = True, idle: bool = False) -> list[GraphError]:
     """The mistakes against the first broken rule, one per place. Later rules do not run: their findings may be consequences.
 
-    path: of the head. sizes: check them; False where the shape is not that of a model. idle: accept weights without an effect,
-    which models have that were built before such weights were refused.
+    path: of the head. sizes: check them; False where the shape is not that of a model. idle: accept parts without an effect,
+    which models have that were built before these were refused.
     """
     try:
         for problems in _found(head, shape, sizes, idle):
@@ -210,6 +210,14 @@ def _weights(graph: HeadGraph) -> Iterator[Problem]:
         yield "a weight sets a memory against others, and this one is alone; remove `weight`", where
 
 
+def _room(graph: HeadGraph) -> Iterator[Problem]:
+    """An exact memory that answers from pairs holds one, or hands all of them on."""
+    for node, memory in graph.memories:
+        holds = not (memory.exact and memory.answers_from_pairs) or memory.pairs_held(node.shape, 1)
+        if not holds and not _pairs(graph.out_of(node.name)):
+            yield "it has room for no pair, and nothing is below it; give it a `size`, or remove it", (*_path(node), "size")
+
+
 def _read(graph: HeadGraph) -> Iterator[Problem]:
     """The answers that the read takes can be weighed against each other."""
     problem = graph.read.problem_over([memory.exact for _, memory in graph.memories])
@@ -240,8 +248,8 @@ RULES: tuple[Rule, ...] = (
 """The rules that hold for every head, whatever its sizes."""
 SIZES: tuple[Rule, ...] = (_sizes,)
 """The rules that hold on the sizes of a model."""
-IDLE: tuple[Rule, ...] = (_weights,)
-"""The rules that find parameters without an effect; a head that breaks them computes all the same."""
+IDLE: tuple[Rule, ...] = (_weights, _room)
+"""The rules that find parameters and parts without an effect; a head that breaks them computes all the same."""
 
 
 def _weight(graph: HeadGraph, node: Node, memory: Memory) -> float | str | None:

@@ -118,7 +118,7 @@ class ComposedAttention(nn.Module):
         held = self._held(options)
         state = held.tensors if held is not None else {}
         passed = _passed(arguments, options).on(hidden_states.device)
-        in_place = held is not None and not torch.is_grad_enabled() and (not state or writable(held))
+        in_place = held is not None and not (held.differentiated or torch.is_grad_enabled()) and (not state or writable(held))
         call = LayerCall(hidden_states, passed, state, in_place)
         answer = self._run_host(call, arguments, options)
         if held is not None:

@@ -23,12 +23,16 @@ class StateLayer(CacheLayerMixin):
         super().__init__()
         self.tensors: State = {}
         self.columns = 0
+        self.differentiated = False
+        """Whether gradients of a call may need the states as they are."""
 
     def keep(self, state: State, columns: int) -> None:
         """Take the new state of a call of so many columns. A view of a much larger tensor is copied, as it would keep all of that
         tensor alive."""
         before = self.tensors
         self.tensors = {name: tensor if tensor is before.get(name) else _own(tensor) for name, tensor in state.items()}
+        stays = self.differentiated and any(tensor is before.get(name) for name, tensor in state.items())
+        self.differentiated = torch.is_grad_enabled() or stays
         self.columns += columns
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:
@@ -57,7 +61,7 @@ class StateLayer(CacheLayerMixin):
         )
 
     def reset(self) -> None:
-        self.tensors, self.columns = {}, 0
+        self.tensors, self.columns, self.differentiated = {}, 0, False
 
     def offload(self) -> NoReturn:
         raise NotImplementedError("states are not offloaded: they are small")

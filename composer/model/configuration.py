@@ -33,7 +33,7 @@ class Composition:
         if self.spec is None:
             raise ValueError("this configuration has no spec: a composed model is made by `compose build`")
         resolved = Resolved.model_validate(self.spec)
-        if self.spec_hash is not None and resolved.hash != self.spec_hash:
+        if self.spec_hash is not None and not resolved.has_hash(self.spec_hash):
             raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, and it says {self.spec_hash}")
         return resolved
 

@@ -25,7 +25,7 @@ def check_learned(student: Path, built: Path, training: TrainingOptions) -> None
     transfer = before.recipe.transfer
     assert transfer is not None, "a student without transfer has been refused"
     same = {
-        "spec": then.spec_hash == before.record.spec_hash,
+        "spec": then.resolved.hash == before.record.resolved.hash,
         "source": _same_files(before.record, then),
         "recipe": last is not None and (last.stage, last.recipe) == ("transfer", transfer.model_dump(mode="json")),
         "data": last is not None and last.data.get("hash") == rows.hash,

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from blocks.part import Closed, FieldPath
 from composer.graph.composition import HeadSpec
+from composer.graph.flow_of_pairs import without_names
 from composer.spec.document import Spec
 from composer.spec.layer_rules import unknown
 from composer.spec.resolve import Resolved, complete_head, heads_of, meaning
@@ -90,8 +91,8 @@ def _groups(spec: Resolved) -> Iterator[tuple[_Group, ...]]:
 
 
 def _head(complete: HeadSpec) -> HeadSpec:
-    """A completed head without its own position, which each of its memories has taken over."""
-    return complete.model_copy(update={"position": HeadSpec.model_fields["position"].default})
+    """A completed head without names, and without its own position, which each of its memories has taken over."""
+    return without_names(complete).model_copy(update={"position": HeadSpec.model_fields["position"].default})
 
 
 def _between(first: Any, second: Any, path: FieldPath) -> Iterator[tuple[FieldPath, Any, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, Self
@@ -23,7 +23,7 @@ from blocks.positions import NoPosition
 from blocks.reads import Shared
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.flow_of_pairs import ALL, sources_of_pairs
+from composer.graph.flow_of_pairs import ALL, sources_of_pairs, without_names
 from composer.graph.rules import checked_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
@@ -63,7 +63,14 @@ class Resolved(Closed):
     @property
     def hash(self) -> str:
         """SHA-256 of the canonical JSON of what it means, in hexadecimal."""
-        heads = {name: meaning(head) for name, head in self.heads.items()}
+        return self._hash({name: without_names(head) for name, head in self.heads.items()})
+
+    def has_hash(self, said: str | None) -> bool:
+        """Whether this is its hash, or was before edges were compared without the names of memories."""
+        return said in (self.hash, self._hash(self.heads))
+
+    def _hash(self, complete: Mapping[str, HeadSpec]) -> str:
+        heads = {name: meaning(head) for name, head in complete.items()}
         layers = [[{"heads": group.heads, "head": heads[group.head]} for group in layer] for layer in self.layers]
         size = self.dimensions.model_dump(mode="json", exclude=NO_SIZES)
         whole = {"compose": self.compose, "dimensions": size, "layers": layers}
@@ -111,7 +118,7 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
 def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False) -> Resolved:
     """Write out everything that ``spec`` leaves to its source, or, where there is none, to the trunk of its own.
 
-    idle: accept weights without an effect, as ``checked_graph`` does. Raises GraphError where the result cannot mean anything.
+    idle: accept parts without an effect, as ``checked_graph`` does. Raises GraphError where the result cannot mean anything.
     """
     refuse_sweep(spec)
     dimensions, trunk = dimensions_and_trunk(spec, source)

@@ -75,7 +75,7 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
         raise BuildError(
             f"The source's config.json says what its heads are, and no spec is like that: {error.errors()[0]['msg']}."
         ) from error
-    if said is not None and resolved.hash != said:
+    if said is not None and not resolved.has_hash(said):
         raise BuildError(
             f"The source's config.json holds a spec of hash {resolved.hash}, and says that its hash is {said}: one was changed."
         )

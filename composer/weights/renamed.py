@@ -25,7 +25,7 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
     resolved: the spec on the model's source. Where it calls the heads by other names than the model does, the model's stay.
     """
     record, config = read_record(model), open_source(model).config
-    if record is None or record.spec_hash != resolved.hash:
+    if record is None or record.resolved.hash != resolved.hash:
         raise BuildError(f"{model} is no model of {spec.name}.")
     same = (resolved.heads.keys(), resolved.layers) == (record.resolved.heads.keys(), record.resolved.layers)
     if same:

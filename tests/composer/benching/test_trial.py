@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from composer.benching import trial as trial_module
 from composer.benching.options import LARGEST
 from composer.benching.report import Measurement, Workload
 from composer.benching.trial import Contestant, Trial, cache_bytes, run_trial, warm
+from composer.errors import BenchError
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from tests.composer.model.models import llama, student, tokens
@@ -44,6 +46,15 @@ def test_a_source_keeps_its_keys_and_values() -> None:
     told = explain_resolved(student("lawcat").config.resolved(), sequence=1, dtype="float64")
     for workload, measured in run_trial([Contestant("it", llama())], asked):
         assert measured["it"].state_bytes == workload.batch * workload.length * told.kv_cache_bytes
+
+
+def test_a_model_whose_cache_is_none_of_keys_and_values_is_refused() -> None:
+    """An RWKV's states are no `past_key_values`: how far it has read cannot be told."""
+    sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 32}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **sizes)).eval()
+    for kind in ("prefill", "decode"):
+        with pytest.raises(BenchError, match="it: RwkvForCausalLM hands on no past_key_values"):
+            list(run_trial([Contestant("it", model)], trial(**{kind: (8,)})))
 
 
 def test_places_are_in_order() -> None:

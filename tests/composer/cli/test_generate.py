@@ -53,6 +53,16 @@ def test_a_seed_is_repeatable(compose: Compose, student: Path) -> None:
     assert sampled(1, "--top-p", 0.001) == sampled(2, "--top-p", 0.001)
 
 
+def test_every_token_may_be_drawn(student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the likeliest fifty, which transformers draws from where nobody says how many."""
+
+    def few(top_k: int, **_: object) -> None:
+        raise AssertionError(f"the likeliest {top_k} are drawn from")
+
+    monkeypatch.setattr("transformers.generation.utils.TopKLogitsWarper", few)
+    assert composer.generate(student, PROMPT, max_new_tokens=2, temperature=1.0).new_tokens
+
+
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_the_callers_random_numbers_go_on_as_before(student: Path, temperature: float) -> None:
     torch.manual_seed(5)

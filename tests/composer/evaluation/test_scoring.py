@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
@@ -161,6 +162,40 @@ def test_steps_are_told_what_a_cache_does_not_know(plain: Any, folders: dict[str
     assert steps == (later if name == "teacher" else [{}, {}])
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3},
+    "mamba": {"state_size": 8, "initializer_range": 0.3},
+    "rwkv": {"context_length": 64},
+    "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
+}
+"""Families that are no sources, and are scored beside students: whose base calls another, and which have no keys and values."""
+
+
+@pytest.mark.parametrize("family", OTHERS)
+@torch.no_grad()
+def test_any_causal_model_of_transformers_is_scored(family: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes | OTHERS[family])).eval()
+    texts = [torch.randint(3, 90, (length,)).tolist() for length in (12, 5)]
+    for text, (_, nats), written in zip(
+        texts, judge_tokens(model, texts, [[True] * len(text) for text in texts]), write(model, texts, [4, 4], ()), strict=True
+    ):
+        logits = model(input_ids=torch.tensor([text])).logits[0, :-1].double()
+        expected = torch.nn.functional.cross_entropy(logits, torch.tensor(text[1:]), reduction="none")
+        torch.testing.assert_close(nats, expected, rtol=1e-5, atol=1e-5)
+        for token in written:
+            assert token == int(model(input_ids=torch.tensor([text])).logits[0, -1].argmax())
+            text.append(token)
+
+
+def test_a_model_that_computes_logits_in_a_way_of_its_own(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "get_output_embeddings", lambda: torch.nn.Linear(1, 1))
+    monkeypatch.setattr(plain, "base_model_prefix", "lm_head")
+    with pytest.raises(EvaluationError, match="logits in a way of its own"):
+        judge_tokens(plain, [[5, 6]], [[True, True]])
+
+
 class Counting:
     """A model that writes the next number, and 9 after 9."""
 
@@ -171,7 +206,7 @@ class Counting:
     def __call__(self, input_ids: torch.Tensor, **_: Any) -> Any:
         self.calls += 1
         logits = torch.nn.functional.one_hot((input_ids[:, -1:] + 1).clamp(max=9), 10).float()
-        return SimpleNamespace(logits=logits, past_key_values=None)
+        return SimpleNamespace(logits=logits, past_key_values=())
 
 
 def test_where_writing_ends() -> None:

@@ -134,6 +134,12 @@ CASES: dict[str, Case] = {
         "so it cancels",
         {"memory": [{**WINDOW, "weight": 0.3}, {**FULL, "weight": 0.4}], "flow": "parallel", "read": "mixture"},
     ),
+    "a cache without room": (
+        {"memory": [{**SPARSE, "size": 0, "keep": "recent", "evict": "drop"}]},
+        (0, "size"),
+        "it has room for no pair, and nothing is below it; give it a `size`, or remove it",
+        {"feature_map": "elu", "memory": [{**SPARSE, "size": 0}, {"kind": "state"}]},
+    ),
     "learned pairs alone": (
         {"memory": [{"kind": "meta", "evict": "drop"}]},
         "memory",

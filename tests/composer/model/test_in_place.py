@@ -66,6 +66,24 @@ def test_with_gradients_nothing_is_written_over(model) -> None:
     found.sum().backward()
 
 
+def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
+    """Also after a prompt of one token, whose states are the very tensors that the graph of gradients holds."""
+
+    def gradients(logits: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.autograd.grad(logits.square().mean(), list(model.parameters()), allow_unused=True)
+        return [gradient for gradient in found if gradient is not None]
+
+    for length in (1, LENGTH):
+        ids = tokens(2, length + 3)
+        wanted = gradients(model(ids[:, :length], use_cache=False).logits)
+        answer = model(ids[:, :length], use_cache=True)
+        with torch.no_grad():
+            for column in range(length, length + 3):
+                model(ids[:, [column]], past_key_values=answer.past_key_values)
+        for one, other in zip(gradients(answer.logits), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 @torch.no_grad()
 def test_beams_have_states_of_their_own(model) -> None:
     """Two beams of one row go on apart from each other."""

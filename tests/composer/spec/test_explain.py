@@ -233,8 +233,9 @@ def test_a_weight_of_the_token_is_counted() -> None:
 
 
 def test_where_nothing_is_kept_there_is_no_rate() -> None:
-    """A cache of no pairs is an empty one; a model that sees both ways hands nothing on."""
-    none = explained({"head": {"memory": [{"kind": "sparse", "size": 0, "keep": "recent", "evict": "drop"}]}}, sequence=100)
+    """A cache of no pairs, which models of before may have, is an empty one; a model that sees both ways hands nothing on."""
+    empty = {"memory": [{"kind": "sparse", "size": 0, "keep": "recent", "evict": "drop"}]}
+    none = explain_resolved(resolve(load_spec({"compose": 1, "name": "empty", "head": empty}), SIZE, idle=True), sequence=100)
     assert (none.groups[0].compression, none.compression_lola) == (None, None)
     assert none.state_bytes == 8  # the count of the tokens
     both = explained({"direction": "bidirectional", "head": {"memory": ["full"]}}, sequence=100)

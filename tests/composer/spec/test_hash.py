@@ -13,7 +13,10 @@ from blocks.catalogue import CATALOGUE
 from blocks.gates.none import NoGate
 from blocks.positions import Rope
 from composer.graph.composition import HeadSpec
+from composer.graph.flow_of_pairs import without_names
+from composer.model.configuration import ComposedConfig
 from composer.spec import load_spec
+from composer.spec.difference import differences_on_source
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from tests.composer.spec.sources import DROP, EXACT, LLAMA3, LOLCATS, SIZE, STRETCHED, changed, groups, resolved
 from tests.shipped import SHIPPED, on
@@ -139,6 +142,61 @@ def test_through_any_chain_of_extends_it_is_the_same(write: Callable[[str, str],
     leaf = write("leaf.yaml", "compose: 1\nname: leaf\nextends: middle.yaml\nhead: {feature_map: relu, read: null}\n")
     flat = write("flat.yaml", "compose: 1\nname: flat\nhead: {position: none, feature_map: relu, memory: [window, state]}\n")
     assert resolve(load_spec(leaf), SIZE).hash == resolve(load_spec(flat), SIZE).hash
+
+
+def branched(first: str, second: str, third: str, fourth: str, *edges: str) -> Resolved:
+    """Two windows and two states, each window above a state."""
+    memory = [
+        {"kind": "window", "size": 4, "name": first},
+        {"kind": "window", "size": 16, "name": second},
+        {"kind": "state", "name": third},
+        {"kind": "state", "gate": "slopes", "name": fourth},
+    ]
+    return resolved({"compose": 1, "name": "x", "head": {"feature_map": "elu", "memory": memory, "graph": list(edges)}})
+
+
+def test_edges_are_compared_by_the_memories_at_their_ends() -> None:
+    edges = "pairs -> a", "pairs -> b", "a -> c", "b -> d"
+    one = branched("a", "b", "c", "d", *edges)
+    for same in (
+        branched("a", "b", "c", "d", *reversed(edges)),
+        branched("a", "b", "c", "d", *(edge.replace(" ", "") for edge in edges)),
+        branched("b", "a", "d", "c", "pairs -> a", "pairs -> b", "b -> d", "a -> c"),
+        branched("near", "far", "old", "older", "pairs -> near", "pairs -> far", "near -> old", "far -> older"),
+    ):
+        assert same.hash == one.hash
+        assert not differences_on_source(same, one)
+    other = branched("b", "a", "c", "d", *edges)
+    assert other.hash != one.hash
+    ((path, first, second),) = ((one.path, one.first, one.second) for one in differences_on_source(one, other))
+    assert path == ("head", "graph")
+    assert first[:2] == second[:2] == ["pairs -> window_1", "pairs -> window_2"]
+    assert (first[2:], second[2:]) == (
+        ["window_1 -> state_1", "window_2 -> state_2"],
+        ["window_2 -> state_1", "window_1 -> state_2"],
+    )
+
+
+@pytest.mark.parametrize("flow", ["cascade", "parallel"])
+def test_edges_that_are_those_of_a_flow_are_that_flow(flow: str) -> None:
+    memory = [{"kind": "window", "evict": "drop"} if flow == "parallel" else {"kind": "window"}, {"kind": "state"}]
+    edges = [f"{'pairs' if flow == 'parallel' else 'window'} -> state", "pairs -> window"]
+    head = {"feature_map": "elu", "memory": memory}
+    drawn, said = (resolved({"compose": 1, "name": "x", "head": head | how}) for how in ({"graph": edges}, {"flow": flow}))
+    assert drawn.hash == said.hash
+    assert without_names(without_names(drawn.heads["head"])) == without_names(drawn.heads["head"])
+
+
+def test_a_model_is_known_by_the_hash_that_its_edges_had_with_names() -> None:
+    """Pinned: a folder that was built before has it, and loads."""
+    former = "eef0ac4a7333915d11bce9445d9b73b6f11a574660052a1d8c9edd20659615ac"
+    spec = branched("a", "b", "c", "d", "pairs -> a", "pairs -> b", "a -> c", "b -> d")
+    assert spec.hash != former
+    assert spec.has_hash(former)
+    document = spec.model_dump(mode="json")
+    assert ComposedConfig(spec=document, spec_hash=former).resolved() == spec
+    with pytest.raises(ValueError, match="has the hash"):
+        ComposedConfig(spec=document, spec_hash=former.replace("e", "f")).resolved()
 
 
 def test_the_hash_of_version_1_stays() -> None:
