@@ -32,6 +32,9 @@ HALF = re.compile("[\ud800-\udfff]")
 DAY = "26 Jul 2024"
 """The date for chat templates that write one, which is the default of Llama's templates."""
 
+MARKS = ("\n", ".")
+"""Characters that tokenizers keep apart from what stands behind them."""
+
 
 class TextPiece(NamedTuple):
     """A piece of a document, and whether it is learned."""
@@ -184,7 +187,7 @@ def encode(said: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
         text += piece.text
         together = _tokens(text, tokenizer)
         follows = np.array_equal(together[: len(before)], before)
-        ids.append(together[len(before) :] if follows else _tokens(piece.text, tokenizer))
+        ids.append(together[len(before) :] if follows else _continued(piece.text, tokenizer))
         learned.append(np.full(len(ids[-1]), piece.learned))
         before = together
     if not said.bare:
@@ -196,6 +199,19 @@ def encode(said: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
             ids.append(np.array([end], np.int32))
             learned.append(np.array([True]))
     return Document(np.concatenate(ids), np.concatenate(learned))
+
+
+def _continued(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """The tokens of a text that goes on within a word or behind a space, where many tokenizers begin a text with a space of theirs.
+
+    Where a tokenizer has no such tokens, as one of whole words, they are those of the text alone.
+    """
+    for mark in MARKS:
+        alone, together = _tokens(mark, tokenizer), _tokens(mark + text, tokenizer)
+        rest = together[len(alone) :]
+        if len(alone) and np.array_equal(together[: len(alone)], alone) and tokenizer.unk_token_id not in rest:
+            return rest
+    return _tokens(text, tokenizer)
 
 
 def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Records out of files and of data sets of the Hub, one after another: of JSON lines as they are, else through ``datasets``."""
+"""Records out of files and of data sets of the Hub, one after another: of JSON as they are, else through ``datasets``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text
 READ = ", ".join(KINDS)
 MAGIC = "*?["
 KNOWN = 1000
-"""Records of JSON lines whose columns are known before the first one is given."""
+"""Records of JSON whose columns are known before the first one is given."""
 
 
 class DataRecord(NamedTuple):
@@ -87,10 +87,10 @@ def _file_records(data: FileData) -> Iterator[DataRecord]:
 
 def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     """Records of one file. Blank lines and paragraphs of plain text are no records."""
-    if file.suffix == ".jsonl":
-        yield from _json_lines(file)
-        return
     kind = KINDS[file.suffix]
+    if kind == "json":
+        yield from _with_all_columns(_objects(file) if file.suffix == ".jsonl" else _json_records(file))
+        return
     options = {"sample_by": "document" if by == "document" else "line", "encoding": "utf-8-sig"} if kind == "text" else {}
     try:
         with _silent() as datasets, TemporaryDirectory() as unused:
@@ -122,18 +122,45 @@ def _texts(stream: Iterable[dict[str, str]], by: str) -> Iterator[dict[str, str]
         yield {"text": "\n".join(lines)}
 
 
-def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Records of JSON lines. What a record lacks of the columns that others before it have, or among the first, is None.
+def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The records of JSON. What one lacks of the columns that others before it have, or among the first, is None.
 
-    ``datasets`` would take the columns and types of the first megabytes for those of all records, and a text such as 2024-01-01 for
-    a date.
+    ``datasets`` would take the columns and types of the first megabytes for those of all records, messages of several keys for
+    text, and a text such as 2024-01-01 for a date.
     """
-    records = _objects(file)
     first = list(islice(records, KNOWN))
     columns = dict.fromkeys(column for record in first for column in record)
     for record in chain(first, records):
         columns |= dict.fromkeys(record)
         yield dict.fromkeys(columns) | record
+
+
+def _json_records(file: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file that is one JSON value: the objects, or the texts, of a list, or one object. A file of JSON lines is
+    read as such. Raises DataError."""
+    with failing_as(DataError, f"{file} cannot be read"):
+        text = file.read_bytes()
+    try:
+        whole = parse_json(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
+    except ValueError as error:
+        if not _is_json(text.strip().split(b"\n", 1)[0]):
+            raise DataError(f"{file} cannot be read as json: {error}") from error
+        yield from _objects(file)
+        return
+    for number, record in enumerate(whole if isinstance(whole, list) else [whole], 1):
+        if not isinstance(record, dict | str):
+            raise DataError(f'{file}, record {number}: expected an object such as {{"text": …}}, got {brief(record)}')
+        yield {"text": record} if isinstance(record, str) else record
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        parse_json(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _objects(file: Path) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from pydantic import Field
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
 from composer.data.packing import Batch, PackedRows
+from composer.devices import seeded
 from composer.errors import Stopped, TrainingError
 from composer.spec.recipe import Stage
 from composer.training import checkpoint
 from composer.training.course import Course, Losses
 from composer.training.journal import Journal
-from composer.training.processes import added, broadcast_from_first, shares
+from composer.training.processes import added, broadcast_from_first, rank, shares
 from composer.training.stopping import AGAIN, awaited
 from composer.weights.record import Start
 
@@ -103,6 +105,11 @@ def run_stage(
     return _StageRun(name, course, stage, rows, held_out, setting).run()
 
 
+def seed_of(seed: int, stage: str) -> int:
+    """The seed of what a stage draws in this process, as a host's dropout does; a checkpoint has how far it has drawn."""
+    return zlib.crc32(f"{seed} {stage} {rank()}".encode())
+
+
 class _StageRun:
     def __init__(
         self, name: str, course: Course, stage: Stage, rows: PackedRows, held_out: PackedRows | None, setting: StageSetting
@@ -117,9 +124,10 @@ class _StageRun:
         self.after: dict[str, float] = {}
 
     def run(self) -> Outcome:
-        self._take_up()
-        with awaited(self.setting.tell) as signalled:
-            self._to_the_end(signalled)
+        with seeded(seed_of(self.setting.seed, self.name), str(self.device)):
+            self._take_up()
+            with awaited(self.setting.tell) as signalled:
+                self._to_the_end(signalled)
         return Outcome(
             stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after
         )

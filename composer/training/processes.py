@@ -54,15 +54,12 @@ def is_first() -> bool:
 def together() -> Iterator[None]:
     """Makes the processes that torchrun has started a group, for the block.
 
-    Its backend is gloo, for numbers in memory; GPUs communicate by NCCL. An existing group is used as it is. Each process has a
-    random seed of its own, for dropout.
+    Its backend is gloo, for numbers in memory; GPUs communicate by NCCL. An existing group is used as it is.
     """
     if processes_started() == 1 or distributed.is_initialized():
         yield
         return
     distributed.init_process_group("gloo")
-    if not is_first():
-        torch.manual_seed(torch.initial_seed() + rank())
     try:
         with warnings.catch_warnings():
             # A layer's new state is a view, and nothing writes into it.

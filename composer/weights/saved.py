@@ -40,7 +40,9 @@ class _Records:
     """Keeps the record of a folder with the model that is loaded from it, and writes one where the model is saved."""
 
     def loaded(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
-        """Remembers the record beside the weights, where there is one that can be read."""
+        """Remembers the record beside the weights, where there is one that can be read. reference: None for weights in memory."""
+        if reference is None:
+            return
         try:
             path = cached_file(
                 str(reference),

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from composer.data.document import Document
 from composer.data.formats import TextDraft, TextPiece, alpaca_prompt, draft, encode, form_of
@@ -84,6 +85,33 @@ def test_a_prompt_keeps_the_tokens_that_it_has_alone(tokenizer: PreTrainedTokeni
     prompt, answer = "there was"[:cut], "there was"[cut:]
     made = encode(TextDraft((TextPiece(prompt, False), TextPiece(answer, True))), tokenizer)
     assert made.ids.tolist() == [BOS, *ids_of(tokenizer, prompt), *ids_of(tokenizer, answer), EOS]
+
+
+def spaced() -> PreTrainedTokenizerBase:
+    """A tokenizer that begins each text with a space of its own, as Llama 2's and Mistral's do."""
+    letters = ["<unk>", "\u2581", *"abcdefghijklmnopqrstuvwxyz:?.\n"]
+    merged = [f"\u2581{letter}" for letter in "adnoty"]
+    vocabulary = {token: place for place, token in enumerate([*letters, *merged])}
+    model = models.BPE(vocabulary, [("\u2581", token[1]) for token in merged], unk_token="<unk>")
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")  # pyright: ignore[reportAttributeAccessIssue]
+    made.decoder = decoders.Metaspace(prepend_scheme="first")  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [("once upon ", "a time"), ("why?\nanswer: ", "yes"), ("the a", "nswer"), ("line\n", "a line"), ("once", " upon a time")],
+)
+def test_a_record_is_learned_as_it_is_written(prompt: str, answer: str) -> None:
+    """Also where the answer goes on within a word, or behind a space: no other space comes between."""
+    tokenizer = spaced()
+    assert tokenizer.convert_ids_to_tokens(ids_of(tokenizer, "a yes")) == ["\u2581a", "\u2581y", "e", "s"]
+    made = document({"prompt": prompt, "completion": answer}, tokenizer)
+    assert tokenizer.decode(made.ids) == prompt + answer
+    assert made.ids[: len(ids_of(tokenizer, prompt))].tolist() == ids_of(tokenizer, prompt)
+    learned = tokenizer.convert_ids_to_tokens(made.ids[made.learned].tolist())
+    assert "".join(learned).replace("\u2581", " ") == answer
 
 
 def test_chat_learns_the_assistant_alone(chatty: PreTrainedTokenizerBase) -> None:

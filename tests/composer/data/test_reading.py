@@ -128,6 +128,10 @@ def test_what_is_broken(write: Write) -> None:
     assert 'b.jsonl:1  expected an object such as {"text": …}, got "one"' in told(write("b.jsonl", '"one"\n'))
     assert "c.jsonl:2  is not UTF-8 (invalid continuation byte)" in told(write("c.jsonl", b'{"text": "one"}\n{"text": "caf\xe9 "}'))
     assert "c.json cannot be read as json" in told(write("c.json", "[{]"))
+    assert 'c.json, record 2: expected an object such as {"text": …}, got 5' in told(write("c.json", '["one", 5]'))
+    assert "c.json:2  is no JSON" in told(write("c.json", '{"text": "one"}\n{"text": \n'))
+    assert "c.json is not UTF-8 (invalid continuation byte at byte 5)" in told(write("c.json", b'["caf\xe9 "]'))
+    assert "c.json has no record in it" in told(write("c.json", "[]"))
     assert "d.parquet cannot be read as parquet: " in told(write("d.parquet", "no table"))
     assert "e.txt is not UTF-8 (invalid continuation byte at byte 3)" in told(write("e.txt", b"caf\xe9 here"))
 
@@ -145,6 +149,18 @@ def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.Monke
     lacking: dict[str, Any] = {"text": None, "more": None}
     assert read(write("a.jsonl", records)) == [*({**lacking, **record} for record in records[:4]), {**lacking, **records[4]}]
     assert read(write("b.jsonl", b'\xef\xbb\xbf{"text": "one"}\r\n \r\n{"text": "two"}')) == THREE[:2]
+
+
+def test_json_is_read_as_it_is(write: Write) -> None:
+    """A list of objects or of texts, one object, or lines in spite of the name; no date, and messages may differ in their keys."""
+    talk = [{"role": "user", "content": "once"}, {"role": "user", "content": "upon", "name": "she"}]
+    records = [{"text": "2024-01-01", "messages": talk}, {"text": "2024-01-02"}]
+    whole = [records[0], {**records[1], "messages": None}]
+    assert read(write("a.json", json.dumps(records, indent=2))) == whole
+    assert read(write("b.json", "\n".join(map(json.dumps, records)))) == whole
+    assert read(write("c.json", json.dumps(records[0], indent=2))) == records[:1]
+    assert read(write("d.json", json.dumps(["one", "2024-01-01"]))) == [{"text": "one"}, {"text": "2024-01-01"}]
+    assert read(write("e.json", "\ufeff" + json.dumps(THREE))) == THREE
 
 
 def test_a_mark_of_utf_8_is_no_text(write: Write) -> None:

@@ -64,6 +64,21 @@ def test_adapters_of_a_model_that_was_saved_without_its_head(teacher: Path, text
     torch.testing.assert_close(logits(tmp_path / "merged"), logits(tmp_path / "out"), rtol=0, atol=1e-4)
 
 
+def test_dropout_draws_from_the_seed_of_the_run(teacher: Path, texts: Path, tmp_path: Path) -> None:
+    """And from nothing that the program has drawn before, whose own random numbers go on."""
+    student = student_of("gpt2", teacher, tmp_path)  # which drops a tenth
+    learned = {}
+    for name, seed, before in (("one", 0, 1), ("same", 0, 2), ("other", 1, 1)):
+        torch.manual_seed(before)
+        run(student, tmp_path / name, texts, "recipe.finetune.steps=2", which="finetune", seed=seed)
+        drawn = torch.rand(2)
+        torch.manual_seed(before)
+        assert torch.equal(drawn, torch.rand(2))
+        learned[name] = logits(tmp_path / name)
+    assert torch.equal(learned["one"], learned["same"])
+    assert not torch.equal(learned["one"], learned["other"])
+
+
 @pytest.mark.parametrize("family", STREAMED)
 def test_streamed_and_in_memory(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
     student, few = student_of(family, teacher, tmp_path), "recipe.transfer.steps=2"

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from composer.devices import seeded
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Stage
@@ -247,7 +248,7 @@ def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
     """And goes on with them."""
 
     def act(rank: int) -> None:
-        with together():
+        with together(), seeded(loop.seed_of(0, "finetune"), "cpu"):
             unit = Unit("unit", Stage(lr=1, steps=1), [(1.0, {"weight": nn.Parameter(torch.zeros(2))})])
             checkpoint.save(tmp_path, 1, [unit], {})
             drawn = torch.rand(3)

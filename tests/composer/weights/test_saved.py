@@ -250,6 +250,18 @@ def test_other_families(tmp_path: Path) -> None:
     assert composer.verify(tmp_path / "second").ok
 
 
+def test_no_record_is_looked_for_beside_weights_in_memory(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of another host is checked by loading its names alone; the Hub is not asked for a model of no name."""
+    composer.load(built)  # from now on records are kept
+    asked: list[str] = []
+    monkeypatch.setattr("composer.weights.saved.cached_file", lambda name, *_, **__: asked.append(name))
+    small("gemma2").save_pretrained(tmp_path / "source")
+    composer.build_folder(SPEC, tmp_path / "source", tmp_path / "student")
+    assert not asked
+    composer.load(tmp_path / "student")
+    assert asked == [str(tmp_path / "student")]
+
+
 def test_what_is_sent_to_the_hub_has_it(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bool] = []
     monkeypatch.setattr(
