@@ -24,8 +24,7 @@ from composer.devices import seeded
 from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Stage
-from composer.training import checkpoint, loop, processes
-from composer.training import distill as module
+from composer.training import checkpoint, distill, loop, processes
 from composer.training.journal import LOG
 from composer.training.processes import added, broadcast_from_first, by_first, shard, shares, take_gpu, together, whole
 from composer.training.run import TrainingOptions
@@ -87,7 +86,7 @@ def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int]
 
     def act(rank: int) -> None:
         held: dict[str, list[Any]] = {"shares": [], "rows": []}
-        course_of, learn_in = module._course, loop.shares
+        course_of, learn_in = distill._course, loop.shares
 
         def course(stage: Any, learner: ComposedForCausalLM, teacher: ComposedForCausalLM, options: TrainingOptions) -> Any:
             made = course_of(stage, learner, teacher, options)
@@ -99,7 +98,7 @@ def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int]
                 held["rows"].append((len(share), math.isinf(divisor)))
                 yield share, divisor
 
-        module._course, loop.shares = course, watch
+        distill._course, loop.shares = course, watch
         run(student, out, texts, *LONG)
         (told / f"{rank}.json").write_text(json.dumps(held))
 
