@@ -55,7 +55,9 @@ def test_where_nothing_is_kept(compose: Compose, teacher: Path) -> None:
     assert words.count("state none: every token sees those after it, too, so a call holds its texts whole") == 2
     assert not any(word in words for word in ("decode", "cache", "compression", "recurrence"))
     Path("empty.yaml").write_text("compose: 1\nname: empty\nhead: {memory: [{kind: sparse, size: 0, keep: recent, evict: drop}]}\n")
-    assert "no pairs as LoLA counts" in " ".join(compose("explain", "empty.yaml", "--from", teacher).stdout.split())
+    refused = compose("explain", "empty.yaml", "--from", teacher)
+    assert refused.exit_code == 2
+    assert "it has room for no pair, and nothing is below it" in refused.stderr
 
 
 def test_projections_that_nothing_looks_at(compose: Compose, teacher: Path) -> None:
