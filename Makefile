@@ -1,6 +1,7 @@
 # make demo    build two students from the teacher that ships with the repo, explain them, let them write
 # make test    the tests
-# make fuzz    random damage to specs and models' folders, for ten minutes, or FUZZ=SECONDS; a few examples are among the tests
+# make fuzz    new random examples for all property tests, then random damage to specs, folders and data for ten minutes.
+#              FUZZ=SECONDS changes the time. It prints its seed; FUZZ_SEED=SEED repeats a run. make test draws no random examples.
 # make check   formatting, lint, types
 # make docs    write anew what follows from parts and kept runs: the tables in docs/, specs/schema.json, docs/evidence.md, the gallery
 # make gallery  docs/gallery: every shipped spec with its picture, equations, measurements and YAML
@@ -16,6 +17,7 @@ VENV ?= .venv
 # One a core: each has to import and to build for itself what its tests share.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 FUZZ ?= 600
+FUZZ_SEED := $(or $(FUZZ_SEED),$(shell date +%s))
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
@@ -32,7 +34,9 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 fuzz: $(READY)
-	FUZZ_SECONDS=$(FUZZ) $(BIN)/python -m pytest -n 0 tests/fuzz
+	@echo "Seed $(FUZZ_SEED). To repeat this run: make fuzz FUZZ_SEED=$(FUZZ_SEED)"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m hypothesis --hypothesis-profile=search --hypothesis-seed=$(FUZZ_SEED) $(TESTS)
+	FUZZ_SECONDS=$$(($(FUZZ) * $(WORKERS))) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/fuzz
 
 check: $(READY)
 	$(BIN)/ruff format --check .

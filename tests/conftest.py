@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import re
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZE
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of NumPy, where it is imported from here on, as in the workers of pytest-xdist
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; see tests/interpreter.py. make gpu: 0
 
+import numpy
 import pytest
 import torch  # before blocks: only then are their tensors checked
 from hypothesis import HealthCheck, settings
@@ -34,8 +36,10 @@ LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_p
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
-# How long an example takes says how busy the machine is, and nothing of the product.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# An example's duration depends on the load of the machine, so there is no deadline. The tests draw the same examples at every
+# run. `make fuzz` draws new ones from a seed that it prints: --hypothesis-profile=search --hypothesis-seed=SEED.
+settings.register_profile("tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", settings.get_profile("tests"), derandomize=False, print_blob=True)
 settings.load_profile("tests")
 
 
@@ -55,7 +59,9 @@ def frozen() -> None:
 
 @pytest.fixture(autouse=True)
 def one_seed() -> None:
-    """The same random tensors whatever ran before."""
+    """Seed Python, NumPy and PyTorch alike for every test, whatever ran before it."""
+    random.seed(0)
+    numpy.random.seed(0)
     if torch.cuda.is_available():
         torch.manual_seed(0)
     else:  # what the other does for devices that are not there takes a hundred times as long

@@ -22,7 +22,9 @@ SECONDS, BYTES = 20.0, 2 * 2**30
 LONGEST = 100_000
 """Characters of a message."""
 LONG = float(os.environ.get("FUZZ_SECONDS", "0"))
-"""How long the tests together go on with new examples. 0: a fixed few."""
+"""Seconds for which all tests together draw new examples. 0: each test draws the same few examples at every run."""
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+"""The first seed of each test. A test that has time left continues with the next seed."""
 TESTS: list[str] = []
 """All that share that time."""
 
@@ -43,14 +45,19 @@ def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[
 
     def decorated(check: Callable[..., None]) -> Callable[..., None]:
         def test(tmp_path: Path) -> None:
-            until, number = time.monotonic() + LONG / len(TESTS), time.time_ns() if LONG else 0
+            until, number = time.monotonic() + LONG / len(TESTS), SEED
             while True:
 
                 def one(example: Any) -> None:
                     check(example, tmp_path)
 
                 found = few(given(strategy)(one))
-                (seed(number)(found) if LONG else found)()
+                try:
+                    (seed(number)(found) if LONG else found)()
+                except BaseException as error:
+                    if LONG:
+                        error.add_note(f"To repeat this failure: make fuzz FUZZ_SEED={number}")
+                    raise
                 number += 1
                 if time.monotonic() >= until:
                     return

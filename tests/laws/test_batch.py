@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.flow import Tokens
@@ -102,12 +102,10 @@ def test_rows_do_not_see_each_other(name: str) -> None:
     bounds=st.lists(st.integers(1, 59), max_size=4),
     split=st.lists(st.integers(1, 59), max_size=3),
 )
-@settings(deadline=None)
 def test_random_heads_keep_documents_apart(drawn: tuple[HeadSpec, Shape], length: int, bounds: list[int], split: list[int]) -> None:
     assert_documents_apart(*drawn, length, tuple(bounds), (tuple(split),))
 
 
 @given(drawn=random_heads(), lengths=st.lists(st.integers(0, 30), min_size=2, max_size=3).filter(any))
-@settings(deadline=None)
 def test_random_heads_do_not_see_padding(drawn: tuple[HeadSpec, Shape], lengths: list[int]) -> None:
     assert_padding_unseen(*drawn, tuple(lengths), "torch")

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
@@ -91,7 +91,6 @@ def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
 
 
 @given(drawn=random_heads(), length=st.integers(1, 90), dtype=st.sampled_from(DTYPES))
-@settings(deadline=None)
 def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSpec, Shape], length: int, dtype: str) -> None:
     assert_size(*drawn, ((length, dtype),))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
@@ -72,7 +72,6 @@ def test_float32_stays_close_to_float64(name: str) -> None:
 
 
 @given(drawn=random_heads(), length=st.integers(1, 90))
-@settings(deadline=None)
 def test_random_heads_are_their_definition(drawn: tuple[HeadSpec, Shape], length: int) -> None:
     head, data = built(*drawn), inputs(drawn[1], 1, length)
     expected, _ = run(head, data, backend="reference")

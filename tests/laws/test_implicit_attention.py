@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
@@ -64,7 +64,6 @@ def test_weights_give_the_answer(name: str) -> None:
 
 
 @given(drawn=random_heads(), length=st.integers(1, 60), queries=st.sets(st.integers(0, 59), min_size=1, max_size=4))
-@settings(deadline=None)
 def test_weights_of_random_heads_give_the_answer(drawn: tuple[HeadSpec, Shape], length: int, queries: set[int]) -> None:
     assert_implied(*drawn, length, tuple(sorted(query % length for query in queries)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from blocks.legend import Shape
 from composer.drawing.picture import TYPICAL, picture
@@ -35,6 +35,5 @@ def test_shipped_specs_are_legible(name: str) -> None:
 
 
 @given(drawn=random_heads())
-@settings(deadline=None)
 def test_random_heads_are_legible(drawn: tuple[HeadSpec, Shape]) -> None:
     assert_legible(picture(around(*drawn)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
@@ -67,7 +67,6 @@ def test_positions_may_jump_where_a_call_begins(name: str) -> None:
 
 
 @given(drawn=random_heads(), length=st.integers(2, 90), bounds=st.lists(st.integers(1, 89), max_size=6))
-@settings(deadline=None)
 def test_random_heads_split_anywhere(drawn: tuple[HeadSpec, Shape], length: int, bounds: list[int]) -> None:
     assert_split(*drawn, length, tuple(bounds))
 
@@ -97,6 +96,5 @@ def test_gradients_of_one_token_after_the_other_are_those_of_the_whole(name: str
 
 
 @given(drawn=random_heads(), length=st.integers(2, 14))
-@settings(deadline=None)
 def test_random_heads_have_the_same_gradients_one_token_after_the_other(drawn: tuple[HeadSpec, Shape], length: int) -> None:
     assert_same_gradients(*drawn, length, tuple(range(length)))

@@ -48,7 +48,7 @@ def pieces(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
 
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     rows = pack(documents, sequence, how=how)
@@ -66,7 +66,7 @@ def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how:
 
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_pieces_lie_within_documents_and_learn_what_is_to_be_learned(drawn: Drawn, sequence: int, how: Packing) -> None:
     documents = made(drawn)
     home = {token: number for number, document in enumerate(documents) for token in document.ids.tolist()}
@@ -78,7 +78,7 @@ def test_pieces_lie_within_documents_and_learn_what_is_to_be_learned(drawn: Draw
 
 
 @given(drawn_documents, st.integers(2, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_where_documents_begin(drawn: Drawn, sequence: int) -> None:
     """Documents of which every token is learned: only a token that is alone in its row is dropped."""
     documents = [document for document in made(drawn, all_learned=True) if len(document) > 1]
@@ -111,7 +111,7 @@ def test_packed_and_whole(how: Packing, ids: list[list[int]], position: list[lis
 
 
 @given(drawn_documents, st.integers(2, 12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_joined_rows_are_one_text_each(drawn: Drawn, sequence: int) -> None:
     """The tokens of all documents that teach something, end to end; all but a row's first are learned as their document says."""
     documents = made(drawn)

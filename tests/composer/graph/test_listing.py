@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import composer
 from blocks.flow import Mapped, Pairs, Partial
@@ -76,7 +76,6 @@ def test_the_listings_of_shipped_specs_read_well(name: str) -> None:
 
 
 @given(drawn=random_heads())
-@settings(deadline=None)
 def test_the_listings_of_random_heads_read_well(drawn: tuple[HeadSpec, Shape]) -> None:
     for setting in (Setting(), GPU):
         assert_reads_well(build_graph(*drawn), setting=setting)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from blocks.legend import Shape
 from blocks.operation import EVERY, Setting
@@ -69,7 +69,6 @@ def test_the_programs_of_shipped_specs_are_whole(name: str) -> None:
 
 
 @given(drawn=random_heads())
-@settings(deadline=None)
 def test_the_programs_of_random_heads_are_whole(drawn: tuple[HeadSpec, Shape]) -> None:
     assert_whole(lower(build_graph(*drawn)), *drawn)
 

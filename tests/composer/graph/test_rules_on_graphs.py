@@ -33,7 +33,7 @@ def problems_of(graph: HeadGraph) -> list[Problem]:
 
 
 @given(said=HEADS, both_ways=st.booleans())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_rule_comes_to_its_end_whatever_is_drawn(said: dict[str, Any], both_ways: bool) -> None:
     """Also on what another rule has refused; and a head is refused where one of them says something."""
     whole = head_of(said)

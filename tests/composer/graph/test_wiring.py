@@ -8,7 +8,7 @@ from typing import Any, cast
 import networkx
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from blocks.flow import Mapped, Pairs, Partial
@@ -61,7 +61,6 @@ def test_the_edges_of_shipped_specs_fit_their_ports(name: str) -> None:
 
 
 @given(drawn=random_heads())
-@settings(deadline=None)
 def test_the_edges_of_random_heads_fit_their_ports(drawn: tuple[HeadSpec, Shape]) -> None:
     assert_fits(build_graph(*drawn))
 
@@ -114,7 +113,6 @@ def test_what_flows_is_what_the_ports_say(name: str, shape: str) -> None:
 
 
 @given(drawn=random_heads())
-@settings(deadline=None)
 def test_what_flows_in_random_heads_is_what_the_ports_say(drawn: tuple[HeadSpec, Shape]) -> None:
     assert_flows(*drawn)
 

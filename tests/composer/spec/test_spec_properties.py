@@ -21,7 +21,7 @@ from composer.spec.places import plain
 from composer.spec.reading import read_file
 from tests.composer.spec.told import told
 
-QUICK = settings(max_examples=80, deadline=None, derandomize=True)
+QUICK = settings(max_examples=80)
 SHIPPED = [path.read_text(encoding="utf-8") for path in shipped_specs().values()]
 
 

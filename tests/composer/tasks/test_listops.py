@@ -73,7 +73,7 @@ def test_expressions(letters: Writer) -> None:
     assert max(found) > 1200
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**9),
     above=st.integers(1, 20),  # deeper and wider trees of about 30 symbols are one in a hundred thousand

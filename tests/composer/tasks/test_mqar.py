@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.errors import TaskError
@@ -49,7 +49,6 @@ def test_to_the_number(vocabulary: int, examples: int, length: int, pairs: int, 
     assert labels.tolist() == wanted[1]
 
 
-@settings(deadline=None)
 @given(pairs=st.integers(1, 12), spare=st.integers(0, 30), more=st.integers(2, 60), seed=st.integers(0, 2**32 - 1))
 def test_what_it_has_to_be(pairs: int, spare: int, more: int, seed: int) -> None:
     vocabulary, length = 2 * pairs + more, 4 * pairs + 2 * spare
