@@ -8,13 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from composer.errors import ComposerError
 from composer.files import failing_as
+from composer.notices import warn_user
 from converters.bounded import reason
 
 _unguarded: set[int] = set()
@@ -119,4 +119,4 @@ def _stands_at(path: Path, descriptor: int) -> bool:
 def _say(folder: Path, device: int, error: OSError) -> None:
     if device not in _unguarded:
         _unguarded.add(device)
-        print(f"Nothing guards {folder} against a second run: its file system has no locks ({reason(error)}).", file=sys.stderr)
+        warn_user(f"Nothing guards {folder} against a second run: its file system has no locks ({reason(error)}).")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from composer.escape import mask
 from composer.files import whole
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
@@ -72,7 +73,7 @@ def marker(index: int) -> str:
 
 def plain(name: str) -> str:
     """A name as text of a picture, whose dollar signs begin no formula."""
-    return name.replace("$", r"\$")
+    return mask(name).replace("$", r"\$")
 
 
 def label(name: str) -> str:

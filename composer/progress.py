@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html import escape
 from typing import Any, Literal, NamedTuple, ParamSpec
 from warnings import catch_warnings, filterwarnings
+
+from composer.escape import escape_html, escape_message
 
 BarPart = Literal["name", "text", "bar", "count", "bytes", "speed", "elapsed", "left"]
 Severity = Literal["error", "critical"]
@@ -56,8 +57,8 @@ def bars(*columns: BarPart, stay: bool = False) -> Iterator[Callable[[BarUpdate]
 
         def show(shown: BarUpdate) -> None:
             if shown.name not in tasks:
-                tasks[shown.name] = screen.add_task(shown.name, total=shown.total, text="")
-            text: dict[str, Any] = {} if shown.text is None else {"text": shown.text}
+                tasks[shown.name] = screen.add_task(escape_message(shown.name), total=shown.total, text="")
+            text: dict[str, Any] = {} if shown.text is None else {"text": escape_message(shown.text)}
             screen.update(tasks[shown.name], completed=shown.done, total=shown.total, **text)
 
         yield show
@@ -72,7 +73,7 @@ def drawn() -> Iterator[Callable[[BarUpdate], None]]:
     assert place is not None, "a display with an id has a handle"
 
     def show(shown: BarUpdate) -> None:
-        said = escape(f"{shown.name}  {shown.text or f'{shown.done:,}/{shown.total:,}'}")
+        said = escape_html(f"{shown.name}  {shown.text or f'{shown.done:,}/{shown.total:,}'}")
         place.update(HTML(f'<progress value="{shown.done}" max="{shown.total}"></progress> <span>{said}</span>'))
 
     try:

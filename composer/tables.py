@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from composer.escape import escape_html, escape_markdown, escape_message, escape_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,17 +27,17 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """With its title above it."""
-        return f"### {self.title}\n\n{markdown_table(self.headers, self.rows, self.figures)}\n"
+        return f"### {escape_markdown(self.title)}\n\n{markdown_table(self.headers, self.rows, self.figures)}\n"
 
     def text(self, screen: Console | None = None) -> str:
         """For a terminal, its title above it."""
         lines = text_table(self.rows, headers=self.headers, right=self.figures, indent=4 if self.under else 2, screen=screen)
-        title = f"  {self.title}" if self.under else _bold(self.title, screen)
+        title = f"  {escape_message(self.title)}" if self.under else _bold(self.title, screen)
         return f"{title}\n{lines}" if self.title else lines
 
     def html(self) -> str:
         """For a notebook, its title above it."""
-        title = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        title = f"<caption>{escape_html(self.title)}</caption>" if self.title else ""
         head = f"<thead>{_html_row(self.headers, self.figures, 'th')}</thead>" if any(self.headers) else ""
         body = "".join(_html_row(row, self.figures, "td") for row in self.rows)
         return f"<table>{title}{head}<tbody>{body}</tbody></table>"
@@ -53,14 +54,15 @@ class View(NamedTuple):
     def text(self, screen: Console | None = None) -> str:
         """For a terminal: blocks with an empty line between them. screen: whose width lines wrap at; None: they do not wrap."""
         tables = "".join(("\n" if table.under else "\n\n") + table.text(screen) for table in self.tables)
-        blocks = [_bold(self.title, screen), self.verbatim, tables.lstrip("\n"), "\n".join(self.notes)]
+        notes = escape_message("\n".join(self.notes))
+        blocks = [_bold(self.title, screen), escape_text(self.verbatim), tables.lstrip("\n"), notes]
         return "\n\n".join(block.rstrip("\n") for block in blocks if block)
 
     def html(self) -> str:
         """For a notebook. All text is escaped; markup is only added here."""
-        title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
-        verbatim = f"<pre>{escape(self.verbatim)}</pre>" if self.verbatim else ""
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        title = f"<p><b>{escape_html(self.title)}</b></p>" if self.title else ""
+        verbatim = f"<pre>{escape_html(self.verbatim)}</pre>" if self.verbatim else ""
+        notes = "".join(f"<p>{escape_html(note)}</p>" for note in self.notes)
         return f"<div>{title}{verbatim}{''.join(table.html() for table in self.tables)}{notes}</div>"
 
 
@@ -101,7 +103,8 @@ def text_table(
     from rich.padding import Padding
     from rich.table import Table as Columns
 
-    rows = [tuple(row) for row in rows]
+    rows = [tuple(map(escape_message, row)) for row in rows]
+    headers = [escape_message(header) for header in headers]
     columns = max((len(row) for row in (headers, *rows)), default=0)
     table = Columns(box=None, show_header=any(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index in range(columns):
@@ -126,6 +129,7 @@ def text_table(
 
 
 def _bold(text: str, screen: Console | None) -> str:
+    text = escape_message(text)
     if screen is None:
         return text
     with screen.capture() as captured:
@@ -134,12 +138,12 @@ def _bold(text: str, screen: Console | None) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
+    return "| " + " | ".join(map(escape_markdown, cells)) + " |"
 
 
 def _html_row(cells: Sequence[str], figures: Container[int], kind: str) -> str:
     sides = ("right" if column in figures else "left" for column in range(len(cells)))
-    made = (f'<{kind} style="text-align: {side}">{escape(cell)}</{kind}>' for side, cell in zip(sides, cells, strict=True))
+    made = (f'<{kind} style="text-align: {side}">{escape_html(cell)}</{kind}>' for side, cell in zip(sides, cells, strict=True))
     return f"<tr>{''.join(made)}</tr>"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import composer
 
 FLOORS = (
+    {"escape"},
     {"errors", "files", "notices", "progress", "tables", "versions", "words"},
     {"devices", "locks", "plotting", "trust"},
     {"graph"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
+from composer.escape import escape_markdown
 from composer.spec.writing import said as value_in_a_line
 from composer.tables import markdown_table
 
@@ -34,7 +35,7 @@ def markdown(report: AblationReport) -> str:
     """The table, the failures, and the teacher's figures."""
     headers, rows = cells(report)
     table = markdown_table(headers, rows, figures_in(report))
-    return "\n".join((table, "", *remarks(report))).rstrip() + "\n"
+    return "\n".join((table, "", *map(escape_markdown, remarks(report)))).rstrip() + "\n"
 
 
 def remarks(report: AblationReport) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
+from composer.escape import escape_markdown
 from composer.tables import Table
 from composer.words import plural, size
 
@@ -60,7 +61,9 @@ def remarks(report: BenchReport) -> list[str]:
 
 def markdown(report: BenchReport) -> str:
     """All tables, for ``table.md``."""
-    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{remark}\n" for remark in remarks(report))
+    return "\n".join(table.markdown() for table in tables(report)) + "".join(
+        f"\n{escape_markdown(remark)}\n" for remark in remarks(report)
+    )
 
 
 def seconds(count: float) -> str:

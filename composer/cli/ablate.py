@@ -12,7 +12,7 @@ import composer
 from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.options import SOURCE, Babi, Bfloat16, HaystackOption, HeldOut, HeldShare, Json, Quiet, RunsOn, Set, TextOption
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, say
 from composer.commands.ablation import bar_of, outcome_in_words
 from composer.data.loading import SHARE
 from composer.spec.inherit import shown
@@ -108,7 +108,7 @@ def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
     heading(f"Ablation {shown(out)}")
     print_table(rows, headers=headers, right=range(len(headers) - len(report.columns), len(headers)), wrap=False)
     for remark in remarks(report):
-        typer.echo(f"  {remark}")
+        say(f"  {remark}")
 
 
 def watching(*, quiet: bool, visible: bool = True) -> AbstractContextManager[OnStep | None]:
@@ -127,6 +127,6 @@ def watching(*, quiet: bool, visible: bool = True) -> AbstractContextManager[OnS
 
 def _line(step: AblationStep | None, figures: Figures, done: int, total: int) -> None:
     if step is not None:
-        typer.echo(f"{done}/{total}  {outcome_in_words(step, figures)}", err=True)
+        say(f"{done}/{total}  {outcome_in_words(step, figures)}", err=True)
     elif done:
-        typer.echo(f"{done}/{total}  found done", err=True)
+        say(f"{done}/{total}  found done", err=True)

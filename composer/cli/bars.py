@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
-import typer
-
-from composer.cli.screen import warnings_alone
+from composer.cli.screen import say, warnings_alone
 from composer.commands.training import bar_of, figures_of
 from composer.progress import BarPart, BarUpdate, bars, on_terminal
 
@@ -23,7 +21,7 @@ LINES_A_STAGE = 10
 def at_once(what: str, *, quiet: bool) -> None:
     """Print a line to the terminal before imports that take seconds; nothing where stderr is a file."""
     if not quiet and on_terminal():
-        typer.echo(f"{what} …", err=True)
+        say(f"{what} …", err=True)
 
 
 @contextmanager
@@ -59,4 +57,4 @@ def training_steps(*, quiet: bool, visible: bool = True) -> AbstractContextManag
 
 def _line(step: StepProgress) -> None:
     if step.step % max(1, step.steps // LINES_A_STAGE) == 0 or step.step == step.steps:
-        typer.echo(f"{step.stage}  {figures_of(step)}", err=True)
+        say(f"{step.stage}  {figures_of(step)}", err=True)

@@ -14,7 +14,7 @@ from composer.benching.options import REPEATS, STEPS
 from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.options import Backend, Graph, Json, Quiet, RunsOn, WeightsDtype
-from composer.cli.screen import print_json, print_view
+from composer.cli.screen import print_json, print_view, say
 from composer.commands.bench import bar_of
 from composer.graph.lowering import AUTO
 from composer.spec.inherit import shown
@@ -90,7 +90,7 @@ def _print(report: BenchReport, out: Path | None, *, as_json: bool) -> None:
         return
     print_view(report.view(), wrap=False)
     if out is not None:
-        typer.echo(f"Report, table and plots: {shown(out)}")
+        say(f"Report, table and plots: {shown(out)}")
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress], None] | None]:
@@ -101,6 +101,6 @@ def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress],
         "count",
         "elapsed",
         bar=bar_of,
-        line=lambda progress: typer.echo(f"{progress.done}/{progress.total}  {progress.what}", err=True),
+        line=lambda progress: say(f"{progress.done}/{progress.total}  {progress.what}", err=True),
         quiet=quiet,
     )

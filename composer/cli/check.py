@@ -8,7 +8,7 @@ import typer
 
 import composer
 from composer.cli.options import Json, MaybeFrom, Revision, Set, complete_spec
-from composer.cli.screen import print_json, print_table
+from composer.cli.screen import print_json, print_table, say
 from composer.errors import ComposerError, mistakes_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check(
         if not as_json:
             raise
         found = without_source(composer.check(specs, overrides=settings or ()), error)
-        typer.echo(str(error), err=True)
+        say(str(error), err=True)
     if as_json:
         print_json([answer.model_dump(mode="json") for answer in found.answers])
     else:
@@ -62,4 +62,4 @@ def _print(found: CheckReport, *, quiet: bool) -> None:
     if (rows := found.rows()) and not quiet:
         print_table(rows, indent=0, wrap=False)
     for line in found.mistakes if quiet else found.summary():
-        typer.echo(line, err=not found.ok)
+        say(line, err=not found.ok)

@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.options import Json, MaybeFrom, Revision, complete_spec
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, say
 from composer.spec.inherit import shown
 from composer.spec.places import dotted
 
@@ -47,4 +47,4 @@ def diff(
         heading(found.title)
         print_table(rows)
     for line in (*found.summary(), *([] if draw is None else [f"Picture: {shown(draw)}"])):
-        typer.echo(line)
+        say(line)

@@ -26,7 +26,7 @@ from composer.cli.options import (
     SetRecipe,
     Strict,
 )
-from composer.cli.screen import heading, one_voice, print_json, print_table
+from composer.cli.screen import heading, one_voice, print_json, print_table, say
 from composer.data.loading import SHARE
 from composer.devices import processes_started
 from composer.graph.lowering import AUTO
@@ -115,4 +115,4 @@ def print_run(report: TrainingReport, did: str, *, as_json: bool) -> None:
     if table.rows:
         print_table(table.rows, headers=table.headers, right=table.figures)
     for remark in remarks(report):
-        typer.echo(f"  {remark}")
+        say(f"  {remark}")

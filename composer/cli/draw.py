@@ -9,6 +9,7 @@ import typer
 
 import composer
 from composer.cli.options import MaybeFrom, Revision, Seq, Set
+from composer.cli.screen import print_document, say
 from converters.trunk import Dtype
 
 
@@ -36,4 +37,7 @@ def draw(
     found = composer.draw(
         spec, source, overrides=settings or (), revision=revision, sequence=seq, dtype=dtype, out=out, force=force
     )
-    typer.echo(found.svg if out is None else f"{out}  {found.width:.0f} × {found.height:.0f} pixels\n", nl=False)
+    if out is None:
+        print_document(found.svg.removesuffix("\n"))
+    else:
+        say(f"{out}  {found.width:.0f} × {found.height:.0f} pixels")

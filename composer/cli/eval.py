@@ -13,7 +13,7 @@ import composer
 from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.options import Babi, Backend, HaystackOption, Json, Quiet, RunsOn, TextOption, WeightsDtype
-from composer.cli.screen import print_json, print_view
+from composer.cli.screen import print_json, print_view, say
 from composer.commands.evaluation import bar_of, cell_of
 from composer.evaluation.options import BATCH_TOKENS, SAMPLES
 from composer.graph.lowering import AUTO
@@ -103,7 +103,7 @@ def print_report(report: EvaluationReport, out: Path | None, *, as_json: bool) -
         return
     print_view(report.view(), wrap=False)
     if out is not None:
-        typer.echo(f"\nResults, tables and plots: {shown(out)}")
+        say(f"\nResults, tables and plots: {shown(out)}")
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:
@@ -115,12 +115,12 @@ def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgr
         if progress.making:
             if not making:
                 making.append("Making the samples …")
-                typer.echo(making[0], err=True)
+                say(making[0], err=True)
             return
         cell = (progress.model, progress.task, progress.length)
         if cell not in begun:
             begun.append(cell)
-            typer.echo(f"{cell_of(progress)}  {progress.done:,}/{progress.total:,} samples, {progress.seconds:.0f} s", err=True)
+            say(f"{cell_of(progress)}  {progress.done:,}/{progress.total:,} samples, {progress.seconds:.0f} s", err=True)
 
     return bars.watching(
         "text",

@@ -8,7 +8,7 @@ import typer
 
 import composer
 from composer.cli.options import Backend, Graph, Json, RunsOn
-from composer.cli.screen import print_json
+from composer.cli.screen import print_document, print_json
 from composer.errors import ComposerError
 from composer.graph.lowering import AUTO
 
@@ -41,7 +41,7 @@ def generate(
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
-        typer.echo(found.text)
+        print_document(found.text)
 
 
 def _text(prompt: str) -> str:

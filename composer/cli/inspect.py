@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.options import Backend, Json, Quiet, RunsOn
-from composer.cli.screen import print_json, print_view
+from composer.cli.screen import print_json, print_view, say
 from composer.errors import InspectionError
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, QUERIES, TASK
@@ -62,7 +62,7 @@ def inspect(
         backend=backend,
         out=out,
         force=force,
-        progress=False if quiet or as_json else lambda said: typer.echo(said, err=True),
+        progress=False if quiet or as_json else lambda said: say(said, err=True),
     )
     if as_json:
         from composer.inspection.findings import plain
@@ -71,7 +71,7 @@ def inspect(
         return
     print_view(found.view(), wrap=False)
     if out is not None:
-        typer.echo(f"\nThe page, pictures and numbers: {shown(out)}/report.html")
+        say(f"\nThe page, pictures and numbers: {shown(out)}/report.html")
 
 
 def _read(path: Path) -> str:

@@ -25,7 +25,7 @@ from composer.cli.new import new
 from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.schema import schema
-from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown
+from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
 from composer.cli.select import select
 from composer.cli.show import show
 from composer.cli.tasks import tasks
@@ -33,6 +33,7 @@ from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.cli.view import view
 from composer.errors import ComposerError, Mistake, Stopped
+from composer.escape import escape_message
 from converters.errors import ConverterError
 
 JSON = "composer as JSON"
@@ -45,7 +46,11 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[JSON] = "--json" in args
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _escape_refusal(error)
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         replace_what_cannot_be_shown()
@@ -58,15 +63,22 @@ class Commands(TyperGroup):
         except Exception as error:
             refusal = getattr(error, "format_message", None)  # click's own errors of arguments have it
             _say_where_sources_stand(error)
+            _escape_refusal(error)
             if ctx.meta[JSON] and refusal is not None:
                 print_json({"mistakes": [asdict(Mistake(refusal()))]})
             raise
         except Stopped as error:
-            typer.echo(str(error), err=True)
+            say(str(error), err=True)
             raise typer.Exit(128 + error.number) from error
         except KeyboardInterrupt as error:
-            typer.echo("Interrupted.", err=True)
+            say("Interrupted.", err=True)
             raise typer.Exit(INTERRUPTED) from error
+
+
+def _escape_refusal(error: Any) -> None:
+    """Escape the message of one of click's own errors, which click prints."""
+    if hasattr(error, "format_message"):
+        error.message = escape_message(error.message)
 
 
 def _say_where_sources_stand(error: Any) -> None:
@@ -89,7 +101,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"compose {composer.__version__}")
+        say(f"compose {composer.__version__}")
         raise typer.Exit
 
 

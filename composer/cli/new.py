@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import composer
+from composer.cli.screen import say
 
 
 def new(
@@ -15,4 +16,4 @@ def new(
 ) -> None:
     """Write a commented spec to start from."""
     path = composer.new(name, like)
-    typer.echo(f"Wrote {path}. Next: compose check {path}")
+    say(f"Wrote {path}. Next: compose check {path}")

@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.options import Json
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, say
 
 if TYPE_CHECKING:
     from composer.commands.parts import PartFacts
@@ -28,18 +28,18 @@ def parts(
         print_json([part.model_dump(mode="json") for part in found.parts])
     elif name is None:
         _print_list(found.parts)
-        typer.echo("\nFields, defaults and sources of one: compose parts NAME")
+        say("\nFields, defaults and sources of one: compose parts NAME")
     else:
         for index, part in enumerate(found.parts):
             if index:
-                typer.echo()
+                say()
             _print_part(part)
 
 
 def _print_list(parts: Sequence[PartFacts]) -> None:
     for index, role in enumerate(dict.fromkeys(part.role for part in parts)):
         if index:
-            typer.echo()
+            say()
         heading(role)
         print_table([(part.kind, part.equation) for part in parts if part.role == role])
 
@@ -49,5 +49,5 @@ def _print_part(part: PartFacts) -> None:
     print_table([(paragraph,) for paragraph in part.description.split("\n\n")])
     print_table([("equation", part.equation), ("source", part.source)])
     for field in part.fields:
-        typer.echo(f"\n  {field.name}: {field.said}")
+        say(f"\n  {field.name}: {field.said}")
         print_table([(field.type,), *([(field.description,)] if field.description else [])], indent=6)

@@ -1,4 +1,8 @@
-"""Output of the commands: plain tables that fit 80 columns, JSON, and notices."""
+"""Output of the commands: plain tables that fit 80 columns, JSON, and notices.
+
+All output passes through this module, which escapes what a terminal would obey (``composer.escape``): messages always, documents
+such as generated text only where stdout is a terminal.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ import typer
 
 from composer.devices import processes_started
 from composer.errors import ComposerError, mistakes_of
+from composer.escape import escape_json, escape_message, escape_text
 from composer.notices import LOG
 from composer.tables import UNBOUNDED, View, text_table
 from converters import hub
@@ -34,13 +39,24 @@ PATIENCE = 10.0
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout; characters that the terminal's encoding lacks are escaped."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    """Print JSON on stdout. Unsafe characters, and those that the terminal's encoding lacks, are escaped as JSON does."""
+    text = escape_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(value, indent=2, allow_nan=False)
     typer.echo(text)
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print a message for people, on stdout or stderr, with escapes for what a terminal would obey."""
+    typer.echo(escape_message(text), err=err)
+
+
+def print_document(text: str) -> None:
+    """Print a text that is itself the result, on stdout: escaped on a terminal, and to a file or a pipe as it is."""
+    sys.stdout.write((escape_text(text) if sys.stdout.isatty() else text) + "\n")
+    sys.stdout.flush()
 
 
 def replace_what_cannot_be_shown() -> None:
@@ -54,22 +70,34 @@ class _OnStderr(logging.Handler):
     """Shows a log record at once."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(self.format(record), err=True)
+        say(self.format(record), err=True)
+
+
+class _EscapedRecord(logging.LogRecord):
+    """A log record of any library, whose message is safe to show."""
+
+    def getMessage(self) -> str:
+        return escape_message(super().getMessage())
 
 
 @contextmanager
 def notices_shown() -> Iterator[None]:
-    """For the block, notices, the Hub's log and warnings of slower forms are printed to stderr, as plain lines."""
+    """For the block, notices, the Hub's log and warnings of slower forms are printed to stderr, as plain lines.
+
+    Log records and warnings of other libraries are escaped, too.
+    """
     shown, logs = _OnStderr(), (LOG, logging.getLogger(hub.__name__))
-    before, of_python = [(log.level, log.propagate) for log in logs], warnings.showwarning
+    before = [(log.level, log.propagate) for log in logs]
+    show_warning, record_factory = warnings.showwarning, logging.getLogRecordFactory()
 
     def plain(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if category.__module__.partition(".")[0] == "composer":
-            typer.echo(str(message), err=True)
+            say(str(message), err=True)
         else:
-            of_python(message, category, *place, **more)
+            show_warning(escape_message(str(message)), category, *place, **more)
 
     warnings.showwarning = plain
+    logging.setLogRecordFactory(_EscapedRecord)
     for log in logs:
         log.addHandler(shown)
         log.setLevel(logging.INFO)
@@ -77,7 +105,8 @@ def notices_shown() -> Iterator[None]:
     try:
         yield
     finally:
-        warnings.showwarning = of_python
+        warnings.showwarning = show_warning
+        logging.setLogRecordFactory(record_factory)
         for log, (level, propagate) in zip(logs, before, strict=True):
             log.removeHandler(shown)
             log.setLevel(level)
@@ -105,7 +134,7 @@ def console() -> Console:
 
 
 def heading(text: str) -> None:
-    console().print(text, style="bold", soft_wrap=True)
+    console().print(escape_message(text), style="bold", soft_wrap=True)
 
 
 def print_table(
@@ -133,7 +162,7 @@ def print_view(view: View, *, wrap: bool = True) -> None:
 
 def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> None:
     """The message on stderr, and as JSON on stdout, too."""
-    typer.echo(str(error), err=True)
+    say(str(error), err=True)
     if as_json:
         print_json({"mistakes": [asdict(mistake) for mistake in mistakes_of(error)]})
 

@@ -10,7 +10,7 @@ import typer
 import composer
 from composer.cli.bars import training_steps
 from composer.cli.options import SOURCE, Backend, Data, HeldOut, HeldShare, Json, Quiet, RunsOn, Set
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, say
 from composer.commands.selection import ROWS, SEQUENCE
 from composer.data.loading import SHARE
 from composer.graph.lowering import AUTO
@@ -83,5 +83,5 @@ def select(
     scores = table(found)
     print_table(scores.rows, headers=scores.headers, right=scores.figures, wrap=False)
     for remark in remarks(found):
-        typer.echo(remark)
+        say(remark)
     heading(f"Kept: {', '.join(map(str, found.keep))}")

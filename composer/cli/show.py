@@ -10,7 +10,7 @@ import typer
 
 import composer
 from composer.cli.options import SPEC, Json, MaybeFrom, Revision, Set, complete_spec
-from composer.cli.screen import print_json
+from composer.cli.screen import print_document, print_json
 from composer.errors import ComposerError
 from composer.files import failing_as, write_whole
 from composer.graph.lowering import AUTO
@@ -94,7 +94,7 @@ def _print(document: Any, text: str, *, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:
-        typer.echo(text.removesuffix("\n"))
+        print_document(text.removesuffix("\n"))
 
 
 def _document(found: ShownSpec) -> dict[str, Any]:

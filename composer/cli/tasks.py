@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.options import Json
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, say
 from composer.evaluation.arguments import FILES, SHARED_OPTIONS
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def tasks(
     elif name is None:
         (table,) = report.view().tables
         print_table(table.rows, headers=table.headers)
-        typer.echo("\nOptions, defaults and source of one: compose tasks TASK")
-        typer.echo(f"The same for all tasks: {', '.join(SHARED_OPTIONS.values())}; files that several take: --{', --'.join(FILES)}")
+        say("\nOptions, defaults and source of one: compose tasks TASK")
+        say(f"The same for all tasks: {', '.join(SHARED_OPTIONS.values())}; files that several take: --{', --'.join(FILES)}")
     else:
         _print(report.tasks[0])
 
@@ -53,5 +53,5 @@ def _print(task: TaskFacts) -> None:
     )
     for option in task.options:
         default = "(required)" if option.required else json.dumps(option.default, ensure_ascii=False)
-        typer.echo(f"\n  {option.name}: {default}")
+        say(f"\n  {option.name}: {default}")
         print_table([(option.type,), *([(option.description,)] if option.description else [])], indent=6)

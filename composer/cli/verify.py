@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.options import Json, Quiet
-from composer.cli.screen import heading, print_json, print_table
+from composer.cli.screen import heading, print_json, print_table, say
 
 MISMATCH = 1
 
@@ -30,8 +30,8 @@ def verify(
     else:
         table = report.table
         print_table(table.rows, headers=table.headers, indent=0)
-        typer.echo()
-        typer.echo(f"Record: SHA-256 {report.record_sha256}")
+        say()
+        say(f"Record: SHA-256 {report.record_sha256}")
         heading(report.verdict(str(model)))
     if not report.ok:
         raise typer.Exit(MISMATCH)

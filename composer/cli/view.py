@@ -8,6 +8,7 @@ import typer
 
 import composer
 from composer.cli.options import MaybeFrom, Revision
+from composer.cli.screen import say
 
 
 def view(
@@ -27,5 +28,5 @@ def view(
     pip install 'attention-composer[view]'.
     """
     served = composer.view(spec, source, port=port, browser=browser, revision=revision)
-    typer.echo(f"{served.address}  (Ctrl-C ends it)")
+    say(f"{served.address}  (Ctrl-C ends it)")
     served.wait()

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +14,7 @@ from composer.api import load
 from composer.arguments import Reference
 from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
+from composer.escape import escape_html
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import beside, exclusive_lock
@@ -56,8 +56,8 @@ class Generated(Readable, Closed):
     def _repr_html_(self) -> str:
         """The text, with the generated part emphasised."""
         known = self.text.removesuffix(self.new_text)
-        written = f"{escape(known)}<b>{escape(self.text.removeprefix(known))}</b>"
-        return f'<pre style="white-space: pre-wrap">{written}</pre><p>{escape(self.view().notes[0])}</p>'
+        written = f"{escape_html(known)}<b>{escape_html(self.text.removeprefix(known))}</b>"
+        return f'<pre style="white-space: pre-wrap">{written}</pre><p>{escape_html(self.view().notes[0])}</p>'
 
 
 @in_words

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterable
 from html import escape
 
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+from composer.escape import mask
+
+_FORBIDDEN = re.compile("[\ufffe\uffff]")
+"""What XML forbids beside control characters and surrogates, which ``mask`` replaces."""
 
 
 def escaped(text: str) -> str:
     """Text as it may stand between tags and in attributes."""
-    return escape(_FORBIDDEN.sub("\ufffd", text), quote=False).replace('"', "&quot;")
+    return escape(_FORBIDDEN.sub("\ufffd", mask(text)), quote=False).replace('"', "&quot;")
 
 
 def element(tag: str, children: Iterable[str] | str = (), **attributes: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from composer.escape import escape_markdown
 from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, interval_of
 from composer.tables import Table
 from composer.tasks.base import Scored
@@ -54,7 +55,7 @@ def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[E
 
 def markdown(report: EvaluationReport) -> str:
     """All tables, for ``table.md``."""
-    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{one}\n" for one in note(report))
+    return "\n".join(table.markdown() for table in tables(report)) + "".join(f"\n{escape_markdown(one)}\n" for one in note(report))
 
 
 def note(report: EvaluationReport) -> Iterator[str]:

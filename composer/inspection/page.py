@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from composer.escape import escape_html
 from composer.inspection.findings import Answered, Findings
 from composer.versions import versions_of
 
@@ -47,14 +47,14 @@ class Shot:
 def page(found: Findings, shots: Sequence[Shot]) -> str:
     """The page as HTML."""
     title = f"Inside {found.model}"
-    links = " ".join(f'<a href="#{escape(shot.name)}">{escape(shot.title)}</a>' for shot in shots)
+    links = " ".join(f'<a href="#{escape_html(shot.name)}">{escape_html(shot.title)}</a>' for shot in shots)
     return "\n".join(
         (
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-            f"<title>{escape(title)}</title>",
+            f"<title>{escape_html(title)}</title>",
             f"<style>{CSS}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
+            f"<h1>{escape_html(title)}</h1>",
             *_about(found),
             f"<nav>{links}</nav>",
             *(line for shot in shots for line in _figure(shot)),
@@ -77,11 +77,14 @@ def _about(found: Findings) -> Iterator[str]:
         ("written by", ", ".join(f"{name} {version}" for name, version in versions_of(PACKAGES).items())),
     ]
     yield '<div class="scroll"><table>'
-    yield from (f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in rows)
+    yield from (f"<tr><th>{escape_html(name)}</th><td>{escape_html(str(value))}</td></tr>" for name, value in rows)
     yield "</table></div>"
     places = {column for places in found.found_at for column in places}
     marked = places | set(found.answers)
-    words = (f"<mark>{escape(token)}</mark>" if column in marked else escape(token) for column, token in enumerate(found.tokens))
+    words = (
+        f"<mark>{escape_html(token)}</mark>" if column in marked else escape_html(token)
+        for column, token in enumerate(found.tokens)
+    )
     underlined = "its answer, and where that stands before," if places else "its answer"
     yield f'<p class="soft">The text{f"; {underlined} underlined" if found.answers else ""}:</p>'
     yield f'<div class="text">{" ".join(words)}</div>'
@@ -94,6 +97,6 @@ def _answers_in_words(answered: Answered) -> str:
 
 def _figure(shot: Shot) -> Iterator[str]:
     encoded = base64.b64encode(shot.image).decode("ascii")
-    yield f'<h2 id="{escape(shot.name)}">{escape(shot.title)}</h2><p class="says">{escape(shot.says)}</p>'
-    yield f'<figure><img alt="{escape(shot.title)}" src="data:image/png;base64,{encoded}">'
-    yield f'<figcaption class="soft">{escape(shot.name)}.png, numbers in {escape(shot.name)}.json</figcaption></figure>'
+    yield f'<h2 id="{escape_html(shot.name)}">{escape_html(shot.title)}</h2><p class="says">{escape_html(shot.says)}</p>'
+    yield f'<figure><img alt="{escape_html(shot.title)}" src="data:image/png;base64,{encoded}">'
+    yield f'<figcaption class="soft">{escape_html(shot.name)}.png, numbers in {escape_html(shot.name)}.json</figcaption></figure>'

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import re
 from dataclasses import dataclass
 
 from composer.arguments import named_dtype
 from composer.drawing.picture import picture
 from composer.errors import ComposerError
+from composer.escape import escape_html
 from composer.spec.code import code_of
 from composer.spec.explain import explain_resolved
 from composer.viewing.reading import MOST_TOKENS, EditorContext, resolved_text, whole
@@ -49,9 +49,9 @@ def mistakes(message: str, text: str, called: str) -> str:
     for line in message.splitlines()[:MOST_LINES]:
         found = re.match(rf"{re.escape(called)}:(\d+)(?::\d+)?\s+(.*)", line)
         if found is None:
-            rows.append(f"<p>{html.escape(line)}</p>")
+            rows.append(f"<p>{escape_html(line)}</p>")
             continue
         number = int(found[1])
         there = lines[number - 1] if 0 < number <= len(lines) else ""
-        rows.append(f"<p><b>line {number}</b> {html.escape(found[2])}</p><pre>{number:>4}  {html.escape(there[:200])}</pre>")
+        rows.append(f"<p><b>line {number}</b> {escape_html(found[2])}</p><pre>{number:>4}  {escape_html(there[:200])}</pre>")
     return f'<div class="wrong" role="alert">{"".join(rows)}<p>What stands below is of the last text without a mistake.</p></div>'

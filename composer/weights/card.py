@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import yaml
 
+from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.writing import to_yaml
 from composer.weights.record import RECORD, Record, StoredSource
 
@@ -14,7 +17,7 @@ PICTURE = "composition.svg"
 
 
 def model_card(record: Record, name: str) -> str:
-    """Markdown with the Hub's front matter."""
+    """Return Markdown with the Hub's front matter. Names and papers are escaped: the card shows them as they are."""
     plan, source = record.plan, record.source
     labels = record.trunk.get("labels")
     front: dict[str, object] = {"library_name": "transformers"}
@@ -26,20 +29,25 @@ def model_card(record: Record, name: str) -> str:
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
     auto = "AutoModelForCausalLM" if labels is None else "AutoModelForSequenceClassification"
-    paper = f"\nPaper: {record.resolved.paper}\n" if record.resolved.paper else ""
+    paper = f"\nPaper: {markdown_link(record.resolved.paper)}\n" if record.resolved.paper else ""
     linked = (
         "\nFiles that the record calls linked are the source's own, under another name: what writes into one of them in place "
         "changes the source.\n"
         if any(file.how == "linked" for file in record.files.values())
         else ""
     )
+    load = (
+        f"import composer  # registers the model with the Auto classes\nfrom transformers import {auto}\n\n"
+        f'model = {auto}.from_pretrained({json.dumps(name, ensure_ascii=False)}, dtype="auto")'
+    )
+    verify = f"compose verify {shlex.quote(name)}"
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
 ---
 
-# {name}
+# {escape_markdown(name)}
 
-`{record.resolved.name}` heads {_origin(source)}.
+{markdown_code(record.resolved.name)} heads {_origin(source)}.
 {paper}
 ![The graph of each head, and the map of layers]({PICTURE})
 
@@ -54,35 +62,30 @@ def model_card(record: Record, name: str) -> str:
 {_trained(record)}{linked}
 ## Load it
 
-```python
-import composer  # registers the model with the Auto classes
-from transformers import {auto}
+{markdown_block(load, "python")}
 
-model = {auto}.from_pretrained("{name}", dtype="auto")
-```
-
-`compose verify {name}` checks the weights against `{RECORD}`, which holds the whole record: spec, plan, source, versions.
+{markdown_code(verify)} checks the weights against `{RECORD}`, which holds the whole record: spec, plan, source, versions.
 
 ## Spec
 
-```yaml
-{to_yaml(record.spec).strip()}
-```
+{markdown_block(to_yaml(record.spec), "yaml")}
 """
 
 
 def _origin(source: StoredSource | None) -> str:
     if source is None:
         return "in a trunk of the spec's own, built from nothing"
-    revision = f" at commit `{source.commit}`" if source.commit else ""
-    return "on the weights of " + (f"`{source.repo_id}`" if source.repo_id else "a local folder") + revision
+    revision = f" at commit {markdown_code(source.commit)}" if source.commit else ""
+    return "on the weights of " + (markdown_code(source.repo_id) if source.repo_id else "a local folder") + revision
 
 
 def _trained(record: Record) -> str:
     if record.source is None:
         return f"When this was built, every parameter was random (seed {record.seed}): it says nothing until it is trained.\n"
     if record.given and not record.untrained:
-        files = ", ".join(f"`{Path(file).name}` (SHA-256 `{digest}`)" for file, digest in record.given.items())
+        files = ", ".join(
+            f"{markdown_code(Path(file).name)} (SHA-256 {markdown_code(digest)})" for file, digest in record.given.items()
+        )
         return f"Every parameter comes from the source, or from {files}.\n"
     if not record.untrained:
         return "Every parameter comes from the source, or was trained in it.\n"

@@ -94,23 +94,21 @@ KINDS = pytest.mark.parametrize("unlockable", [errno.ENOLCK, errno.EOPNOTSUPP, e
 @KINDS
 @pytest.mark.parametrize("refusal", [BUSY, None])
 @pytest.mark.usefixtures("unlockable")
-def test_a_file_system_without_locks(tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: TrainingError | None) -> None:
+def test_a_file_system_without_locks(tmp_path: Path, caplog: pytest.LogCaptureFixture, refusal: TrainingError | None) -> None:
     """It is worked on all the same, and once it is said that nothing guards it."""
     say_if_unguarded(tmp_path)
     for _ in range(2):
         with exclusive_lock(inside(tmp_path), refusal) as guarded, exclusive_lock(inside(tmp_path), refusal) as also:
             assert (guarded, also) == (False, False)
     assert list(tmp_path.iterdir()) == []
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith(f"Nothing guards {tmp_path} against a second run: its file system has no locks (")
-    assert told.err.count("\n") == 1
+    (told,) = caplog.messages
+    assert told.startswith(f"Nothing guards {tmp_path} against a second run: its file system has no locks (")
 
 
 @pytest.mark.parametrize("unlockable", [errno.ENOLCK], indirect=True)
 @pytest.mark.usefixtures("unlockable")
-def test_whom_another_process_speaks_for_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whom_another_process_speaks_for_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     say_nothing(tmp_path)
     with exclusive_lock(inside(tmp_path), BUSY):
         pass
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []

@@ -48,3 +48,16 @@ def test_what_is_readable_shows_its_view() -> None:
     assert Mine()._repr_html_() == (
         f"<div><p><b>mine &lt;b&gt;</b></p><pre>as\n  it stands</pre>{TABLE.html()}<p>a note &amp; more</p></div>"
     )
+
+
+NASTY = "<b>\x1b[31m|\u202e`x`"
+
+
+def test_text_of_others_is_shown_and_obeyed_by_nothing() -> None:
+    view = View(NASTY, (Table(NASTY, (NASTY,), ((NASTY,),), under=True),), (NASTY,), NASTY)
+    for shown in (view.text(), view.html(), Table(NASTY, (NASTY,), ((NASTY,),)).markdown()):
+        assert shown.count("\\x1b[31m") >= 3 or shown.count("\\\\x1b[31m") >= 3
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+    assert "<b>\\" not in view.html()
+    assert markdown_table((NASTY,), [(NASTY,)]).splitlines()[2].count("|") == 3

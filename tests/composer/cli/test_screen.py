@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from composer import progress
+from composer.cli import screen
+from composer.errors import ComposerError
+from composer.notices import inform, warn_user
+from composer.tables import Table, View
+from tests.composer.cli.conftest import Compose
 from tests.composer.programs import composed
 
 ROOT = Path(__file__).parents[3]
@@ -74,3 +84,94 @@ def test_a_server_that_never_answers(silent: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
     assert (asking.returncode, stdout) == (2, b"")
     assert b"the Hub has not answered within 3 s. Wait longer (HF_HUB_ETAG_TIMEOUT=SECONDS)" in stderr
+
+
+NASTY = "\x1b[31m\x9b1m\u202e\r\u200b"
+SHOWN = r"\x1b[31m\x9b1m\u202e\r\u200b"
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Lets stdout say whether it is a terminal."""
+    return lambda is_terminal: monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+
+
+def test_messages_tables_and_notices_are_escaped(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other libraries, too, and wherever they go: a log is read on a terminal later."""
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    with screen.notices_shown():
+        screen.say(NASTY)
+        screen.heading(NASTY)
+        screen.print_table([(NASTY, NASTY)], headers=(NASTY, "b"))
+        screen.print_view(View(NASTY, (Table("", ("a",), ((NASTY,),)),), (NASTY,), NASTY))
+        screen.print_mistake(ComposerError(NASTY), as_json=False)
+        warn_user(NASTY)
+        inform(NASTY)
+        logging.getLogger("of.another.library").warning("%s", NASTY)
+        warnings.showwarning(RuntimeWarning(NASTY), RuntimeWarning, "a.py", 1)
+    stdout, stderr = capsys.readouterr()
+    assert stdout.count(SHOWN) == 9
+    assert stderr.count(SHOWN) == 3
+    assert [*caplog.messages, *shown] == [SHOWN, SHOWN]
+    for character in NASTY:
+        assert character not in (stdout + stderr) or character in "[31m"
+
+
+def test_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.heading("[bold]a[/bold] :smile:")
+    screen.print_table([("[link=http://b]b[/link]",)])
+    assert capsys.readouterr().out == "[bold]a[/bold] :smile:\n  [link=http://b]b[/link]\n"
+
+
+@pytest.mark.parametrize(("is_terminal", "expected"), [(True, SHOWN), (False, NASTY)])
+def test_documents_are_escaped_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], on_terminal: Callable[[bool], None], is_terminal: bool, expected: str
+) -> None:
+    on_terminal(is_terminal)
+    screen.print_document(NASTY)
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+def test_json_is_escaped_and_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.print_json({"a": f"{NASTY}\ud800"})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"a": f"{NASTY}\ud800"}
+    assert not set(text) & set("\x1b\x9b\u202e\r\u200b\ud800")
+
+
+@pytest.mark.parametrize("arguments", [["\x1b[31m"], ["--\x1b[31m"], ["show", "--\x1b[31m"], ["show", "lolcats", "\x1b[31m"]])
+def test_refused_arguments_are_escaped(compose: Compose, arguments: list[str]) -> None:
+    result = compose(*arguments)
+    assert result.exit_code == 2
+    assert r"\x1b[31m" in result.stderr
+    assert "\x1b" not in result.output
+
+
+def test_bars_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", drawn)
+    for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "200"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    with progress.bars("name", "text") as show:
+        show(progress.BarUpdate(NASTY, 1, 2, f"[b]{NASTY}"))
+    assert drawn.getvalue().count(SHOWN) >= 2
+    assert f"[b]{SHOWN}" in drawn.getvalue()
+
+
+def test_output_passes_through_one_module() -> None:
+    """Whatever else prints would have to remember the escapes."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "composer").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write")
+    }
+    assert found == {
+        "composer/cli/screen.py",
+        "composer/cli/entry.py",  # before any import
+        "composer/benching/children.py",  # to its parent process
+    }

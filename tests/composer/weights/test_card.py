@@ -33,3 +33,20 @@ def test_the_spec_of_a_card_has_kinds_first_and_means_the_same(tmp_path: Path, n
     record = read_record(tmp_path / "out")
     assert record is not None
     assert composer.show(str(tmp_path / "again.yaml"), source).hash == record.spec_hash
+
+
+def test_a_paper_and_a_folder_are_words_of_the_card(tmp_path: Path) -> None:
+    """Neither is HTML, and the spec's own backticks do not end its block."""
+    source = llama(tmp_path / "source")
+    spec = composer.show("lolcats").document | {"paper": "<script>alert(1)</script>\n```\n[a](javascript:b) \x1b[31m"}
+    out = tmp_path / "<img src=x> `a` $(b)"
+    composer.build_folder(spec, source, out)
+    text = (out / "README.md").read_text(encoding="utf-8")
+    outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert "&lt;script&gt;" in outside
+    assert "# &lt;img src=x&gt; \\`a\\` $(b)" in outside
+    assert "<" not in re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)
+    assert "](javascript" not in outside
+    assert "compose verify '<img src=x> `a` $(b)'" in outside
+    assert "\x1b" not in text
+    assert text.count("```python") == 1
