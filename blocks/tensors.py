@@ -8,8 +8,8 @@ from blocks.legend import Float, Int, Shaped, Tensor, torch
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether Python can read its numbers: a compiler's graph has none, nor have PyTorch's fake tensors."""
-    return type(tensor) is torch.Tensor and not torch.compiler.is_compiling()
+    """Whether Python can read its numbers: a compiler's graph has none, nor have PyTorch's fake tensors, nor the device "meta"."""
+    return type(tensor) is torch.Tensor and not tensor.is_meta and not torch.compiler.is_compiling()
 
 
 def settled(said: bool) -> bool:

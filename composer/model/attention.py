@@ -22,7 +22,7 @@ from blocks.flow import Tokens
 from blocks.part import State
 from blocks.tensors import as_dtype
 from composer.model.cache import ComposedCache, StateLayer, writable
-from composer.model.head import PRINTED_FOR, setting_of
+from composer.model.head import PRINTED_FOR, runs_autocast, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads
 
 INTERFACE = "composed"
@@ -239,7 +239,7 @@ def _attended(answer: Any) -> Tensor:
 def _projected_dtype(hidden: Tensor) -> torch.dtype:
     """The dtype of the projections of these hidden states."""
     device = hidden.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    return torch.get_autocast_dtype(device) if runs_autocast(device) else hidden.dtype
 
 
 def _passed(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from blocks.tensors import accumulating
+from composer.model.call_arguments import check_passed
 from composer.model.configuration import ComposedConfig
 from composer.model.modeling import ComposedPreTrainedModel, composed_model
 from composer.model.own import Model, Pretrained
@@ -24,19 +26,22 @@ class ComposedForSequenceClassification(ComposedPreTrainedModel, Pretrained):
         self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **passed: Any,
     ) -> SequenceClassifierOutput:
-        """attention_mask: ``B T``, 1 for real tokens. labels: as transformers has them, ``B`` of whole numbers for classes."""
-        self.model._check_passed(passed)
+        """attention_mask: ``B T``, 1 for real tokens. labels: as transformers has them, ``B`` of whole numbers for classes.
+        use_cache: without effect, as a text is classified in one call."""
+        check_passed(passed)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -68,9 +68,14 @@ PRINTED_FOR: ContextVar[Setting | None] = ContextVar("where the layer stands who
 NOTHING = nullcontext()
 
 
+def runs_autocast(device: str) -> bool:
+    """Whether autocast is on for this type of device. There is none for tensors without numbers ("meta")."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """For the block, autocast is off."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
+    return torch.autocast(device, enabled=False) if runs_autocast(device) else NOTHING
 
 
 def setting_of(parameters: Iterable[Tensor]) -> Setting:

@@ -18,17 +18,16 @@ from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, Passed
 from composer.model.cache import SEEN, ComposedCache, new_cache, without_what_follows
+from composer.model.call_arguments import check_passed, documents_of
 from composer.model.callbacks import KEEPERS
-from composer.model.cuda_graph import Recorder, may_record
+from composer.model.cuda_graph import Recorder
+from composer.model.generation import check_continuation, prepare_cache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
 from composer.model.made import made
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
-
-IGNORED = frozenset({"num_items_in_batch", "return_dict", "output_attentions", "token_type_ids", "logits_to_keep"})
-"""Arguments that transformers' own loops pass to every causal model; its base takes none of them."""
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -109,16 +108,25 @@ class ComposedModel(ComposedPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
+        return_dict: bool | None = None,
         **passed: Any,
     ) -> Any:
         """Any number of tokens T ≥ 1, after whatever the cache has seen.
 
-        attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a real token's 0
-        starts a document, which never sees the one before. cu_seqlens: ``N + 1`` bounds of the documents of one packed row.
+        attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a real token begins a
+        document, which never sees the one before, where its position is 0 or does not rise. cu_seqlens: ``N + 1`` bounds of the
+        documents of one packed row; transformers' collators call them cu_seq_lens_q and cu_seq_lens_k. max_length_q, max_length_k:
+        upper bounds of their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these
+        contradict each other. return_dict: False returns a tuple.
         """
         asked = passed.pop("output_attentions", None)
         if passed:
-            self._check_passed(passed)
+            check_passed(passed)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         given = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)
@@ -126,7 +134,10 @@ class ComposedModel(ComposedPreTrainedModel):
         cache = self._cache(past_key_values, use_cache)
         columns = 0 if cache is None else cache.get_seq_length()
         seen = None if cache is None else cache.seen()
-        rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, cu_seqlens=cu_seqlens)
+        bounds = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+        longest = {"max_length_q": max_length_q, "max_length_k": max_length_k}
+        documents = documents_of(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
+        rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, documents=documents)
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(given)
         passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
@@ -141,7 +152,7 @@ class ComposedModel(ComposedPreTrainedModel):
                 outputs.router_logits = tuple(
                     rows.outward(one.reshape(batch, length, -1)).reshape(one.shape) for one in outputs.router_logits
                 )
-        return outputs
+        return outputs.to_tuple() if return_dict is False else outputs
 
     def _attended(self, rows: Rows, seen: Tensor | None, options: dict[str, Any]) -> Any:
         """The same with the weights of all heads, B H T T a layer: of exact memories, and those that states imply."""
@@ -169,14 +180,6 @@ class ComposedModel(ComposedPreTrainedModel):
             return super().forward(**options)  # type: ignore[misc]
         finally:
             RUNNING.passed = before
-
-    def _check_passed(self, passed: dict[str, Any]) -> None:
-        """Refuse what neither a composed model nor its host takes."""
-        for name in [name for name, value in passed.items() if value is None or name in IGNORED]:
-            del passed[name]
-        unknown = sorted(set(passed) - {"output_hidden_states", "output_router_logits"})
-        if unknown:
-            raise TypeError(f"a composed model does not take {', '.join(unknown)}")
 
     def _cache(self, given: Any, use_cache: bool | None) -> ComposedCache | None:
         if given is not None and not isinstance(given, ComposedCache):
@@ -212,8 +215,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         return super().__call__(*arguments, **options)
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep memory of their own."""
+        """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep memory of their own. Raises
+        ValueError where past_key_values has seen all of the input."""
         answer = None
+        check_continuation(arguments, options)
         try:
             answer = super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
             return answer
@@ -265,22 +270,8 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         setattr(self, self.base_model_prefix, base)
         self.post_init()
 
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *_unused: Any, **_more: Any
-    ) -> bool:
-        if self.base.both_ways:
-            raise ValueError("a bidirectional model cannot write: what a token says would depend on those not yet written")
-        if generation_config.cache_implementation is not None:
-            raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation!r} is for caches of keys and values; "
-                "a composed model keeps states of its own: leave it out"
-            )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
-            model_kwargs["past_key_values"] = new_cache(self.config)
-        cache = model_kwargs.get("past_key_values")
-        whole = getattr(generation_config, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
-        if self.use_graph and whole and isinstance(cache, ComposedCache) and may_record(self):
-            self.recording(cache)
+    def _prepare_cache_for_generation(self, settings: Any, options: dict[str, Any], *_unused: Any, **_more: Any) -> bool:
+        prepare_cache(self, settings, options)
         return False
 
     def _update_model_kwargs_for_generation(self, *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm
 
 from blocks.flow import Tokens
 from blocks.tensors import accumulating, rms_norm
@@ -145,30 +145,8 @@ class ForCausalLM(Pretrained, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Tensor | int | None = None,
-        **options: Any,
-    ) -> CausalLMOutputWithPast:
-        """labels: ``B T``, -100 for tokens without a loss; logits_to_keep: the last ones only."""
-        outputs = self.model(input_ids=input_ids, **options)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.vocab_size, num_items_in_batch=num_items_in_batch
-            )
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    forward = LlamaForCausalLM.forward
+    """Llama's own, so that every loop for causal models finds the arguments, the loss and the outputs that it expects."""
 
 
 class RMSNorm(LlamaRMSNorm):

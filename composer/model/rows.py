@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from blocks.flow import Tokens
 from blocks.tensors import has_numbers
+from composer.model.call_arguments import AGREE, Documents
+
+UNSTATED = Documents()
+"""No argument states documents."""
 
 
 class Rows:
@@ -22,11 +28,11 @@ class Rows:
         *,
         mask: Tensor | None,
         positions: Tensor | None,
-        cu_seqlens: Tensor | None,
+        documents: Documents = UNSTATED,
     ) -> None:
         """seen: ``B``, real tokens in the state so far; None: there is no state. columns: how many made it, padding included.
-        mask: ``B S``, 1 is real; its last T columns are this call's. positions: ``B T``; a real token's 0 starts a document.
-        cu_seqlens: ``N + 1`` bounds of documents in one packed row."""
+        mask: ``B S``, 1 is real; its last T columns are this call's. positions: ``B T``; a real token begins a document where its
+        position is 0, or not larger than the one before it in this call. documents: further statements, which must agree."""
         _check(batch, length, seen, positions)
         self.below = columns + length if positions is None else None
         """No real token's position is as large as this. None: only a look at them would show what they are."""
@@ -36,24 +42,47 @@ class Rows:
             self._order = (~given).to(torch.uint8).argsort(dim=1, stable=True)
             self._inverse = self._order.argsort(dim=1)
             valid = given.gather(1, self._order)
-        if length == 1 and seen is not None and valid is None and positions is None and cu_seqlens is None:
+        if length == 1 and seen is not None and valid is None and positions is None and not documents.numbers:
             self.tokens, self.seen = Tokens(seen[:, None]), seen + 1
             return
         count = torch.arange(length, device=device).expand(batch, length)
-        if cu_seqlens is not None and positions is not None:
-            raise ValueError("cu_seqlens and position_ids both say where documents start: pass one of them")
         index, segment = count if seen is None else count + seen[:, None], None
         position = index
-        if cu_seqlens is not None:
-            position = _packed_positions(cu_seqlens, given, count)
-        elif positions is not None:
+        starts = {name: _changes(self.inward(numbers)) for name, numbers in documents.numbers.items()}
+        if starts:
+            position = _since(next(iter(starts.values())), count)
+            _check_longest(documents.longest, position, valid)
+        if positions is not None:
             position = self.inward(positions.to(device).expand(batch, length))
-        if cu_seqlens is not None or positions is not None:
-            segment = _segments(position, valid, started=seen is not None)
+            starts["position_ids"] = _restarts(position)
+        if starts:
+            self._check_agreement(starts, valid, started=seen is not None)
+            segment = _segments(next(iter(starts.values())), valid, started=seen is not None)
         self.tokens = Tokens(position, segment, valid, None if position is index else index)
         real = valid.sum(1) if valid is not None else torch.full((batch,), length, device=device)
         self.seen = real if seen is None else seen + real
         """``B``, real tokens in the state after this call."""
+
+    def _check_agreement(self, starts: Mapping[str, Tensor], valid: Tensor | None, *, started: bool) -> None:
+        """Raises ValueError where two arguments begin documents at different tokens. The first token of a first call begins one
+        whatever they state."""
+        (name, first), *others = starts.items()
+        for other, begins in others:
+            differs = first ^ begins
+            if valid is not None:
+                differs = differs & valid
+            if not started:
+                differs = differs[:, 1:]
+            if _known(~differs) or not has_numbers(differs):
+                continue
+            row, place = (int(number) for number in differs.nonzero()[0])
+            place += 0 if started else 1
+            column = place if self._order is None else int(self._order[row, place])
+            does, does_not = (name, other) if bool(first[row, place]) else (other, name)
+            raise ValueError(
+                f"{name} and {other} contradict each other: by {does}, token {column} of row {row} begins a document, and by "
+                f"{does_not} it does not. {AGREE}"
+            )
 
     @property
     def reordered(self) -> bool:
@@ -102,21 +131,36 @@ def _known(said: Tensor) -> bool:
     return has_numbers(said) and bool(said.all())
 
 
-def _packed_positions(cu_seqlens: Tensor, valid: Tensor | None, count: Tensor) -> Tensor:
-    """The place of each token in its document, the padding behind. valid: which columns are real, in the order of the call."""
-    bounds, (batch, length) = cu_seqlens.to(count.device, torch.int64), count.shape
-    if batch != 1 or int(bounds[0]) != 0 or int(bounds[-1]) != length or bool((bounds.diff() <= 0).any()):
-        raise ValueError(
-            f"cu_seqlens must rise from 0 to the length of one packed row; got {bounds.tolist()} for a batch of {batch} × {length}"
-        )
-    if valid is not None:
-        # Of the real tokens alone: a document may begin, or be, padding.
-        bounds = torch.nn.functional.pad(valid[0].cumsum(0), (1, 0))[bounds]
-    return count - bounds[torch.searchsorted(bounds, count.contiguous(), right=True) - 1]
+def _changes(numbers: Tensor) -> Tensor:
+    """The tokens that begin a document, ``B T`` bool, by the numbers of their documents."""
+    return torch.cat((torch.ones_like(numbers[:, :1], dtype=torch.bool), numbers[:, 1:] != numbers[:, :-1]), dim=1)
 
 
-def _segments(position: Tensor, valid: Tensor | None, *, started: bool) -> Tensor | None:
-    starts = position == 0
+def _restarts(position: Tensor) -> Tensor:
+    """The tokens that begin a document, ``B T`` bool, by their positions. Some collators count from another number than 0."""
+    first = position == 0
+    return torch.cat((first[:, :1], first[:, 1:] | (position[:, 1:] <= position[:, :-1])), dim=1)
+
+
+def _since(starts: Tensor, count: Tensor) -> Tensor:
+    """The place of each token in its document, ``B T``. count: its place in its row."""
+    return count - torch.where(starts, count, 0).cummax(dim=1).values
+
+
+def _check_longest(longest: Mapping[str, int], position: Tensor, valid: Tensor | None) -> None:
+    """Raises ValueError where a document is longer than an argument allows. position: the place of each token in its document."""
+    if not longest or not has_numbers(position):
+        return
+    real = position if valid is None else position.masked_fill(~valid, 0)
+    found = int(real.max()) + 1
+    for name, most in longest.items():
+        if most < found:
+            raise ValueError(
+                f"{name} is {most}, and the longest document has {found} tokens. Pass {found} or more, or leave it out."
+            )
+
+
+def _segments(starts: Tensor, valid: Tensor | None, *, started: bool) -> Tensor | None:
     if valid is not None:
         starts = starts & valid
     if not started:

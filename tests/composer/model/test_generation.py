@@ -83,6 +83,36 @@ def test_a_conversation_goes_on(spec: str) -> None:
     assert torch.equal(again, model.generate(longer, use_cache=False, **settings))
 
 
+def test_new_tokens_alone_continue_a_conversation() -> None:
+    """Their mask has the columns of all tokens."""
+    model, ids = student("lolcats", *SPECS["lolcats"]), tokens(2, 30)
+    first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
+    new = torch.cat((first.sequences[:, -1:], ids[:, 9:]), 1)
+    mask = torch.ones(2, first.sequences.shape[1] + 21, dtype=torch.int64)
+    found = model.generate(new, past_key_values=first.past_key_values, attention_mask=mask, **GREEDY)
+    whole = torch.cat((first.sequences, ids[:, 9:]), 1)
+    wanted = model.generate(whole, use_cache=False, attention_mask=mask, **GREEDY)
+    assert torch.equal(found[:, 22:], wanted[:, whole.shape[1] :])
+
+
+@pytest.mark.parametrize("spec", ["softmax", "lolcats", "gla"])
+def test_a_cache_that_has_seen_the_whole_input_is_refused(spec: str) -> None:
+    """Whichever argument has the input, and however it is generated from."""
+    model, ids = student(spec, *SPECS[spec]), tokens(2, 9)
+    first = model.generate(ids, return_dict_in_generate=True, **GREEDY)
+    cache, text = first.past_key_values, first.sequences
+    assert cache.get_seq_length() == 16
+    embeddings = model.get_input_embeddings()(ids)
+    for given in ({"inputs": ids}, {"input_ids": text[:, :-1]}, {"inputs_embeds": embeddings}, {"inputs": text[:, -1:]}):
+        for more in ({}, {"num_beams": 2}, {"prefill_chunk_size": 4}, {"do_sample": True}):
+            with pytest.raises(ValueError, match="past_key_values has seen 16 tokens, and the input has [0-9]+: none is new"):
+                model.generate(**given, past_key_values=cache, **GREEDY | more)
+    with pytest.raises(ValueError, match="has seen 16 tokens, the input has 1 new ones, and attention_mask has 9 columns"):
+        model.generate(text[:, -1:], past_key_values=cache, attention_mask=torch.ones(2, 9), **GREEDY)
+    assert cache.get_seq_length() == 16, "the cache is as it was"
+    assert model.generate(text, past_key_values=cache, **GREEDY).shape == (2, 25)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_text_goes_on_at_any_position(spec: str) -> None:

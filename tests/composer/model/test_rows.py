@@ -9,14 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer.model.call_arguments import documents_of
 from composer.model.rows import Rows
 
 CPU = torch.device("cpu")
 
 
 def rows(batch: int, length: int, *, seen: torch.Tensor | None = None, columns: int = 0, **said: Any) -> Rows:
-    nothing: dict[str, Any] = {"mask": None, "positions": None, "cu_seqlens": None}
-    return Rows(batch, length, CPU, seen, columns, **nothing | said)
+    nothing: dict[str, Any] = {"mask": None, "positions": None}
+    bounds = {name: said.pop(name) for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k") if name in said}
+    longest = {name: said.pop(name) for name in ("max_length_q", "max_length_k") if name in said}
+    documents = documents_of(batch, length, CPU, bounds=bounds, seq_idx=said.pop("seq_idx", None), longest=longest)
+    return Rows(batch, length, CPU, seen, columns, **nothing | said, documents=documents)
 
 
 masks = st.integers(1, 3).flatmap(
@@ -82,12 +86,76 @@ def test_a_first_document_continues_an_empty_state_and_ends_another() -> None:
         ({"mask": torch.ones(1, 1, 4)}, r"attention_mask has shape \(1, 1, 4\)"),
         ({"cu_seqlens": torch.tensor([0, 2, 2, 4])}, r"must rise from 0 to the length of one packed row; got \[0, 2, 2, 4\]"),
         ({"cu_seqlens": torch.tensor([0, 3])}, "must rise from 0 to the length"),
+        ({"seq_idx": torch.zeros(1, 3)}, r"seq_idx has shape \(1, 3\); expected \(1, 4\)"),
         (
-            {"cu_seqlens": torch.tensor([0, 4]), "positions": torch.zeros(1, 4, dtype=torch.int64)},
-            "both say where documents start: pass one",
+            {"cu_seq_lens_q": torch.tensor([0, 4]), "positions": torch.tensor([[0, 1, 0, 1]])},
+            "cu_seq_lens_q and position_ids contradict each other: by position_ids, token 2 of row 0 begins a document",
+        ),
+        (
+            {"seq_idx": torch.tensor([[0, 0, 1, 1]]), "positions": torch.arange(4)},
+            "seq_idx and position_ids contradict each other: by seq_idx, token 2 of row 0 begins a document",
+        ),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 1, 4]), "cu_seq_lens_k": torch.tensor([0, 2, 4])},
+            "cu_seq_lens_q and cu_seq_lens_k contradict each other: by cu_seq_lens_q, token 1 of row 0",
+        ),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 1, 4]), "seq_idx": torch.tensor([[0, 0, 1, 1]])},
+            "cu_seq_lens_q and seq_idx contradict each other",
+        ),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 1, 4]), "max_length_k": 2},
+            "max_length_k is 2, and the longest document has 3 tokens",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 1, 4]), "positions": torch.tensor([[5, 0, 1, 2]]), "seen": torch.tensor([5])},
+            "by cu_seqlens, token 0 of row 0 begins a document",
+        ),
+        (  # the columns of the call, where padding stands elsewhere inside the model
+            {"seq_idx": torch.zeros(1, 4), "positions": torch.tensor([[0, 0, 1, 0]]), "mask": torch.tensor([[0, 1, 1, 1]])},
+            "by position_ids, token 3 of row 0 begins a document",
         ),
     ],
 )
 def test_what_cannot_be_told(said: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         rows(1, 4, **said)
+
+
+BEGINS_AT_3_AND_4: dict[str, dict[str, Any]] = {
+    "transformers' bounds": {"cu_seq_lens_q": torch.tensor([0, 3, 4, 8], dtype=torch.int32), "max_length_q": 4},
+    "a list": {"cu_seq_lens_q": [0, 3, 4, 8]},
+    "numbers": {"seq_idx": torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2]], dtype=torch.int32)},
+    "numbers that come again": {"seq_idx": torch.tensor([4, 4, 4, 0, 4, 4, 4, 4])},
+    "positions from 1": {"positions": torch.tensor([[1, 2, 3, 1, 1, 2, 3, 4]])},
+    "all of transformers' collator": {
+        "cu_seq_lens_q": torch.tensor([0, 3, 4, 8]),
+        "cu_seq_lens_k": torch.tensor([0, 3, 4, 8]),
+        "max_length_q": 4,
+        "max_length_k": 9,
+        "seq_idx": torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2]]),
+        "positions": torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]]),
+    },
+}
+
+
+@pytest.mark.parametrize("how", BEGINS_AT_3_AND_4)
+def test_documents_are_read_from_every_statement_of_them(how: str) -> None:
+    said = BEGINS_AT_3_AND_4[how]
+    tokens = rows(1, 8, **said).tokens
+    assert tokens.segment is not None
+    assert tokens.segment.tolist() == [[0, 0, 0, 1, 2, 2, 2, 2]]
+    assert tokens.position.tolist() == said.get("positions", torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])).tolist()
+
+
+def test_each_row_has_documents_of_its_own() -> None:
+    """Padding, whatever its number is, belongs to none."""
+    numbers, mask = torch.tensor([[0, 0, 1, 1, 1], [7, 3, 3, 9, 9]]), torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]])
+    tokens = rows(2, 5, seq_idx=numbers, mask=mask).tokens
+    assert tokens.segment is not None
+    assert tokens.segment[:, :4].tolist() == [[0, 0, 1, 1], [0, 0, 1, 1]]
+    assert tokens.position[:, :4].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
+
+
+def test_positions_that_jump_ahead_continue_their_document() -> None:
+    assert rows(1, 4, positions=torch.tensor([[3, 4, 90, 91]])).tokens.segment is None

@@ -23,7 +23,7 @@ def attention_of(model: Any, index: int) -> ComposedAttention:
 def asked(hidden: Tensor, batch: Batch) -> Lesson:
     """A layer that is handed these hidden states, on the tokens of a batch."""
     mask = batch.inputs(mask=True)["attention_mask"]
-    rows = Rows(*batch.ids.shape, hidden.device, seen=None, columns=0, mask=mask, positions=batch.position, cu_seqlens=None)
+    rows = Rows(*batch.ids.shape, hidden.device, seen=None, columns=0, mask=mask, positions=batch.position)
     return Lesson(hidden, rows.tokens, {}, hidden, hidden)
 
 

@@ -1,0 +1,91 @@
+"""A student takes the arguments that transformers' Llama takes, and its losses and outputs are computed as Llama's are."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import composer
+from tests.composer.hosts.families import small
+from tests.composer.model.models import llama, student, tokens
+
+IDS = tokens(2, 12)
+LABELS = torch.where(torch.arange(12) % 3 == 1, -100, tokens(2, 12, seed=5))
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "labels": lambda model: model(IDS, labels=LABELS).loss,
+    "labels that are shifted already": lambda model: model(IDS, labels=IDS, shift_labels=LABELS).loss,
+    "labels of the last tokens": lambda model: model(IDS, labels=LABELS[:, -4:], logits_to_keep=4).loss,
+    "a number of items": lambda model: model(IDS, labels=LABELS, num_items_in_batch=7).loss,
+    "a tensor of it": lambda model: model(IDS, labels=LABELS, num_items_in_batch=torch.tensor(7)).loss,
+    "logits of some tokens": lambda model: model(IDS, logits_to_keep=torch.tensor([1, 5])).logits,
+    "positions of the cache": lambda model: model(IDS, cache_position=torch.arange(12)).logits,
+    "embeddings": lambda model: model(inputs_embeds=model.get_input_embeddings()(IDS)).logits,
+    "a tuple": lambda model: model(IDS, return_dict=False)[0],
+    "a tuple with a loss": lambda model: torch.stack(model(IDS, labels=LABELS, return_dict=False, use_cache=False)[:1]),
+    "a tuple of the base": lambda model: model.model(IDS, return_dict=False)[0],
+    "more tokens": lambda model: resized(model)(IDS, labels=LABELS).loss,
+}
+
+
+def resized(model: Any) -> Any:
+    """A copy with an embedding for more tokens, which start as the mean of the others."""
+    larger = copy.deepcopy(model)
+    torch.manual_seed(4)
+    larger.resize_token_embeddings(120)
+    assert (
+        larger.config.vocab_size == len(larger.get_input_embeddings().weight) == len(larger.get_output_embeddings().weight) == 120
+    )
+    return larger
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("host", ["own", "qwen3"])
+def test_a_student_answers_as_its_source(host: str, call: str) -> None:
+    source: Any = llama() if host == "own" else small(host).double()
+    answer, wanted = CALLS[call](composer.build("softmax", source)), CALLS[call](source)
+    torch.testing.assert_close(answer, wanted, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_tuple_has_what_llamas_has() -> None:
+    found, wanted = (
+        [type(value).__name__ for value in model(IDS, labels=IDS, output_hidden_states=True, use_cache=False, return_dict=False)]
+        for model in (student("lolcats"), llama())
+    )
+    assert found == wanted
+
+
+def test_loops_find_llamas_arguments() -> None:
+    """Trainer keeps the columns of data that ``forward`` names, and ``generate`` the masks; PEFT looks at it, too."""
+    own, llamas = (inspect.signature(model.forward).parameters for model in (student("softmax"), LlamaForCausalLM))
+    assert list(own) == [name for name in llamas if name != "self"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["softmax", "lolcats", "gla", "mamba2"])
+def test_tensors_without_numbers(spec: str) -> None:
+    """On the device ``meta`` a model has its shapes."""
+    model = student(spec).to("meta")
+    ids, mask = (tensor.to("meta") for tensor in (IDS, torch.ones_like(IDS)))
+    assert model(ids).logits.shape == (2, 12, 97)
+    assert model(ids, attention_mask=mask, labels=ids).loss.shape == ()
+    bounds = torch.tensor([0, 5, 12])
+    assert model(ids[:1], cu_seq_lens_q=bounds, cu_seq_lens_k=bounds).logits.shape == (1, 12, 97)
+
+
+def test_a_classifier_takes_what_trainers_pass() -> None:
+    spec = {"compose": 1, "name": "reader", "extends": "lolcats", "recipe": None}
+    trunk = {"width": 32, "layers": 2, "heads": 4, "vocabulary": 97, "labels": 3}
+    built: Any = composer.build(spec | {"trunk": trunk}, fresh=True)
+    labels = torch.tensor([0, 2])
+    answer = built(IDS, labels=labels, use_cache=False)
+    loss, logits = built(IDS, labels=labels, return_dict=False)
+    assert torch.equal(loss, answer.loss)
+    assert torch.equal(logits, answer.logits)
