@@ -54,7 +54,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="REF",
-        help="A file (.jsonl, .txt, .parquet), hub:OWNER/NAME, or a task such as passkey,samples=2000. May be repeated.",
+        help="A file (.jsonl, .txt, .csv, .parquet), hub:OWNER/NAME, or a task such as passkey,samples=2000. May be repeated.",
     ),
 ]
 HeldOut = Annotated[

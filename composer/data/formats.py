@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from composer.data.chat import Rendered, render_answers
+from composer.data.columns import Empty, check_characters, text_of
+from composer.data.conversation import conversation_of, is_messages
 from composer.data.document import Document
 from composer.data.reading import DataRecord
 from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError
-from composer.spec.places import brief, nearest
+from composer.spec.places import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-COLUMNS: dict[RowFormat, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "alpaca": ("instruction", "output"),
-    "completion": ("prompt", "completion"),
-    "text": ("text",),
-}
+COLUMNS: tuple[tuple[RowFormat, tuple[str, ...]], ...] = (
+    ("messages", ("messages",)),
+    ("messages", ("conversations",)),
+    ("alpaca", ("instruction", "output")),
+    ("completion", ("prompt", "completion")),
+    ("text", ("text",)),
+)
 """The columns that each form needs, in the order in which they are looked for. Alpaca may have an ``input``, too."""
 TASK = "Below is an instruction that describes a task"
 REQUEST = "Write a response that appropriately completes the request.\n\n"
 INPUT = ", paired with an input that provides further context"
-HALF = re.compile("[\ud800-\udfff]")
-"""Half of a character of UTF-16: JSON can name one by itself, and no tokenizer reads it."""
 DAY = "26 Jul 2024"
 """The date for chat templates that write one, which is the default of Llama's templates."""
 
@@ -50,62 +51,70 @@ class TextDraft(NamedTuple):
     bare: bool = False
 
 
-class Empty(DataError):
-    """A record with nothing in it."""
+def drafts(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedTokenizerBase) -> list[TextDraft]:
+    """Return the documents of a record as pieces of text: one, or, of some conversations, one for each turn of the assistant.
 
-
-def draft(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedTokenizerBase) -> TextDraft | None:
-    """The record as pieces of text; None where it is empty and such are skipped. Raises DataError, which names the record."""
+    The list is empty where the record is empty and such records are skipped. Raises DataError, which names the record.
+    """
     form = form_of(record, options)
     try:
         if form == "messages":
-            return TextDraft(_chat(record, tokenizer), bare=True)
-        return TextDraft(_plain(record, form, options.column or "text"))
+            fields = record.fields
+            named = options.column or next((name for name in ("messages", "conversations") if fields.get(name)), None)
+            return _chat(record, named or ("messages" if "messages" in fields else "conversations"), tokenizer)
+        if form == "completion" and any(is_messages(record.fields[name]) for name in ("prompt", "completion")):
+            return _chat(record, None, tokenizer)
+        return [TextDraft(_plain(record, form, options.column or "text"))]
     except Empty:
         if options.empty == "skip":
-            return None
+            return []
         raise
 
 
 def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
-    """The form of a record. Raises DataError where the columns have no known form, or not the one that the options ask for."""
+    """Return the form of a record. Raises DataError where the columns have no known form, or not the form in the options."""
     found = list(record.fields)
     if options.column is not None:
-        if options.format not in (None, "text"):
-            raise DataError(f"column={options.column}: a column of text is for format=text, not {options.format}; say one of them")
+        if options.format not in (None, "text", "messages"):
+            raise DataError(
+                f"column={options.column}: a column of text or of messages is for format=text or format=messages, not "
+                f"{options.format}; leave one of them out"
+            )
         if options.column not in found:
             raise DataError(_columns(record, (options.column,), f'no column "{options.column}"'))
-        return "text"
+        return options.format or "text"
     if options.format is not None:
-        missing = [name for name in COLUMNS[options.format] if name not in found]
-        if missing:
-            raise DataError(_columns(record, COLUMNS[options.format], f'no column "{missing[0]}" for format={options.format}'))
+        ways = [names for form, names in COLUMNS if form == options.format]
+        missing = [next((name for name in names if name not in found), None) for names in ways]
+        if None not in missing:
+            wanted = [name for names in ways for name in names]
+            raise DataError(_columns(record, wanted, f'no column "{missing[0]}" for format={options.format}'))
         return options.format
     filled = [name for name in found if record.fields[name] is not None]  # a file of several forms has all their columns
     for columns in (filled, found):
-        for form, names in COLUMNS.items():
+        for form, names in COLUMNS:
             if set(names) <= set(columns):
                 return form
-    every = dict.fromkeys(name for names in COLUMNS.values() for name in names)
+    every = dict.fromkeys(name for _, names in COLUMNS for name in names)
     raise DataError(_columns(record, every, "no columns that are understood"))
 
 
 def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
     found = ", ".join(record.fields) or "none"
     guess = next((hint for name in record.fields if (hint := nearest(name, wanted))), ".")
-    understood = " | ".join("+".join(names) for names in COLUMNS.values())
+    understood = " | ".join("+".join(names) for _, names in COLUMNS)
     return f"{record.place}: {what}; its columns: {found}{guess} Understood: {understood}; or column=NAME of the text"
 
 
 def _plain(record: DataRecord, form: RowFormat, column: str) -> tuple[TextPiece, ...]:
     if form == "completion":
-        return TextPiece(_words(record, "prompt"), False), TextPiece(_words(record, "completion"), True)
+        return TextPiece(_text(record, "prompt"), False), TextPiece(_text(record, "completion"), True)
     if form == "alpaca":
         given = record.fields.get("input")
-        more = _words(record, "input") if given else ""
-        prompt = alpaca_prompt(_words(record, "instruction"), more)
-        return TextPiece(prompt, False), TextPiece(_words(record, "output"), True)
-    return (TextPiece(_words(record, column), True),)
+        more = _text(record, "input") if given else ""
+        prompt = alpaca_prompt(_text(record, "instruction"), more)
+        return TextPiece(prompt, False), TextPiece(_text(record, "output"), True)
+    return (TextPiece(_text(record, column), True),)
 
 
 def alpaca_prompt(instruction: str, more: str = "") -> str:
@@ -114,83 +123,55 @@ def alpaca_prompt(instruction: str, more: str = "") -> str:
     return f"{begin}. {REQUEST}### Instruction:\n{instruction}\n\n{said}### Response:\n"
 
 
-def _words(record: DataRecord, column: str) -> str:
-    words = record.fields[column]
-    if words is None or (isinstance(words, str) and not words.strip()):
-        shown = "missing" if words is None else "blank"
-        raise Empty(f"{record.place}: {column} is {shown}; mend the record, or leave such records out: empty=skip")
-    if not isinstance(words, str):
-        raise DataError(f"{record.place}: {column} is {brief(words)}, of type {type(words).__name__}; expected text")
-    if HALF.search(words):
-        raise DataError(f"{record.place}: {column} is {brief(words)}, with half of a character; expected text")
-    return words
+def _text(record: DataRecord, column: str) -> str:
+    return text_of(record.place, record.fields, column)
 
 
-def _chat(record: DataRecord, tokenizer: PreTrainedTokenizerBase) -> tuple[TextPiece, ...]:
-    """A conversation in the tokenizer's chat template; what follows the prompt for a turn of the assistant is learned."""
+def _chat(record: DataRecord, column: str | None, tokenizer: PreTrainedTokenizerBase) -> list[TextDraft]:
+    """A conversation in the tokenizer's chat template. The assistant's turns are learned. column: see ``conversation_of``."""
     if not tokenizer.chat_template:
         raise DataError(
             f"{record.place}: messages need a chat template, and the tokenizer ({tokenizer.name_or_path}) has none: take a "
-            "tokenizer with one, or give columns prompt+completion"
+            "tokenizer with one, or give columns prompt+completion of text"
         )
-    turns = _turns(record)
-    whole = _rendered(record, turns, tokenizer, asking=False)
-    pieces, done = [], 0
-    for number, turn in enumerate(turns):
-        if turn["role"] == "assistant":
-            asked = _rendered(record, turns[:number], tokenizer, asking=True) if number else ""
-            said = _rendered(record, turns[: number + 1], tokenizer, asking=False)
-            if not said.startswith(asked) or not whole.startswith(said) or len(asked) < done:
-                raise DataError(
-                    f"{record.place}: the chat template writes the turn {number + 1} otherwise once more is said, so where the "
-                    "assistant speaks cannot be told; give columns prompt+completion"
-                )
-            pieces += [TextPiece(whole[done : len(asked)], False), TextPiece(whole[len(asked) : len(said)], True)]
-            done = len(said)
-    return (*pieces, TextPiece(whole[done:], False))
-
-
-def _turns(record: DataRecord) -> list[dict[str, str]]:
-    messages = record.fields["messages"]
-    if not messages:
-        raise Empty(f"{record.place}: messages is empty; mend the record, or leave such records out: empty=skip")
-    turns = []
-    for number, message in enumerate(messages if isinstance(messages, list) else [messages], 1):
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise DataError(f"{record.place}: message {number} is {brief(message)}; expected a mapping with role and content")
-        here = DataRecord(f"{record.place}, message {number}", {"content": None, **message})
-        turns.append({"role": _words(here, "role"), "content": _words(here, "content")})
-    if all(turn["role"] != "assistant" for turn in turns):
-        roles = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
-        raise Empty(f"{record.place}: no turn of the assistant, so nothing to learn (roles: {roles}); empty=skip leaves it out")
-    return turns
-
-
-def _rendered(record: DataRecord, turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, *, asking: bool) -> str:
-    """The turns in the chat template. asking: with the prompt for the assistant's next turn."""
+    conversation = conversation_of(record, column)
     try:
         # Some templates write today's date, and the same data must be the same tokens tomorrow.
-        text: Any = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asking, date_string=DAY)
-    except Exception as error:  # templates are programs, which raise errors of any class
-        raise DataError(f"{record.place}: the chat template refuses these messages: {error}") from error
-    return text
+        texts = render_answers(conversation, tokenizer, {"date_string": DAY})
+    except DataError as error:
+        raise DataError(f"{record.place}: {error}") from error
+    for text in texts:
+        check_characters(record.place, "the conversation", text.text)
+    return [TextDraft(_pieces(text), bare=True) for text in texts]
 
 
-def encode(said: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
-    """The draft in tokens, with BOS where the tokenizer adds it by itself, and EOS, which is learned, where it has one.
+def _pieces(rendered: Rendered) -> tuple[TextPiece, ...]:
+    """A text in pieces, at the bounds of its spans."""
+    text, pieces, end = rendered.text, [], 0
+    for start, stop in rendered.spans:
+        pieces += [TextPiece(text[end:start], False), TextPiece(text[start:stop], True)]
+        end = stop
+    return (*pieces, TextPiece(text[end:], False))
 
-    Each piece is tokenized as the continuation of those before it, whose tokens it does not change: a prompt has the tokens that
-    it has in generation.
+
+def encode(written: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
+    """Return the draft in tokens, with BOS where the tokenizer adds it by itself, and EOS, which is learned, where it has one.
+
+    A bare text has the tokens of the text as a whole, as ``apply_chat_template`` returns them, and a token is learned as soon as
+    one of its characters is. Of other drafts each piece is tokenized as the continuation of those before it, whose tokens it does
+    not change: a prompt has the tokens that it has in generation.
     """
+    if written.bare and tokenizer.is_fast:
+        return _encode_whole(written.pieces, tokenizer)
     ids, learned, text, before = [], [], "", np.empty(0, np.int32)
-    for piece in said.pieces:
+    for piece in written.pieces:
         text += piece.text
         together = _tokens(text, tokenizer)
         follows = np.array_equal(together[: len(before)], before)
         ids.append(together[len(before) :] if follows else _continued(piece.text, tokenizer))
         learned.append(np.full(len(ids[-1]), piece.learned))
         before = together
-    if not said.bare:
+    if not written.bare:
         begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         if begin is not None and begin in tokenizer("").input_ids:
             ids.insert(0, np.array([begin], np.int32))
@@ -199,6 +180,21 @@ def encode(said: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
             ids.append(np.array([end], np.int32))
             learned.append(np.array([True]))
     return Document(np.concatenate(ids), np.concatenate(learned))
+
+
+def _encode_whole(pieces: tuple[TextPiece, ...], tokenizer: PreTrainedTokenizerBase) -> Document:
+    """The tokens of all pieces as one text, which is never empty."""
+    text = "".join(piece.text for piece in pieces)
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    learned_before = np.zeros(len(text) + 1, np.int64)  # characters that are learned, by the characters before them
+    np.cumsum(np.repeat([piece.learned for piece in pieces], [len(piece.text) for piece in pieces]), out=learned_before[1:])
+    # A token reaches from the end of the one before it: some tokenizers leave the space in front of a word out of its offsets.
+    ends = np.maximum.accumulate(np.array([end for _, end in encoding["offset_mapping"]], np.int64))
+    starts = np.concatenate(([0], ends))[:-1]
+    learned = learned_before[ends] > learned_before[starts]
+    # Several tokens of one character, such as its bytes, all have the end of that character. They are learned like the first one.
+    first = np.maximum.accumulate(np.where(ends > starts, np.arange(len(ends)), 0))
+    return Document(np.array(encoding["input_ids"], np.int32), learned[first])
 
 
 def _continued(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from composer.data.document import Document
-from composer.data.formats import TextDraft, draft, encode
+from composer.data.formats import TextDraft, drafts, encode
 from composer.data.order import OF_DOCUMENTS, permutation
 from composer.data.packing import PackedRows, Packing, pack
 from composer.data.reading import files_of, read_records
@@ -179,28 +179,35 @@ def _documents(
         made = len(range(reference.samples)[reference.skip :][: reference.limit])
         most = math.ceil(made * share) if split == "evaluation" and share else made
         return islice(_task_documents(said, reference, tokenizer, sequence, split, count), most)
-    drafts = _drafts(reference, tokenizer, count)
-    first = list(islice(drafts, 2))
+    records = _drafts(reference, tokenizer, count)
+    first = list(islice(records, 2))
     if len(first) == 1 and share:
-        return _cut(encode(first[0], tokenizer), split, share, said)
-    sides = ((one, held_out(index, share)) for index, one in enumerate(chain(first, drafts)))
+        return _cut([encode(one, tokenizer) for one in first[0]], split, share, said)
+    sides = ((made, held_out(index, share)) for index, made in enumerate(chain(first, records)))
     wanted = split == "evaluation"
-    return (encode(one, tokenizer) for one, held in sides if held == wanted or not share)
+    return (encode(one, tokenizer) for made, held in sides if held == wanted or not share for one in made)
 
 
-def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[TextDraft]:
+def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[list[TextDraft]]:
+    """The documents of each record that has any. Those of one record are on the same side of the split."""
     assert not isinstance(reference, TaskData)
     for record in read_records(reference):
         count.records += 1
-        made = draft(record, reference, tokenizer)
-        if made is None:
-            count.empty += 1
-        else:
+        made = drafts(record, reference, tokenizer)
+        if made:
             yield made
+        else:
+            count.empty += 1
 
 
-def _cut(document: Document, split: Split, share: float, said: str) -> Iterator[Document]:
-    """A single text: its last ``share`` of tokens is for evaluation, at least 2, and the rest for training."""
+def _cut(documents: list[Document], split: Split, share: float, said: str) -> Iterator[Document]:
+    """The documents of a single record: the last ``share`` of its tokens, at least 2, is for evaluation, and the rest for training.
+
+    Of a conversation of several documents, each of which repeats the turns before, the last document is for evaluation.
+    """
+    if len(documents) > 1:
+        return iter(documents[:-1] if split == "train" else documents[-1:])
+    (document,) = documents
     at = len(document) - max(2, round(share * len(document)))
     if at < 2:
         raise DataError(

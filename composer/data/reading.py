@@ -1,4 +1,4 @@
-"""Records out of files and of data sets of the Hub, one after another: of JSON as they are, else through ``datasets``."""
+"""Records of files and of data sets of the Hub, one after another. Parquet and the Hub are read through ``datasets``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from composer.data.references import HUB, FileData, HubData, tasks
+from composer.data.streams import GZIP, opened, suffix_of, table, texts
 from composer.errors import DataError
-from composer.files import failing_as
 from composer.spec.places import brief, near_and_all
 from converters.bounded import parse_json
 
-KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-"""Suffixes of the files that are read, and their kinds, which are readers of ``datasets``."""
-READ = ", ".join(KINDS)
+KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv", ".tsv": "csv"}
+"""Suffixes of the files that are read, and their kinds."""
+READ = f"{', '.join(KINDS)}, and {GZIP} behind any of them but .parquet"
 MAGIC = "*?["
 KNOWN = 1000
 """Records of JSON whose columns are known before the first one is given."""
@@ -42,7 +42,7 @@ def files_of(data: FileData) -> tuple[Path, ...]:
     """The files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
     path = Path(data.path).expanduser()
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in KINDS and file.is_file())
+        found = sorted(file for file in path.rglob("*") if kind_of(file) and file.is_file())
         if not found:
             raise DataError(f"{data.path} has no file that can be read: expected {READ} in it")
     elif path.exists():
@@ -53,15 +53,21 @@ def files_of(data: FileData) -> tuple[Path, ...]:
             raise DataError(f"no file fits the pattern {brief(data.path)}; look at what is there: ls {path.parent}")
     else:
         raise DataError(_missing(data.path, path))
-    other = [file for file in found if file.suffix not in KINDS]
+    other = [file for file in found if not kind_of(file)]
     if other:
         raise DataError(f'{other[0]}: files that end in "{other[0].suffix}" are not read; expected {READ}')
-    kinds = sorted({KINDS[file.suffix] for file in found})
+    kinds = sorted({kind_of(file) for file in found})
     if len(kinds) > 1:
         raise DataError(f"{data.path} holds files of several kinds ({', '.join(kinds)}); say which: {data.path}/*{found[0].suffix}")
     if data.by is not None and kinds != ["text"]:
         raise DataError(f"{data.path},by={data.by}: `by` is for plain text (.txt); the records of {kinds[0]} files are documents")
     return tuple(found)
+
+
+def kind_of(file: Path) -> str:
+    """Return the kind of a file by its name, one of KINDS; empty where no such file is read."""
+    kind = KINDS.get(suffix_of(file), "")
+    return "" if kind == "parquet" and file.suffix.lower() == GZIP else kind
 
 
 def _missing(said: str, path: Path) -> str:
@@ -87,39 +93,40 @@ def _file_records(data: FileData) -> Iterator[DataRecord]:
 
 def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     """Records of one file. Blank lines and paragraphs of plain text are no records."""
-    kind = KINDS[file.suffix]
+    kind = kind_of(file)
     if kind == "json":
-        yield from _with_all_columns(_objects(file) if file.suffix == ".jsonl" else _json_records(file))
+        yield from _with_all_columns(_objects(file) if suffix_of(file) == ".jsonl" else _json_records(file))
         return
-    options = {"sample_by": "document" if by == "document" else "line", "encoding": "utf-8-sig"} if kind == "text" else {}
+    if kind != "parquet":
+        try:
+            with opened(file) as stream:
+                yield from table(file, stream) if kind == "csv" else texts(stream, by)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
+        return
     try:
         with _silent() as datasets, TemporaryDirectory() as unused:
             # Streaming keeps no second copy of the texts in a cache, and so has nothing to go stale. The cache is locked all the
             # same, which not every home's file system can.
             names = [glob.escape(str(file.absolute()))]
-            stream: Any = datasets.load_dataset(kind, data_files=names, split="train", streaming=True, cache_dir=unused, **options)
-            yield from _texts(stream, by) if kind == "text" else stream
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
+            stream: Any = datasets.load_dataset(kind, data_files=names, split="train", streaming=True, cache_dir=unused)
+            yield from map(without_filling, stream)
     except Exception as error:  # whatever the libraries of its kind raise
         raise DataError(f"{file} cannot be read as {file.suffix.removeprefix('.')}: {_first_line(error)}") from error
 
 
-def _texts(stream: Iterable[dict[str, str]], by: str) -> Iterator[dict[str, str]]:
-    """Documents, lines, or runs of lines between blank ones; nothing blank."""
-    lines: list[str] = []
-    for fields in stream:
-        blank = not fields["text"].strip()
-        if by != "paragraph":
-            if not blank:
-                yield fields
-        elif not blank:
-            lines.append(fields["text"])
-        elif lines:
-            yield {"text": "\n".join(lines)}
-            lines = []
-    if lines:
-        yield {"text": "\n".join(lines)}
+def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns without the None that tables store inside them for each key that another object has, as TRL does.
+
+    A column that is None stays, and so does a message's ``content``.
+    """
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cleaned(item) for key, item in value.items() if item is not None or key == "content"}
+        return [cleaned(item) for item in value] if isinstance(value, list) else value
+
+    return {column: cleaned(value) for column, value in fields.items()}
 
 
 def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -138,8 +145,8 @@ def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, A
 def _json_records(file: Path) -> Iterator[dict[str, Any]]:
     """The records of a file that is one JSON value: the objects, or the texts, of a list, or one object. A file of JSON lines is
     read as such. Raises DataError."""
-    with failing_as(DataError, f"{file} cannot be read"):
-        text = file.read_bytes()
+    with opened(file) as stream:
+        text = stream.read()
     try:
         whole = parse_json(text)
     except UnicodeDecodeError as error:
@@ -165,7 +172,7 @@ def _is_json(line: bytes) -> bool:
 
 def _objects(file: Path) -> Iterator[dict[str, Any]]:
     """The object of each line that is not blank. Raises DataError with the number of a line that holds none."""
-    with failing_as(DataError, f"{file} cannot be read"), file.open("rb") as lines:
+    with opened(file) as lines:
         for number, line in enumerate(map(bytes.strip, lines), 1):
             if not line:
                 continue
@@ -191,7 +198,7 @@ def _hub_records(data: HubData) -> Iterator[DataRecord]:
             "Options: split, config (the subset), revision; a gated data set needs `hf auth login`"
         ) from error
     for number, fields in enumerate(rows, 1):
-        yield DataRecord(f"{data.title} ({data.split}), record {number}", fields)
+        yield DataRecord(f"{data.title} ({data.split}), record {number}", without_filling(fields))
 
 
 def _offline() -> bool:

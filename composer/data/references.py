@@ -37,13 +37,13 @@ class RecordOptions(Slice):
     """How to read a record. Left out: the first of messages, alpaca, completion and text whose columns are there, and
     hold something where others do not."""
     column: Named | None = None
-    """The column that holds the text, where it is not called ``text``."""
+    """The column of the text, where it is not called ``text``; with ``format=messages``, of the messages."""
     empty: Literal["refuse", "skip"] = "refuse"
     """Whether a record with nothing in it is an error, or is left out and counted."""
 
 
 class FileData(RecordOptions):
-    """A file (JSON lines, JSON, Parquet, plain text), a folder of such files, or a pattern such as ``data/*.jsonl``."""
+    """A file (JSON lines, JSON, Parquet, CSV, plain text), a folder of such files, or a pattern such as ``data/*.jsonl``."""
 
     kind: Literal["file"] = "file"
     path: str

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from composer.data.document import Document
-from composer.data.formats import TextDraft, TextPiece, alpaca_prompt, draft, encode, form_of
+from composer.data.formats import TextDraft, TextPiece, alpaca_prompt, drafts, encode, form_of
 from composer.data.reading import DataRecord
 from composer.data.references import FileData
 from composer.errors import DataError
@@ -26,9 +26,13 @@ TALK = [
 
 
 def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> Document:
-    made = draft(DataRecord("here, record 1", fields), FileData(path="here", **options), tokenizer)
-    assert made is not None
-    return encode(made, tokenizer)
+    (made,) = documents(fields, tokenizer, **options)
+    return made
+
+
+def documents(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[Document]:
+    made = drafts(DataRecord("here, record 1", fields), FileData(path="here", **options), tokenizer)
+    return [encode(one, tokenizer) for one in made]
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -141,7 +145,8 @@ def test_templates_do_not_ask_the_clock(chatty: PreTrainedTokenizerBase) -> None
     """Llama's: `strftime_now` only where there is no date_string."""
     asks = "{% if date_string is not defined %}{{ strftime_now('%d %b %Y') }}{% else %}{{ date_string }}{% endif %}"
     chatty.chat_template = asks + str(chatty.chat_template)
-    assert draft(DataRecord("", {"messages": TALK}), FileData(path=""), chatty).pieces[0].text.startswith("26 Jul 2024[")  # type: ignore[union-attr]
+    (made,) = drafts(DataRecord("", {"messages": TALK}), FileData(path=""), chatty)
+    assert made.pieces[0].text.startswith("26 Jul 2024[")
 
 
 def test_a_tokenizer_without_beginning_or_end() -> None:
@@ -186,10 +191,12 @@ def test_a_form_may_be_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
 def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> None:
     message = told({"txt": "once", "label": 3}, tokenizer)
     assert 'its columns: txt, label; did you mean "text"?' in message
-    assert "Understood: messages | instruction+output | prompt+completion | text; or column=NAME" in message
+    assert "Understood: messages | conversations | instruction+output | prompt+completion | text; or column=NAME" in message
     assert "its columns: none." in told({}, tokenizer)
     assert 'no column "stori"; its columns: story; did you mean "stori"?' in told({"story": "x"}, tokenizer, column="stori")
-    with pytest.raises(DataError, match="column=a: a column of text is for format=text, not alpaca"):
+    with pytest.raises(
+        DataError, match="column=a: a column of text or of messages is for format=text or format=messages, not alpaca"
+    ):
         document({"a": "x"}, tokenizer, column="a", format="alpaca")
 
 
@@ -205,12 +212,16 @@ def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> 
         ({"messages": None}, "messages is empty"),
         ({"messages": TALK[:2]}, "no turn of the assistant, so nothing to learn (roles: system, user)"),
         ({"messages": [{"role": "user", "content": None}]}, "message 1: content is missing"),
-        ({"messages": [{"role": "assistant", "tool_calls": ["look"]}]}, "message 1: content is missing"),
+        ({"messages": [{"role": "assistant", "content": " ", "name": "it"}]}, "message 1: content is blank"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": ""}]}]}, "message 1: content is blank"),
+        ({"conversations": [{"from": "gpt", "value": None}]}, "message 1: content is missing"),
+        ({"prompt": TALK[:2], "completion": []}, "completion is empty"),
+        ({"prompt": TALK[:3], "completion": TALK[3:4]}, "no turn of the assistant"),
     ],
 )
 def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
     assert message in told(fields, chatty)
-    assert draft(DataRecord("here", fields), FileData(path="", empty="skip"), chatty) is None
+    assert drafts(DataRecord("here", fields), FileData(path="", empty="skip"), chatty) == []
 
 
 @pytest.mark.parametrize(
@@ -220,8 +231,29 @@ def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str
         ({"text": ["once"]}, "text is a list, of type list; expected text"),
         ({"text": "on\ud83dce"}, "with half of a character; expected text"),
         ({"messages": "once"}, 'message 1 is "once"; expected a mapping with role and content'),
-        ({"messages": [{"from": "user", "value": "once"}]}, "message 1 is a mapping; expected a mapping with role and content"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "text"}]}]}, "message 1: content is a list"),
+        (
+            {"messages": [{"content": "once"}]},
+            "message 1 is a mapping; expected a mapping with role and content, or from and value",
+        ),
+        ({"messages": [{"role": "assistant", "content": 5}]}, "message 1: content is 5, of type int; expected text"),
+        ({"messages": [{"role": "assistant", "content": "on\ud83dce"}]}, "message 1: content is"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "text"}]}]},
+            'message 1: content has a part of type "text", no text',
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'content has a part of type "image", no text; expected'),
+        ({"messages": [{"role": "user", "content": [7]}]}, "message 1: content has the part 7, no text"),
+        ({"messages": "[{"}, 'messages is "[{", which is no JSON'),
+        ({"messages": TALK, "tools": "look"}, 'tools is "look", which is no JSON'),
+        ({"messages": TALK, "tools": ["{}", "3"]}, "tools is a list; expected a list of objects"),
+        ({"messages": TALK, "tools": {"name": "look"}}, "tools is a mapping; expected a list of objects"),
+        ({"messages": TALK, "chat_template_kwargs": [1]}, "chat_template_kwargs is a list; expected an object"),
+        ({"messages": TALK, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs sets tokenize"),
+        (
+            {"conversations": [{"from": "humen", "value": "once"}]},
+            'message 1: from is "humen"; did you mean "human"? Expected one of',
+        ),
+        ({"prompt": "once", "completion": TALK[2:3]}, 'message 1 is "once"; expected a mapping'),
     ],
 )
 def test_records_that_are_no_text(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
@@ -231,6 +263,6 @@ def test_records_that_are_no_text(fields: dict[str, Any], message: str, chatty: 
 def test_chat_needs_a_template_that_can_be_told_apart(tokenizer: PreTrainedTokenizerBase, chatty: PreTrainedTokenizerBase) -> None:
     assert "messages need a chat template" in told({"messages": TALK}, tokenizer)
     chatty.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    assert "turn 3 otherwise once more is said" in told({"messages": TALK}, chatty)
+    assert "changes earlier messages as soon as the assistant has written message 3" in told({"messages": TALK}, chatty)
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
     assert "the chat template refuses these messages: roles must alternate" in told({"messages": TALK}, chatty)

@@ -17,6 +17,7 @@ from composer.data.packing import PackedRows
 from composer.data.report import DataReport
 from composer.errors import DataError
 from tests.composer.data.conftest import Write
+from tests.composer.data.templates import tokenizer_with
 
 BOS, EOS = 1, 2
 WORDS = ("child", "river", "house", "letter", "teacher", "old", "funny", "time")
@@ -56,6 +57,36 @@ def test_the_share_that_is_held_out(count: int, share: float) -> None:
     assert held[0]
     assert abs(sum(held) - count * share) < 1.1
     assert not any(held_out(index, 0) for index in range(count))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_all_documents_of_a_conversation_are_on_one_side(share: float, write: Write) -> None:
+    """Each repeats the turns before it."""
+    tokenizer = tokenizer_with("qwen")
+    records = [
+        {"messages": [{"role": role, "content": f"{number} {turn}"} for turn in (1, 2, 3) for role in ("user", "assistant")]}
+        for number in range(100, 140)
+    ]
+    path = write("a.jsonl", records)
+    sides = []
+    for split in ("train", "evaluation"):
+        rows = load(tokenizer, path, share=share, split=split, sequence=512, how="padded", vocabulary=len(tokenizer))
+        assert report_of(rows).references[0].documents == len(rows)
+        numbers = [re.findall(r"\d{3}", str(tokenizer.decode(ids))) for ids in rows.ids]
+        assert all(len(set(found)) == 1 for found in numbers)
+        sides.append([found[0] for found in numbers])
+    assert all(side.count(number) == 3 for side in sides for number in side)
+    assert len(set(sides[0])) + len(set(sides[1])) == len({*sides[0], *sides[1]}) == 40
+
+
+def test_a_single_conversation_of_several_documents(write: Write) -> None:
+    tokenizer = tokenizer_with("qwen")
+    path = write("a.jsonl", [{"messages": [{"role": role, "content": "once"} for _ in range(3) for role in ("user", "assistant")]}])
+    counts = [
+        len(load(tokenizer, path, split=split, sequence=256, how="padded", vocabulary=len(tokenizer)))
+        for split in ("train", "evaluation")
+    ]
+    assert counts == [2, 1]
 
 
 @pytest.mark.parametrize("share", [4e-5, 1e-5, 3.3e-7])

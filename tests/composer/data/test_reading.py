@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from composer.data import reading
+from composer.data import reading, streams
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, HubData, parse_reference
 from composer.errors import DataError
@@ -105,15 +106,16 @@ def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_of_no_kind_or_of_several(write: Write, tmp_path: Path) -> None:
-    path = write("a.csv", "text\none\n")
-    assert 'files that end in ".csv" are not read; expected .jsonl, .json, .parquet, .txt' in told(path)
+    path = write("a.doc", "text\none\n")
+    assert 'files that end in ".doc" are not read; expected .jsonl, .json, .parquet, .txt, .csv, .tsv, and .gz behind' in told(path)
+    assert 'files that end in ".gz" are not read' in told(write("a.parquet.gz", gzip.compress(b"PAR1")))
     write("mixed/a.jsonl", THREE)
     write("mixed/b.txt", "one")
     assert "holds files of several kinds (json, text); say which" in told(str(tmp_path / "mixed"))
     assert "`by` is for plain text (.txt)" in told(f"{tmp_path / 'mixed' / 'a.jsonl'},by=line")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt", "a.csv", "a.txt.gz"])
 def test_what_is_empty(write: Write, name: str) -> None:
     assert f"{name} is empty: it has 0 bytes" in told(write(name, ""))
 
@@ -121,6 +123,8 @@ def test_what_is_empty(write: Write, name: str) -> None:
 def test_what_has_no_record(write: Write) -> None:
     assert "a.txt has no record in it, only blank space" in told(write("a.txt", " \n\n"))
     assert "a.jsonl has no record in it" in told(write("a.jsonl", "\n \n"))
+    assert "a.csv has no record in it" in told(write("a.csv", "text,more\n"))
+    assert "b.txt.gz has no record in it" in told(write("b.txt.gz", gzip.compress(b"")))
 
 
 def test_what_is_broken(write: Write) -> None:
@@ -134,6 +138,61 @@ def test_what_is_broken(write: Write) -> None:
     assert "c.json has no record in it" in told(write("c.json", "[]"))
     assert "d.parquet cannot be read as parquet: " in told(write("d.parquet", "no table"))
     assert "e.txt is not UTF-8 (invalid continuation byte at byte 3)" in told(write("e.txt", b"caf\xe9 here"))
+
+
+@pytest.mark.parametrize("by", ["document", "paragraph", "line"])
+def test_packed_text(write: Write, by: str) -> None:
+    plain, packed = write("a.txt", BOOK.encode()), write("a.txt.gz", gzip.compress(BOOK.encode()))
+    assert read(f"{packed},by={by}") == read(f"{plain},by={by}")
+
+
+def test_packed_files_of_every_kind(write: Write, tmp_path: Path) -> None:
+    lines = "".join(json.dumps(record) + "\n" for record in THREE).encode()
+    for name, content in (("a.jsonl", lines), ("b.json", json.dumps(THREE).encode()), ("c.csv", b"text\none\ntwo\nthree\n")):
+        assert read(write(f"packed/{name}.gz", gzip.compress(content))) == THREE
+    assert read(write("A.JSONL.GZ", gzip.compress(lines))) == THREE
+    assert "holds files of several kinds (csv, json)" in told(str(tmp_path / "packed"))
+    assert read(str(tmp_path / "packed" / "*.jsonl.gz")) == THREE
+
+
+def test_packed_files_that_are_damaged_or_too_large(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = gzip.compress(json.dumps(THREE[0]).encode() * 50)
+    assert "a.jsonl.gz cannot be unpacked as gzip: " in told(write("a.jsonl.gz", b"no such thing"))
+    assert "b.jsonl.gz cannot be unpacked as gzip: " in told(write("b.jsonl.gz", packed[:-9]))
+    monkeypatch.setattr(streams, "MOST_UNPACKED", 500)
+    wanted = "c.json.gz has more than 500 bytes when it is unpacked, the most that are read of a packed file: unpack it with gunzip"
+    assert wanted in told(write("c.json.gz", packed))
+
+
+def test_tables(write: Write) -> None:
+    """Cells stay text, also dates, numbers and what looks like nothing; a cell may have separators, quotes and line breaks."""
+    table = 'prompt,completion\r\n"once, ""upon""\na time",2024-01-01\r\n\r\nNA,\r\n007,nan\r\n'
+    rows = [
+        {"prompt": 'once, "upon"\na time', "completion": "2024-01-01"},
+        {"prompt": "NA", "completion": None},
+        {"prompt": "007", "completion": "nan"},
+    ]
+    assert read(write("a.csv", b"\xef\xbb\xbf" + table.encode())) == rows
+    assert read(write("b.tsv", "prompt\tcompletion\none, two\tthree\n")) == [{"prompt": "one, two", "completion": "three"}]
+    long = "word " * 40_000
+    assert read(write("c.csv", f"text\n{long}\n")) == [{"text": long}]
+
+
+def test_tables_that_are_broken(write: Write) -> None:
+    assert "a.csv:3  has 3 cells, expected 2: a, b. Put quotes around" in told(write("a.csv", "a,b\n1,2\n1,2,3\n"))
+    assert "a.csv:2  has 1 cells, expected 2: a, b. Put quotes around" in told(write("a.csv", "a,b\n1\n"))
+    assert 'a.csv:1  names the column "a" twice' in told(write("a.csv", "a,b,a\n1,2,3\n"))
+    assert "a.csv:2  cannot be read as a table: unexpected end of data" in told(write("a.csv", 'a,b\n1,"2\n'))
+    assert "a.csv is not UTF-8" in told(write("a.csv", b"a,b\n1,caf\xe9\n"))
+
+
+def test_what_a_table_fills_in_is_taken_out(tmp_path: Path) -> None:
+    """Parquet has each key of one object in all objects. Columns stay, and a message's content."""
+    calls = [{"name": "look", "arguments": {"at": "river"}}, {"name": "go", "arguments": {"to": "house"}}]
+    messages = [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "user", "content": "once"}]
+    records = [{"messages": messages, "text": None}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet")
+    assert read(str(tmp_path / "a.parquet")) == records
 
 
 def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

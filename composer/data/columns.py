@@ -1,0 +1,51 @@
+"""Values of a record's columns: text, and JSON that a data set stores as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from composer.errors import DataError
+from composer.spec.places import brief
+from converters.bounded import parse_json
+
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16. JSON can contain one, and no tokenizer accepts it."""
+
+
+class Empty(DataError):
+    """A record without content."""
+
+
+def text_of(place: str, fields: Mapping[str, Any], column: str) -> str:
+    """Return the text of a column. Raises Empty where it is missing or blank, and DataError where it is no text."""
+    text = fields[column]
+    if text is None or (isinstance(text, str) and not text.strip()):
+        shown = "missing" if text is None else "blank"
+        raise Empty(f"{place}: {column} is {shown}; mend the record, or leave such records out: empty=skip")
+    if not isinstance(text, str):
+        raise DataError(f"{place}: {column} is {brief(text)}, of type {type(text).__name__}; expected text")
+    check_characters(place, column, text)
+    return text
+
+
+def check_characters(place: str, column: str, text: str) -> None:
+    """Raise DataError where a text contains half of a character."""
+    if HALF.search(text):
+        raise DataError(f"{place}: {column} is {brief(text)}, with half of a character; expected text")
+
+
+def parsed(place: str, column: str, value: Any) -> Any:
+    """Return the value of a column that may store JSON as text, as many data sets of the Hub do. A blank text is None.
+
+    Raises DataError.
+    """
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return parse_json(value)
+    except ValueError as error:
+        raise DataError(f"{place}: {column} is {brief(value)}, which is no JSON ({error}); expected a list or an object") from error

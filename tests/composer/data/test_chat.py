@@ -1,0 +1,219 @@
+"""Conversations have the tokens of `apply_chat_template`, and the assistant's turns alone are learned, whatever the template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from composer.data.chat import render
+from composer.data.formats import DAY
+from composer.errors import DataError
+from tests.composer.data.chats import CALLED, SYSTEM, TALK, TOOL, Messages, document, documents, learned, written
+from tests.composer.data.templates import TEMPLATES, tokenizer_with
+
+THINKING: Messages = [
+    {"role": "user", "content": "where is the house"},
+    {"role": "assistant", "reasoning_content": "they said near the river", "content": "near the river"},
+    {"role": "user", "content": "and the letter"},
+    {"role": "assistant", "reasoning_content": "a child found it", "content": "in the house"},
+]
+
+
+LEARNED = {
+    "chatml": ["he found a letter<|im_end|>\n", "there was an old house<|im_end|>\n"],
+    "marked": ["he found a letter<|im_end|>", "there was an old house<|im_end|>"],
+    "llama": ["he found a letter<|eot|>", "there was an old house<|eot|>"],
+    "mistral": [" he found a letter<eos>", " there was an old house<eos>"],
+    "gemma": ["he found a letter<end_of_turn>\n", "there was an old house<end_of_turn>\n"],
+    "deepseek": ["he found a letter<eos>", "there was an old house<eos>"],
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_conversation_is_one_document(name: str) -> None:
+    tokenizer = tokenizer_with(name)
+    made = document({"messages": TALK}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, TALK)
+    assert learned(made, tokenizer) == LEARNED[name]
+
+
+@pytest.mark.parametrize("name", set(LEARNED) - {"gemma"})
+def test_what_the_system_says_is_not_learned(name: str) -> None:
+    tokenizer = tokenizer_with(name)
+    made = document({"messages": [SYSTEM, *TALK]}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, [SYSTEM, *TALK])
+    assert learned(made, tokenizer) == LEARNED[name]
+
+
+def test_a_template_without_a_system_role_says_so() -> None:
+    with pytest.raises(DataError, match="^here, record 1: the chat template refuses these messages: System role not supported"):
+        documents({"messages": [SYSTEM, *TALK]}, tokenizer_with("gemma"))
+
+
+def test_the_templates_own_marks_are_the_mask() -> None:
+    """As `return_assistant_tokens_mask` has it."""
+    tokenizer = tokenizer_with("marked")
+    found: Any = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    assert document({"messages": TALK}, tokenizer).learned.tolist() == list(map(bool, found["assistant_masks"]))
+
+
+def test_marks_that_mark_nothing_are_an_error() -> None:
+    tokenizer = tokenizer_with(
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'none' %}{% generation %}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(DataError, match="record 1: the chat template has {% generation %}, but marks no text of the assistant"):
+        documents({"messages": TALK}, tokenizer)
+
+
+@pytest.mark.parametrize("talk", [TALK, THINKING])
+def test_a_template_that_rewrites_earlier_turns_gives_a_document_a_turn(talk: Messages) -> None:
+    """Each is what the model reads and writes when it answers: earlier thoughts are gone, and the last one is written."""
+    tokenizer = tokenizer_with("qwen")
+    first, second = documents({"messages": talk}, tokenizer)
+    assert first.ids.tolist() == written(tokenizer, talk[:2])
+    assert second.ids.tolist() == written(tokenizer, talk)
+    for made, number in ((first, 1), (second, 3)):
+        asked = written(tokenizer, talk[:number], add_generation_prompt=True)
+        assert made.ids[: len(asked)].tolist() == asked
+        assert made.learned.tolist() == [False] * len(asked) + [True] * (len(made) - len(asked))
+        thought = talk[number].get("reasoning_content", "")
+        assert learned(made, tokenizer) == [f"<think>\n{thought}\n</think>\n\n{talk[number]['content']}<|im_end|>\n"]
+
+
+def test_a_single_turn_of_such_a_template_is_one_document() -> None:
+    tokenizer = tokenizer_with("qwen")
+    assert document({"messages": THINKING[:2]}, tokenizer).ids.tolist() == written(tokenizer, THINKING[:2])
+
+
+def test_tools_before_the_last_question_alone() -> None:
+    """So that earlier turns are learned with the tools where the model sees them when it answers."""
+    tokenizer = tokenizer_with("mistral")
+    first, second = documents({"messages": TALK, "tools": [TOOL]}, tokenizer)
+    assert first.ids.tolist() == written(tokenizer, TALK[:2], tools=[TOOL])
+    assert second.ids.tolist() == written(tokenizer, TALK, tools=[TOOL])
+    assert [learned(first, tokenizer), learned(second, tokenizer)] == [[text] for text in LEARNED["mistral"]]
+
+
+def test_a_prompt_that_begins_a_thought() -> None:
+    """What is learned begins where the conversation and the prompt for an answer part."""
+    tokenizer = tokenizer_with("deepseek")
+    made = document({"messages": TALK[:2]}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, TALK[:2])
+    assert learned(made, tokenizer) == LEARNED["deepseek"][:1]
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama"])
+@pytest.mark.parametrize("stored", ["objects", "a text", "texts"])
+def test_tools_and_calls(name: str, stored: str) -> None:
+    tokenizer = tokenizer_with(name)
+    tools = {"objects": [TOOL], "a text": json.dumps([TOOL]), "texts": [json.dumps(TOOL)]}[stored]
+    made = documents({"messages": CALLED, "tools": tools}, tokenizer)[-1]
+    assert made.ids.tolist() == written(tokenizer, CALLED, tools=[TOOL])
+    text = tokenizer.decode(made.ids)
+    for piece in ('"properties"', '"at": "river", "far": null', "an old house", "near the river"):
+        assert piece in text
+    assert documents({"messages": CALLED, "tools": None}, tokenizer)[-1].ids.tolist() == written(tokenizer, CALLED)
+
+
+def test_calls_are_learned() -> None:
+    tokenizer = tokenizer_with("llama")
+    assert learned(document({"messages": CALLED}, tokenizer), tokenizer) == [
+        'look({"at": "river", "far": null})<|eot|>',
+        "near the river<|eot|>",
+    ]
+
+
+def test_a_call_without_content_is_empty_text_where_the_template_needs_text() -> None:
+    tokenizer = tokenizer_with("chatml")
+    empty = [CALLED[0], {**CALLED[1], "content": ""}, *CALLED[2:]]
+    assert document({"messages": CALLED}, tokenizer).ids.tolist() == written(tokenizer, empty)
+
+
+ECHO = (
+    "{% for m in messages %}{% for key in m | list | sort %}[{{ key }}:{{ m[key] }}]{% endfor %}{% endfor %}"
+    "{% for d in documents or [] %}({{ d.title }}){% endfor %}{{ mood }}"
+)
+
+
+def test_every_key_of_a_message_reaches_the_template() -> None:
+    """`name`, `tool_call_id` and any other, which only the template knows; and documents, and a row's own variables."""
+    tokenizer = tokenizer_with(ECHO)
+    messages = [
+        {"role": "user", "content": "once", "name": "it", "weather": "old"},
+        {"role": "assistant", "content": "upon", "thinking": "a"},
+    ]
+    fields = {"messages": messages, "documents": [{"title": "house", "text": "a"}], "chat_template_kwargs": {"mood": "funny"}}
+    wanted = written(tokenizer, messages, documents=fields["documents"], mood="funny")
+    assert documents(fields, tokenizer)[-1].ids.tolist() == wanted
+    text = tokenizer.decode(wanted)
+    for piece in ("[name:it]", "[weather:old]", "[thinking:a]", "(house)", "funny"):
+        assert piece in text
+    as_text = {name: json.dumps(value) for name, value in fields.items()}
+    assert documents(as_text, tokenizer)[-1].ids.tolist() == wanted
+
+
+def test_a_row_may_choose_to_think() -> None:
+    tokenizer = tokenizer_with("qwen")
+    made = document({"messages": TALK[:2], "chat_template_kwargs": {"enable_thinking": False}}, tokenizer)
+    assert learned(made, tokenizer) == ["he found a letter<|im_end|>\n"]
+    made = document({"messages": TALK[:2]}, tokenizer)
+    assert learned(made, tokenizer) == ["<think>\n\n</think>\n\nhe found a letter<|im_end|>\n"]
+
+
+def test_words_that_end_every_conversation() -> None:
+    tokenizer = tokenizer_with("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ eos_token }}")
+    made = document({"messages": TALK[:2]}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, TALK[:2])
+    assert learned(made, tokenizer) == ["[assistant]he found a letter<eos>"]
+    assert [one.ids.tolist() for one in documents({"messages": TALK}, tokenizer)] == [
+        written(tokenizer, TALK[:2]),
+        written(tokenizer, TALK),
+    ]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_of_messages_and_its_completion(name: str) -> None:
+    """As in TRL: the text of both, of which the completion is learned."""
+    tokenizer = tokenizer_with(name)
+    made = document({"prompt": TALK[:3], "completion": TALK[3:]}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, TALK)
+    answer = "<think>\n\n</think>\n\nthere was an old house<|im_end|>\n" if name == "qwen" else LEARNED[name][1]
+    assert learned(made, tokenizer) == [answer]
+
+
+def test_a_completion_may_use_tools() -> None:
+    """Their results are not learned."""
+    tokenizer = tokenizer_with("llama")
+    made = document({"prompt": CALLED[:1], "completion": CALLED[1:], "tools": [TOOL]}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, CALLED, tools=[TOOL])
+    assert len(learned(made, tokenizer)) == 2
+
+
+@pytest.mark.parametrize("talk", [TALK[:1], TALK[:3], [SYSTEM, *TALK[:3]]])
+@pytest.mark.parametrize("name", set(TEMPLATES) - {"gemma"})
+def test_a_prompt_is_written_as_transformers_writes_it(name: str, talk: Messages) -> None:
+    tokenizer = tokenizer_with(name)
+    for asked in (False, True):
+        found = render(tokenizer, talk, settings={"date_string": DAY}, generation_prompt=asked).text
+        assert found == tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=asked, date_string=DAY)
+
+
+def test_a_token_that_reaches_into_an_answer_is_learned() -> None:
+    """The text is tokenized whole, as transformers does, so a token may begin in the prompt."""
+    tokenizer = tokenizer_with("{% for m in messages %}{{ m.content }}{% endfor %}")
+    messages = [{"role": "user", "content": "there w"}, {"role": "assistant", "content": "as a time"}]
+    made = document({"messages": messages}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, messages)
+    assert str(tokenizer.decode(made.ids[made.learned])).endswith("as a time")
+    assert not made.learned[0]
+
+
+def test_characters_of_several_tokens() -> None:
+    tokenizer = tokenizer_with("chatml")
+    messages = [{"role": "user", "content": "é🙂"}, {"role": "assistant", "content": "🙂é"}]
+    made = document({"messages": messages}, tokenizer)
+    assert made.ids.tolist() == written(tokenizer, messages)
+    asked = len(written(tokenizer, messages[:1], add_generation_prompt=True))
+    assert made.learned.tolist() == [False] * asked + [True] * (len(made) - asked)
