@@ -63,6 +63,28 @@ def evaluate(
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --lm-eval: a folder with tasks of your own.")
     ] = None,
+    limit: Annotated[
+        float | None, typer.Option(help="With --lm-eval: documents of each task, or a share below 1; left out, --samples.")
+    ] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="With --lm-eval: examples before each question.")] = None,
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="With --lm-eval: write prompts by the model's chat template.")
+    ] = False,
+    system_instruction: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --lm-eval: the system message, or the beginning of each prompt.")
+    ] = None,
+    fewshot_as_multiturn: Annotated[
+        bool, typer.Option(help="With --lm-eval and a chat template: each example is a turn of its own.")
+    ] = True,
+    log_samples: Annotated[
+        bool, typer.Option("--log-samples", help="With --lm-eval: write each request and answer into OUT/lm-eval.")
+    ] = False,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With --lm-eval: tokens that a request keeps; left out, the positions of the model's config."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the evaluation in OUT.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -90,6 +112,13 @@ def evaluate(
             batch_tokens=batch_tokens,
             lm_eval=harness or (),
             include_path=include_path,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            apply_chat_template=apply_chat_template,
+            system_instruction=system_instruction,
+            fewshot_as_multiturn=fewshot_as_multiturn,
+            log_samples=log_samples,
+            max_length=max_length,
             force=force,
             progress=watch or False,
         )

@@ -38,6 +38,13 @@ def evaluate(
     batch_tokens: TokenCount = BATCH_TOKENS,
     lm_eval: str | Sequence[str] = (),
     include_path: Reference | None = None,
+    limit: float | None = None,
+    num_fewshot: int | None = None,
+    apply_chat_template: bool | str = False,
+    system_instruction: str | None = None,
+    fewshot_as_multiturn: bool = True,
+    log_samples: bool = False,
+    max_length: int | None = None,
     force: bool = False,
     progress: bool | Callable[[EvaluationProgress], None] = False,
 ) -> EvaluationReport:
@@ -51,6 +58,8 @@ def evaluate(
     - text, haystack, babi: files for the tasks that take one.
     - dtype: of all weights; ``None`` leaves them as they are stored. batch_tokens: of the samples of a batch.
     - lm_eval: tasks of lm-eval-harness; include_path: a folder with such tasks of one's own.
+    - limit, num_fewshot, apply_chat_template, system_instruction, fewshot_as_multiturn, log_samples, max_length: as lm-eval has
+      them. limit: left out, ``samples``. log_samples: into ``out``.
     - progress: ``True`` shows a bar; or what is to be called as samples are scored.
 
     Scores are shares from 0 to 1, or nats for each token. Raises ComposerError; a cell that fails later says why in the report.
@@ -59,8 +68,6 @@ def evaluate(
     """
     dtype = named_dtype(dtype, EvaluationError)
     harness = tuple(name for one in several(lm_eval) for part in one.split(",") if (name := part.strip()))
-    if include_path is not None and not harness:
-        raise EvaluationError("--include-path is for tasks of lm-eval: name them with --lm-eval.")
     asked = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
     sizes = numbers_of(lengths, "--lengths", EvaluationError, least=SHORTEST)
     named = {name: name_of(one) for name, one in models.items()} if isinstance(models, Mapping) else several(models)
@@ -78,6 +85,13 @@ def evaluate(
             batch_tokens=tokens_of(batch_tokens, "--batch-tokens", EvaluationError),
             harness=harness,
             include_path=path_of(include_path),
+            limit=int(limit) if limit is not None and limit == int(limit) else limit,
+            num_fewshot=num_fewshot,
+            apply_chat_template=apply_chat_template,
+            system_instruction=system_instruction,
+            fewshot_as_multiturn=fewshot_as_multiturn,
+            log_samples=log_samples,
+            max_length=max_length,
             force=force,
             watch=watch,
         )

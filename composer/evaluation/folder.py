@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from composer.errors import EvaluationError
-from composer.evaluation.report import CellKey, EvaluationReport, EvaluationSetting, SampleResult
-from composer.evaluation.resuming import joined
-from composer.files import failing_as, visible_in, write_whole
+from composer.evaluation.report import (
+    CellKey,
+    EvaluationReport,
+    EvaluationSetting,
+    HarnessResult,
+    LoggedSample,
+    SampleResult,
+)
+from composer.evaluation.resuming import joined, samples_of
+from composer.files import failing_as, visible_in
 from composer.locks import working_in
-from converters.bounded import MOST_CONFIG, MOST_LOG, parse_json, read_json
+from composer.state import cut_interrupted_line, read_log, read_state, write_state
+from converters.bounded import MOST_LOG, brief, listed
 
 PICTURES = ("accuracy", "loss", "depth", "position")
 """The prefixes of the names of pictures."""
+SAMPLES_OF_HARNESS = "lm-eval"
+"""The folder of the samples that lm-eval logs, with a folder for each model."""
 RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
+
+
+BEGIN_ANEW = "Begin anew: --force."
+SAMPLES_AGAIN = "Remove it: its samples are then scored again. Or begin anew: --force."
+REPORT_AGAIN = "Remove it: the report is then made of the scored samples. Or begin anew: --force."
 
 
 class ScoreLog:
     """The samples that have been scored so far, by this call and those before it.
 
-    folder: where they are logged; None keeps them in memory alone. setting: of the evaluation, over all of its calls.
+    folder: where they are logged; None keeps them in memory alone. setting: of the evaluation, over all of its calls. Raises
+    EvaluationError where a log is damaged.
     """
 
     def __init__(self, folder: Path | None, setting: EvaluationSetting) -> None:
         self.folder, self.setting = folder, setting
         self._results: dict[CellKey, dict[int, SampleResult]] = {}
-        self._harness: dict[str, Any] = {}
+        self._harness: dict[str, HarnessResult] = {}
+        self.earlier = _earlier_report(folder)
+        """The report of earlier calls; None where there is none."""
         if folder is not None:
-            with _undamaged(folder / SAMPLES):
-                for line in _whole_lines(folder / SAMPLES):
-                    key = CellKey(line.pop("model"), line.pop("task"), line.pop("length"))
-                    judged = SampleResult.model_validate(line)
-                    self._results.setdefault(key, {})[judged.index] = judged
-            with _undamaged(folder / HARNESS):
-                for line in _whole_lines(folder / HARNESS):
-                    self._harness[line["model"]] = line["results"]
+            for number, line in enumerate(read_log(folder / SAMPLES, LoggedSample, EvaluationError, SAMPLES_AGAIN), 1):
+                _check_sample(line, setting, f"{folder / SAMPLES}, line {number:,}")
+                self._results.setdefault(line.key, {})[line.index] = line.result
+            labels = [model.label for model in setting.models]
+            for number, line in enumerate(read_log(folder / HARNESS, HarnessResult, EvaluationError, SAMPLES_AGAIN), 1):
+                _check_known(line.model, labels, "model", f"{folder / HARNESS}, line {number:,}")
+                self._harness[line.model] = line
+            with writable(folder):
+                cut_interrupted_line(folder / SAMPLES)
+                cut_interrupted_line(folder / HARNESS)
 
     def results(self, key: CellKey) -> dict[int, SampleResult]:
         """The samples of a cell, by index."""
@@ -52,21 +71,45 @@ class ScoreLog:
     def add(self, key: CellKey, judged: SampleResult) -> None:
         """Keep one more sample, on the disk from now on."""
         self._results.setdefault(key, {})[judged.index] = judged
-        self._append(SAMPLES, {**key._asdict(), **judged.model_dump(mode="json", exclude_none=True)})
+        self._append(SAMPLES, LoggedSample(**key._asdict(), **dict(judged)))
 
-    def harness(self, model: str) -> Any:
+    def harness(self, model: str) -> HarnessResult | None:
         """lm-eval's results for a model; None where it has not run."""
         return self._harness.get(model)
 
-    def add_harness(self, model: str, results: Any) -> None:
-        self._harness[model] = results
-        self._append(HARNESS, {"model": model, "results": results})
+    def add_harness(self, result: HarnessResult) -> None:
+        """Keep lm-eval's results for a model, on the disk from now on."""
+        self._harness[result.model] = result
+        self._append(HARNESS, result)
 
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+    def _append(self, name: str, line: LoggedSample | HarnessResult) -> None:
         if self.folder is None:
             return
         with writable(self.folder), (self.folder / name).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            value = line.model_dump(mode="json", exclude_none=True)
+            stream.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _check_sample(line: LoggedSample, setting: EvaluationSetting, where: str) -> None:
+    """Raise EvaluationError where a logged sample is of no cell of the evaluation, or has an impossible score."""
+    tasks = {task.label: task for task in setting.tasks}
+    _check_known(line.model, [model.label for model in setting.models], "model", where)
+    _check_known(line.task, tasks, "task", where)
+    _check_known(line.length, setting.lengths, "length", where)
+    task = tasks[line.task]
+    if line.index >= samples_of(task, setting):
+        raise _damaged(where, f"index: expected less than {samples_of(task, setting):,}, got {line.index:,}")
+    if task.scored != "loss" and not 0 <= line.score <= 1:
+        raise _damaged(where, f"score: expected a share from 0 to 1, got {line.score:g}")
+
+
+def _check_known(value: object, known: Iterable[object], field: str, where: str) -> None:
+    if value not in known:
+        raise _damaged(where, f"{field}: expected one of {listed(map(str, known))}, got {brief(value)}")
+
+
+def _damaged(where: str, problem: str) -> EvaluationError:
+    return EvaluationError(f"{where} is damaged: {problem}. {SAMPLES_AGAIN}")
 
 
 @contextmanager
@@ -74,7 +117,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
     """Continues the evaluation in a folder, or starts one there; for the block, the folder is locked against others.
 
     Models, tasks and lengths of earlier calls stay beside those of this one. force: replace the evaluation in the folder. Raises
-    EvaluationError where the folder holds one with other settings, or other
+    EvaluationError where the folder holds one with other settings, or other files.
     """
     if folder is None:
         yield ScoreLog(None, setting)
@@ -89,32 +132,27 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
             raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
         log = ScoreLog(folder, setting)
         with writable(folder):
-            write_whole(folder / RUN, json.dumps(setting.identity(), indent=2, ensure_ascii=False) + "\n")
+            write_state(folder / RUN, setting)
         yield log
 
 
 def _joined(folder: Path, setting: EvaluationSetting) -> EvaluationSetting:
     """The settings of the evaluation in a folder, joined with those of this call. Raises EvaluationError where they contradict."""
-    path = folder / RUN
+    begun = read_state(folder / RUN, EvaluationSetting, EvaluationError, BEGIN_ANEW)
     try:
-        return joined(read_json(path, MOST_CONFIG), setting, earlier_report(folder))
+        return joined(begun, setting)
     except EvaluationError as error:
         raise EvaluationError(
             f"{folder} holds an evaluation with other settings:{error}\n"
             "Say the same as then, choose another --out, or begin anew: --force."
         ) from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        problem = str(error).splitlines()[0]
-        raise EvaluationError(
-            f"{path} cannot be read ({problem}), so nothing says what was evaluated. Begin anew: --force."
-        ) from error
 
 
-def earlier_report(folder: Path | None) -> EvaluationReport | None:
-    """The folder's earlier report; None where there is none, or none that can be read."""
+def _earlier_report(folder: Path | None) -> EvaluationReport | None:
+    """The folder's earlier report; None where there is none. Raises EvaluationError where it is damaged."""
     try:
-        return None if folder is None else EvaluationReport.model_validate(read_json(folder / RESULTS, MOST_LOG))
-    except (OSError, ValueError):
+        return None if folder is None else read_state(folder / RESULTS, EvaluationReport, EvaluationError, REPORT_AGAIN, MOST_LOG)
+    except FileNotFoundError:
         return None
 
 
@@ -123,35 +161,11 @@ def _remove(folder: Path) -> None:
     with writable(folder):
         for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
             (folder / name).unlink(missing_ok=True)
+        for samples in (folder / SAMPLES_OF_HARNESS).glob("*/samples_*.jsonl"):
+            samples.unlink()
         for kind in PICTURES:
             for picture in (folder / PLOTS).glob(f"{kind}-*.png"):
                 picture.unlink()
-
-
-def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log. An incomplete last one, which a kill may leave, is cut off the file, so that lines can be added."""
-    if not path.is_file():
-        return
-    with path.open("rb+") as stream:
-        contents = stream.read(MOST_LOG + 1)
-        if len(contents) > MOST_LOG:
-            raise ValueError(f"larger than {MOST_LOG:,} bytes")
-        whole = contents.rfind(b"\n") + 1
-        if whole < len(contents):
-            stream.truncate(whole)
-    for line in contents[:whole].splitlines():
-        found = parse_json(line)
-        if not isinstance(found, dict):
-            raise ValueError(f"a line that holds a {type(found).__name__}")
-        yield found
-
-
-@contextmanager
-def _undamaged(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise EvaluationError(f"{path} is damaged: {str(error).splitlines()[0]}. Begin anew: --force.") from error
 
 
 @contextmanager

@@ -5,20 +5,27 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import EvaluationError
+from composer.evaluation.folder import SAMPLES_OF_HARNESS, writable
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.report import HarnessFacts, HarnessFigure
-from composer.files import sha256
+from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResult
+from composer.evaluation.table import cut_in_words
+from composer.files import sha256, write_whole
 from composer.notices import warn_user
 from composer.spec.places import brief, nearest
+from composer.weights.positions import check_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from composer.evaluation.subjects import Subject
 
 QUESTION = 1024
 """Assumed tokens of a question: lm-eval takes a number of questions for its batches, not of tokens."""
@@ -59,47 +66,100 @@ def harness_facts(options: EvaluationOptions) -> HarnessFacts:
     if folder is not None:
         files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
-    return HarnessFacts(tasks=tuple(options.harness), limit=options.samples, files=hashes)
+    return HarnessFacts(
+        tasks=tuple(options.harness),
+        limit=_limit(options),
+        files=hashes,
+        num_fewshot=options.num_fewshot,
+        max_length=options.max_length,
+        chat_template=options.apply_chat_template,
+        system_instruction=options.system_instruction,
+        fewshot_as_multiturn=options.fewshot_as_multiturn,
+    )
+
+
+def check_harness(options: EvaluationOptions, subjects: Sequence[Subject]) -> None:
+    """Raises EvaluationError where a model has no chat template to apply, or no positions for ``max_length``."""
+    for subject in subjects:
+        if options.apply_chat_template and not subject.tokenizer.chat_template:
+            raise EvaluationError(
+                f"--apply-chat-template: the tokenizer of {subject.reference} has no chat template. Leave the option out, or add a "
+                "chat_template.jinja to the folder."
+            )
+        if options.max_length is not None:
+            check_positions(
+                subject.source.trunk, f"--max-length: {subject.reference}", options.max_length, "ask for at most", EvaluationError
+            )
 
 
 def run_harness(
-    model: Any, tokenizer: PreTrainedTokenizerBase, options: EvaluationOptions, manager: Any
-) -> dict[str, dict[str, Any]]:
-    """lm-eval's results, by task; ``harness_figures`` reads them. manager: of ``open_harness``. Raises EvaluationError."""
+    label: str, model: Any, tokenizer: PreTrainedTokenizerBase, options: EvaluationOptions, manager: Any
+) -> HarnessResult:
+    """lm-eval's results for a model. Logs a warning for each task whose requests were cut, and writes the samples where the options
+    ask for them. manager: of ``open_harness``. Raises EvaluationError."""
     with _quiet():
         from lm_eval import evaluator
-        from lm_eval.models import huggingface
+
+        from composer.evaluation.harness_model import HarnessModel
 
         ask: Any = evaluator.simple_evaluate  # Any: its decorators hide its parameters
-        of_ours: Any = huggingface.HFLM
+        opened = HarnessModel(model, tokenizer, max_length=options.max_length, batch_size=max(1, options.batch_tokens // QUESTION))
         answer = ask(
-            model=of_ours(
-                pretrained=model,
-                tokenizer=tokenizer,
-                trust_remote_code=False,
-                backend="causal",
-                batch_size=max(1, options.batch_tokens // QUESTION),
-            ),
+            model=opened,
             tasks=list(options.harness),
             task_manager=manager,
-            limit=options.samples,
-            log_samples=False,
+            limit=_limit(options),
+            num_fewshot=options.num_fewshot,
+            apply_chat_template=options.apply_chat_template,
+            system_instruction=options.system_instruction,
+            fewshot_as_multiturn=options.fewshot_as_multiturn,
+            log_samples=options.log_samples,
             random_seed=options.seed,
             numpy_random_seed=options.seed,
             torch_random_seed=options.seed,
             fewshot_random_seed=options.seed,
         )
-    return {task: dict(_finite(task, figures)) for task, figures in answer["results"].items()}
+        if options.log_samples and options.out is not None:
+            _write_samples(samples_folder(options.out.expanduser(), label), answer["samples"])
+    for cut in opened.cut:
+        warn_user(f"{label}: {cut_in_words(cut)}")
+    results = {task: dict(_finite(task, figures)) for task, figures in answer["results"].items()}
+    return HarnessResult(model=label, results=results, cut=opened.cut)
 
 
-def harness_figures(model: str, results: Mapping[str, Mapping[str, Any]]) -> Iterator[HarnessFigure]:
+def samples_folder(out: Path, label: str) -> Path:
+    """The folder of a model's logged samples, by lm-eval's own rule for names."""
+    from lm_eval.utils import sanitize_model_name
+
+    return out / SAMPLES_OF_HARNESS / sanitize_model_name(label)
+
+
+def _write_samples(folder: Path, samples: Mapping[str, list[dict[str, Any]]]) -> None:
+    """A file ``samples_TASK.jsonl`` for each task, as lm-eval writes it."""
+    from lm_eval.loggers import EvaluationTracker
+
+    with writable(folder), tempfile.TemporaryDirectory() as written:
+        for task, own in samples.items():
+            tracker = EvaluationTracker(output_path=written)
+            tracker.general_config_tracker.model_name_sanitized = task
+            tracker.date_id = ""  # lm-eval sets it as it writes its own report; it is the end of the file's name
+            tracker.save_results_samples(task, own)
+            (file,) = (Path(written) / task).glob("*.jsonl")
+            write_whole(folder / f"samples_{task}.jsonl", file.read_text(encoding="utf-8"))
+
+
+def _limit(options: EvaluationOptions) -> int | float | None:
+    return options.samples if options.limit is None else options.limit
+
+
+def harness_figures(result: HarnessResult) -> Iterator[HarnessFigure]:
     """lm-eval's figures, each with its standard error. Their keys are ``metric,filter``."""
-    for task, figures in results.items():
+    for task, figures in result.results.items():
         for name, value in figures.items():
             metric, _, way = name.partition(",")
             if not metric.endswith(ERROR_OF):
                 error = figures.get(f"{metric}{ERROR_OF},{way}")
-                yield HarnessFigure(model=model, task=task, metric=metric, filter=way, value=value, standard_error=error)
+                yield HarnessFigure(model=result.model, task=task, metric=metric, filter=way, value=value, standard_error=error)
 
 
 def _finite(task: str, figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -125,7 +185,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     bars = sys.stderr if sys.stderr.isatty() else StringIO()
     try:
-        with redirect_stdout(bars), redirect_stderr(bars):
+        with redirect_stdout(bars), redirect_stderr(bars), _without_git():
             yield
     except EvaluationError:
         raise
@@ -138,3 +198,16 @@ def _quiet() -> Iterator[None]:
         raise EvaluationError(f"lm-eval failed: {type(error).__name__}: {said}") from error
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def _without_git() -> Iterator[None]:
+    """For the block, lm-eval does not run git, which prints an error outside of a checkout. The commit is not used here."""
+    from lm_eval import evaluator
+
+    original = evaluator.get_git_commit_hash
+    evaluator.get_git_commit_hash = lambda: None
+    try:
+        yield
+    finally:
+        evaluator.get_git_commit_hash = original

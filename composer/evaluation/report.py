@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
+from composer.state import Count, Elapsed, Measured
 from composer.tables import Readable, View, cell_at
 from composer.tasks.base import Scored
 from composer.weights.opened import OpenedFacts
@@ -33,45 +34,53 @@ class CellKey(NamedTuple):
 class SampleResult(Closed):
     """The result of one sample. index: of the sample in its task, from 0."""
 
-    index: int
-    score: float
+    index: Count
+    score: Measured
     """0 to 1, the higher the better; of a task that is scored by loss, nats per token."""
-    tokens: int
+    tokens: Count
     """Tokens of the whole sample, BOS and answer included."""
-    depth: float | None = None
+    depth: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the haystack before the needle."""
     answers: tuple[str, ...] | None = None
     written: str | None = None
     """What the model wrote after the prompt, up to EOS."""
-    nats: tuple[float | None, ...] | None = None
+    nats: Annotated[tuple[Measured | None, ...], Field(max_length=BUCKETS)] | None = None
     """Mean nats per token in each part of the window; None where nothing in it is predicted."""
-    seconds: float
+    seconds: Elapsed
     """The sample's share of its batch's time."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_earlier_versions(cls, said: Any) -> Any:
-        """Earlier versions called the nats losses."""
-        if isinstance(said, Mapping) and "losses" in said:
-            return {"nats" if key == "losses" else key: value for key, value in said.items()}
-        return said
+
+class LoggedSample(SampleResult):
+    """A line of the log of samples: a sample's result and its cell."""
+
+    model: str
+    task: str
+    length: Count
+
+    @property
+    def key(self) -> CellKey:
+        return CellKey(self.model, self.task, self.length)
+
+    @property
+    def result(self) -> SampleResult:
+        return SampleResult(**{name: getattr(self, name) for name in SampleResult.model_fields})
 
 
 class DepthBin(Closed):
     """Samples whose needle stands from one depth up to another."""
 
-    start: float
-    end: float
-    mean: float
-    samples: int
+    start: Measured
+    end: Measured
+    mean: Measured
+    samples: Count
 
 
 class PositionBin(Closed):
     """Tokens from one position (from 0) up to another, and their mean nats over the samples."""
 
-    start: int
-    end: int
-    nats: float
+    start: Count
+    end: Count
+    nats: Measured
 
 
 class EvaluationCell(Closed):
@@ -79,25 +88,33 @@ class EvaluationCell(Closed):
 
     model: str
     task: str
-    length: int
+    length: Count
     scored: Scored
-    mean: float | None
+    mean: Measured | None
     """The mean of the samples' scores, each sample counting the same. None where the cell failed."""
-    standard_error: float | None
+    standard_error: Measured | None
     """√(Σ (score - mean)²) / samples: for scores of 0 and 1 the binomial √(p (1 - p) / n), else what a bootstrap of the mean tends
     to. None for a single sample."""
-    interval: tuple[float, float] | None = None
+    interval: tuple[Measured, Measured] | None = None
     """The 95 % interval of the mean over all samples that the task could draw, from ``interval_of``. None where the cell failed."""
-    nats: float | None = None
+    nats: Measured | None = None
     """Mean nats per token, for a task that is scored by loss."""
     perplexity: float | None = None
     """exp(nats)."""
-    samples: int
-    seconds: float
+    samples: Count
+    seconds: Elapsed
     failure: str | None = None
     """The reason why there is no result, such as ``out of memory``."""
     by_depth: tuple[DepthBin, ...] = ()
     by_position: tuple[PositionBin, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> EvaluationCell:
+        if self.mean is not None and not self.samples:
+            raise ValueError("a mean of 0 samples")
+        if self.mean is not None and self.scored != "loss" and not 0 <= self.mean <= 1:
+            raise ValueError(f"expected a mean from 0 to 1, got {self.mean:g}")
+        return self
 
     @property
     def key(self) -> CellKey:
@@ -122,11 +139,16 @@ class TaskIdentity(Closed):
 
 
 class HarnessFacts(Closed):
-    """The tasks that lm-eval runs. files: SHA-256 of those in the included folder."""
+    """The tasks that lm-eval runs, and its options. files: SHA-256 of those in the included folder."""
 
     tasks: tuple[str, ...]
-    limit: int | None
+    limit: Count | float | None
     files: dict[str, str]
+    num_fewshot: Count | None = None
+    max_length: Count | None = None
+    chat_template: bool | str = False
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool = True
 
 
 class EvaluationSetting(Closed):
@@ -134,18 +156,46 @@ class EvaluationSetting(Closed):
 
     models: tuple[EvaluatedModelFacts, ...]
     tasks: tuple[TaskIdentity, ...]
-    lengths: tuple[int, ...]
-    samples: int
+    lengths: tuple[Count, ...]
+    samples: Count
     seed: int
     device: str
     backend: str = AUTO
-    """Which forms ran the heads of built models. Evaluations of earlier versions had this one, and do not store it."""
+    """Which forms ran the heads of built models."""
     harness: HarnessFacts | None
     versions: dict[str, str]
 
     def identity(self) -> dict[str, Any]:
         """The settings that a continued evaluation must share: all but the models' folders."""
         return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
+
+
+class CutRequests(Closed):
+    """The requests of a task of lm-eval that were longer than ``max_length`` and lost their first tokens.
+
+    requests: all requests of the task; of a multiple-choice task each choice is one. longest: in tokens. For a task that
+    generates, a prompt also leaves room for the tokens to generate.
+    """
+
+    task: str
+    requests: Count
+    cut: Count
+    longest: Count
+    max_length: Count
+
+
+class ModelCutRequests(CutRequests):
+    """The same, with the model."""
+
+    model: str
+
+
+class HarnessResult(Closed):
+    """lm-eval's results for one model: figures by task and ``metric,filter``, and the tasks whose requests were cut."""
+
+    model: str
+    results: dict[str, dict[str, float]]
+    cut: tuple[CutRequests, ...] = ()
 
 
 class HarnessFigure(Closed):
@@ -167,6 +217,8 @@ class EvaluationReport(Readable, Closed):
     batch_tokens: int
     cells: tuple[EvaluationCell, ...]
     harness: tuple[HarnessFigure, ...] = ()
+    cut: tuple[ModelCutRequests, ...] = ()
+    """The requests of lm-eval's tasks that were longer than a model's ``max_length``, by model and task."""
 
     def view(self) -> View:
         from composer.evaluation.table import note, tables
@@ -209,7 +261,8 @@ def interval_of(scored: Scored, mean: float, error: float | None, samples: int) 
     """
     if scored == "loss":
         return None if error is None else (mean - Z * error, mean + Z * error)
-    count = max(samples, mean * (1 - mean) / error**2) if error else samples
+    variance = error * error if error else 0.0
+    count = max(samples, mean * (1 - mean) / variance) if variance else samples
     square = Z * Z / count
     middle, half = mean + square / 2, Z * math.sqrt(mean * (1 - mean) / count + square / (4 * count))
     low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)

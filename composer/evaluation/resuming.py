@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from composer.evaluation.report import (
     TaskIdentity,
     make_cell,
 )
-from composer.graph.lowering import AUTO
 
 HARNESS_PACKAGE = "lm-eval"
 """Its version is a setting of evaluations that run it."""
@@ -25,37 +23,31 @@ SHOWN = 5
 UNFINISHED = "not finished: ask for it again"
 
 
-def joined(begun: Mapping[str, Any], setting: EvaluationSetting, earlier: EvaluationReport | None) -> EvaluationSetting:
+def joined(begun: EvaluationSetting, setting: EvaluationSetting) -> EvaluationSetting:
     """The union of the earlier settings and those of this call. Raises EvaluationError with the settings that contradict each
-    other, and other errors where ``begun`` holds no settings.
-
-    begun: the contents of ``run.json``. earlier: the report, if there is one, for the models' folders.
-    """
-    begun = {"backend": AUTO, **begun}  # earlier versions used this backend, and did not store it
-    now = json.loads(json.dumps(setting.identity()))
-    then, asked = dict(begun), dict(now)
-    whole = {**begun, "lengths": sorted({*begun["lengths"], *now["lengths"]})}
+    other."""
+    before, now = begun.identity(), setting.identity()
+    then, asked = dict(before), dict(now)
+    whole = {**begun.model_dump(mode="json"), "lengths": sorted({*begun.lengths, *setting.lengths})}
+    complete = setting.model_dump(mode="json")
     for key in ("models", "tasks"):
-        first, second = ({item["label"]: item for item in one[key]} for one in (begun, now))
-        whole[key] = [*(first | second).values()]
+        whole[key] = [*({item["label"]: item for item in (*whole[key], *complete[key])}).values()]
+        first, second = ({item["label"]: item for item in one[key]} for one in (before, now))
         both = first.keys() & second.keys()
         then[key], asked[key] = ([some[label] for label in first if label in both] for some in (first, second))
-    if begun.get("harness") is None or now["harness"] is None:
-        whole["harness"] = begun.get("harness") or now["harness"]
+    if before["harness"] is None or now["harness"] is None:
+        whole["harness"] = before["harness"] or now["harness"]
         then["harness"] = asked["harness"] = None
-        whole["versions"] = begun["versions"] | now["versions"]
-        then["versions"], asked["versions"] = ({**one["versions"], HARNESS_PACKAGE: None} for one in (begun, now))
-    if not (begun["tasks"] and now["tasks"]):
-        whole["samples"] = (begun if begun["tasks"] else now)["samples"]
+        whole["versions"] = before["versions"] | now["versions"]
+        then["versions"], asked["versions"] = ({**one["versions"], HARNESS_PACKAGE: None} for one in (before, now))
+    if not (begun.tasks and setting.tasks):
+        whole["samples"] = (begun if begun.tasks else setting).samples
         then["samples"] = asked["samples"] = None
     then["lengths"] = asked["lengths"] = []
     differ = list(differences(then, asked))
     if differ:
         more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []
         raise EvaluationError("".join(f"\n  {one}" for one in (*differ[:SHOWN], *more)))
-    models = (*(earlier.setting.models if earlier else ()), *setting.models)
-    references = {model.label: model.reference for model in models}
-    whole["models"] = [{"reference": references.get(model["label"], model["label"]), **model} for model in whole["models"]]
     return EvaluationSetting.model_validate(whole)
 
 
@@ -78,10 +70,10 @@ def all_cells(
                 if key in found:
                     yield found[key]
                 elif judged := [one for _, one in sorted(logged.get(key, {}).items())]:
-                    yield make_cell(key, task.scored, judged, None if len(judged) >= _samples(task, setting) else UNFINISHED)
+                    yield make_cell(key, task.scored, judged, None if len(judged) >= samples_of(task, setting) else UNFINISHED)
 
 
-def _samples(task: TaskIdentity, setting: EvaluationSetting) -> int:
+def samples_of(task: TaskIdentity, setting: EvaluationSetting) -> int:
     """The samples of a cell; a text that is shorter than so many windows has fewer."""
     said = task.options.get("samples")
     return said if isinstance(said, int) else setting.samples

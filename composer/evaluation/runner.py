@@ -13,12 +13,12 @@ from composer.devices import check_device
 from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.facts import task_facts
-from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, earlier_report, open_score_log, writable
-from composer.evaluation.harness import harness_facts, harness_figures, open_harness, run_harness
+from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, open_score_log, writable
+from composer.evaluation.harness import check_harness, harness_facts, harness_figures, open_harness, run_harness, samples_folder
 from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
-from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, make_cell
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, ModelCutRequests, make_cell
 from composer.evaluation.resuming import HARNESS_PACKAGE, all_cells
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects
@@ -59,6 +59,8 @@ def evaluate(
     manager = open_harness(options) if options.harness else None
     subjects = open_subjects(models)
     check_backends(options.backend, subjects)
+    if options.harness:
+        check_harness(options, subjects)
     folder = None if options.out is None else options.out.expanduser()
     with _interrupted(folder):
         impossible, made = impossible_cells(subjects, asked, lengths, _making(options))
@@ -67,12 +69,13 @@ def evaluate(
         run = _Evaluation(subjects, asked, lengths, options, log, manager, impossible, made)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
         labels = [model.label for model in log.setting.models]
-        found = [harness_figures(label, figures) for label in labels if (figures := log.harness(label)) is not None]
+        results = [result for label in labels if (result := log.harness(label)) is not None]
         report = EvaluationReport(
             setting=log.setting,
             batch_tokens=options.batch_tokens,
-            cells=tuple(all_cells(log.setting, cells, earlier_report(folder), log.logged)),
-            harness=tuple(one for every in found for one in every),
+            cells=tuple(all_cells(log.setting, cells, log.earlier, log.logged)),
+            harness=tuple(figure for result in results for figure in harness_figures(result)),
+            cut=tuple(ModelCutRequests(model=result.model, **dict(cut)) for result in results for cut in result.cut),
         )
         if folder is not None:
             write_report(report, folder)
@@ -122,11 +125,11 @@ class _Evaluation:
         """All cells of one model, which is loaded if any of its samples is missing."""
         keys = [CellKey(subject.label, one.label, length) for one, length in self._cells]
         missing = any(self._lacks(key) for key in keys)
-        harness = self.manager is not None and self.log.harness(subject.label) is None
+        harness = self.manager is not None and (self.log.harness(subject.label) is None or self._lacks_samples(subject))
         model = subject.load(self.options.dtype, self.options.device, self.options.backend) if missing or harness else None
         cells = [self._cell(subject, model, key, one) for key, (one, _) in zip(keys, self._cells, strict=True)]
         if harness:
-            self.log.add_harness(subject.label, run_harness(model, subject.tokenizer, self.options, self.manager))
+            self.log.add_harness(run_harness(subject.label, model, subject.tokenizer, self.options, self.manager))
         return cells
 
     def _cell(self, subject: Subject, model: Any, key: CellKey, asked: NamedTask) -> EvaluationCell:
@@ -155,6 +158,13 @@ class _Evaluation:
                 failure = str(error)
         judged = [one for _, one in sorted(self.log.results(key).items())]
         return make_cell(key, asked.task.scored, judged, failure)
+
+    def _lacks_samples(self, subject: Subject) -> bool:
+        """Whether lm-eval's samples of a model are to be logged, and are not."""
+        folder = self.log.folder
+        if not self.options.log_samples or folder is None:
+            return False
+        return not any(samples_folder(folder, subject.label).glob("samples_*.jsonl"))
 
     def _lacks(self, key: CellKey) -> bool:
         return key in self._counts and len(self.log.results(key)) < self._counts[key]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from composer.escape import escape_markdown
-from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, interval_of
+from composer.evaluation.report import CellKey, CutRequests, EvaluationCell, EvaluationReport, interval_of
 from composer.tables import Table
 from composer.tasks.base import Scored
+from composer.words import plural
 
 MEANING: dict[Scored, str] = {
     "written": "share of samples answered right",
@@ -35,7 +36,12 @@ def tables(report: EvaluationReport) -> Iterator[Table]:
             )
             for one in report.harness
         )
-        yield Table("lm-eval", ("model", "task", "metric", "value"), rows, range(3, 4))
+        if report.cut:
+            cut = {(one.model, one.task): f"{one.cut:,} of {one.requests:,}" for one in report.cut}
+            rows = tuple((*row, cut.get((row[0], row[1]), "0")) for row in rows)
+            yield Table("lm-eval", ("model", "task", "metric", "value", "requests cut"), rows, range(3, 5))
+        else:
+            yield Table("lm-eval", ("model", "task", "metric", "value"), rows, range(3, 4))
 
 
 def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[EvaluationCell], str]) -> Table:
@@ -69,6 +75,16 @@ def note(report: EvaluationReport) -> Iterator[str]:
             if any((cell.scored != "loss") is shown for cell in good)
         ]
         yield f"Mean {' or '.join(forms)} of {counts} samples, seed {report.setting.seed}."
+
+    yield from (f"{one.model}: {cut_in_words(one)}" for one in report.cut)
+
+
+def cut_in_words(cut: CutRequests) -> str:
+    """How many requests of a task of lm-eval were cut."""
+    return (
+        f"lm-eval's {cut.task}: {cut.cut:,} of {plural(cut.requests, 'request')} were longer than {cut.max_length:,} tokens "
+        f"(--max-length) and lost their beginnings; the longest has {cut.longest:,}."
+    )
 
 
 def cell_text(cell: EvaluationCell) -> str:

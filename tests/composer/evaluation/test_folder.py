@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation.folder import PLOTS, RUN, SAMPLES, ScoreLog, open_score_log
-from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, SampleResult, TaskIdentity
+from composer.evaluation.folder import HARNESS, PLOTS, RESULTS, RUN, SAMPLES, ScoreLog, open_score_log
+from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, HarnessResult, SampleResult, TaskIdentity
 from composer.evaluation.resuming import differences
 from composer.files import write_whole
 from tests.composer.training.processes import ending, forked
@@ -61,7 +61,7 @@ def written(folder: Path) -> ScoreLog:
     log = opened(folder, setting(), force=False)
     log.add(KEY, one(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
     log.add(KEY, one(1, nats=(None, 0.125)))
-    log.add_harness("model", {"mine": {"acc,none": 0.5}})
+    log.add_harness(HarnessResult(model="model", results={"mine": {"acc,none": 0.5}}))
     return log
 
 
@@ -70,7 +70,8 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     after = opened(tmp_path / "out", setting(), force=False)
     assert after.results(KEY) == before.results(KEY) != {}
     assert after.results(CellKey("model", "recall", 65)) == {}
-    assert (after.harness("model"), after.harness("other")) == ({"mine": {"acc,none": 0.5}}, None)
+    assert after.harness("model") == before.harness("model") is not None
+    assert after.harness("other") is None
 
 
 @pytest.mark.parametrize("bytes_lost", [1, 5, 40])
@@ -85,21 +86,68 @@ def test_half_a_line_is_dropped(tmp_path: Path, bytes_lost: int) -> None:
     assert path.read_bytes() == contents
 
 
-def test_a_damaged_line_is_told(tmp_path: Path) -> None:
+GOOD = {"model": "model", "task": "recall", "length": 64, "index": 2, "score": 0.5, "tokens": 60, "seconds": 0.1}
+DAMAGED_LINES: dict[str, str] = {
+    "{nonsense": "invalid JSON",
+    "[]": "input should be an object",
+    "[" * 200_000: "recursion limit",
+    '{"model": "model"}': "the field is missing",
+    json.dumps(GOOD | {"index": "x"}): "index: input should be a valid integer, got 'x'",
+    json.dumps(GOOD | {"index": True}): "index: input should be a valid integer, got True",
+    json.dumps(GOOD | {"index": 5}): "index: expected less than 5, got 5",
+    json.dumps(GOOD | {"index": -1}): "index: expected at least 0, got -1",
+    json.dumps(GOOD | {"score": "0.5"}): "score: input should be a valid number, got '0.5'",
+    json.dumps(GOOD | {"score": 1e308}): r"score: expected at most 1e\+39, got 1e\+308",
+    json.dumps(GOOD | {"score": 1.5}): "score: expected a share from 0 to 1, got 1.5",
+    json.dumps(GOOD | {"score": float("nan")}): "invalid JSON",
+    json.dumps(GOOD).replace("0.5", "1e999"): "score: input should be a finite number",
+    json.dumps(GOOD | {"seconds": -1.0}): "seconds: expected at least 0",
+    json.dumps(GOOD | {"more": 1}): "more: the field is unknown",
+    json.dumps(GOOD | {"model": "other"}): "model: expected one of model, got 'other'",
+    json.dumps(GOOD | {"task": "passkey"}): "task: expected one of recall, got 'passkey'",
+    json.dumps(GOOD | {"length": 65}): "length: expected one of 64, got 65",
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES, ids=range(len(DAMAGED_LINES)))
+def test_a_damaged_line_is_told(tmp_path: Path, line: str) -> None:
     written(tmp_path)
     path = tmp_path / SAMPLES
-    for damaged in (
-        "{nonsense\n",
-        '{"model": "model"}\n',
-        '{"model": "m", "task": "t", "length": 3, "index": "x"}\n',
-        "[]\n",
-        f"{'[' * 200_000}\n",
-    ):
-        path.write_text(damaged + path.read_text())
-        with pytest.raises(EvaluationError, match=f"{SAMPLES} is damaged: .*Begin anew: --force"):
-            opened(tmp_path, setting(), force=False)
-    (tmp_path / RUN).write_text("{")
-    with pytest.raises(EvaluationError, match="nothing says what was evaluated"):
+    path.write_text(f"{line}\n{path.read_text()}")
+    expected = rf"{SAMPLES}, line 1 is damaged: .*{DAMAGED_LINES[line]}.*\. Remove it: its samples are .*Or begin anew: --force"
+    with pytest.raises(EvaluationError, match=expected):
+        opened(tmp_path, setting(), force=False)
+    assert opened(tmp_path, setting(), force=True).results(KEY) == {}
+
+
+def test_the_lines_that_are_damaged_would_be_read_otherwise(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = tmp_path / SAMPLES
+    path.write_text(f"{json.dumps(GOOD)}\n{path.read_text()}")
+    assert opened(tmp_path, setting(), force=False).results(KEY).keys() == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        (RUN, "{", "invalid JSON"),
+        (RUN, "{}", "models: the field is missing"),
+        (RUN, "[]", "input should be an object"),
+        (HARNESS, '{"model": "model"}\n', "results: the field is missing"),
+        (
+            HARNESS,
+            '{"model": "model", "results": {"mine": {"acc,none": "0.5"}}}\n',
+            "results.mine.acc,none: input should be a valid",
+        ),
+        (HARNESS, '{"model": "other", "results": {}}\n', "model: expected one of model"),
+        (RESULTS, "{}", "setting: the field is missing"),
+        (RESULTS, "", "invalid JSON"),
+    ],
+)
+def test_another_damaged_file_is_told(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    written(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(EvaluationError, match=rf"{name}.* is damaged: {problem}.*egin anew: --force"):
         opened(tmp_path, setting(), force=False)
 
 
@@ -142,22 +190,13 @@ def test_models_tasks_and_lengths_join_those_that_are_there(tmp_path: Path) -> N
     log = opened(tmp_path, setting(models=(other,), tasks=(more,), lengths=(32,)), force=False)
     assert log.results(KEY).keys() == {0, 1}
     assert [one.label for one in log.setting.models] == ["model", "other"]
-    assert [one.reference for one in log.setting.models] == ["model", "there/other"], "no report says where the first was"
+    assert [one.reference for one in log.setting.models] == ["here/model", "there/other"]
     assert ([one.label for one in log.setting.tasks], log.setting.lengths) == (["recall", "passkey"], (32, 64))
     told = json.loads((tmp_path / RUN).read_text())
-    assert told == log.setting.identity() | {"lengths": [32, 64], "models": told["models"], "tasks": told["tasks"]}
+    assert told == log.setting.model_dump(mode="json")
     # What it has by now cannot be contradicted either.
     with pytest.raises(EvaluationError, match=r"\n  models other\.weights\.a: 7 then, 8 now\n"):
         opened(tmp_path, setting(models=(other.model_copy(update={"weights": {"a": "8"}}),)), force=False)
-
-
-def test_a_log_of_before_is_read(tmp_path: Path) -> None:
-    """It called the nats losses."""
-    before = written(tmp_path).results(KEY)
-    path = tmp_path / SAMPLES
-    path.write_text(path.read_text().replace('"nats"', '"losses"'))
-    assert '"losses"' in path.read_text()
-    assert opened(tmp_path, setting(), force=False).results(KEY) == before
 
 
 def test_differences() -> None:

@@ -1,0 +1,112 @@
+"""State that a command keeps in a folder and a later call reads back: JSON files and logs of JSON lines, each with a schema.
+
+A file that does not match its schema raises the caller's error. The message names the file, the field, what was expected and the
+remedy. Types are strict: a number in quotation marks is not a number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import from_json
+
+from composer.errors import ComposerError
+from composer.files import write_whole
+from converters.bounded import MOST_CONFIG, MOST_LOG, brief, read_bytes, reason, shortened
+
+LARGEST = 1e39
+"""The largest absolute value of a measured number. It is just above the largest float32, and its square is a finite float."""
+LARGEST_COUNT = 2**53
+"""The largest integer up to which every integer is a float, too."""
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Measured = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Elapsed = Annotated[float, Field(ge=0, le=LARGEST)]
+"""Seconds."""
+PROBLEMS = {"missing": "the field is missing", "extra_forbidden": "the field is unknown"}
+"""Problems by pydantic's names, where pydantic's own text does not fit a file."""
+BOUNDS = {"less_than_equal": ("at most", "le"), "greater_than_equal": ("at least", "ge")}
+"""Words for pydantic's bounds, which it would write with all of their digits."""
+StateKind = TypeVar("StateKind", bound=BaseModel)
+
+
+def read_state(
+    path: Path, schema: type[StateKind], refusal: type[ComposerError], remedy: str, most: int = MOST_CONFIG
+) -> StateKind:
+    """Return the contents of a JSON file.
+
+    remedy: what the user can do about a damaged file, one or more sentences. most: the largest size of the file in bytes.
+
+    Raises FileNotFoundError where the file does not exist, and ``refusal`` where it cannot be read or does not match the schema.
+    """
+    return _parsed(_contents(path, refusal, remedy, most), schema, str(path), refusal, remedy)
+
+
+def read_log(path: Path, schema: type[StateKind], refusal: type[ComposerError], remedy: str) -> list[StateKind]:
+    """Return the lines of a log; none where the file does not exist.
+
+    Each write ends with a line feed, so text after the last line feed is a write that was interrupted. It is ignored. Raises
+    ``refusal`` where the log cannot be read or another line does not match the schema.
+    """
+    try:
+        contents = _contents(path, refusal, remedy, MOST_LOG)
+    except FileNotFoundError:
+        return []
+    lines = contents[: _end_of_lines(contents)].split(b"\n")[:-1]
+    return [_parsed(line, schema, f"{path}, line {number:,}", refusal, remedy) for number, line in enumerate(lines, 1)]
+
+
+def cut_interrupted_line(path: Path) -> None:
+    """Remove the text after the last line feed of a log, so that lines can be appended. Raises OSError."""
+    try:
+        contents = read_bytes(path, MOST_LOG)
+    except FileNotFoundError:
+        return
+    end = _end_of_lines(contents)
+    if end < len(contents):
+        os.truncate(path, end)
+
+
+def write_state(path: Path, state: BaseModel) -> None:
+    """Write a JSON file, whole or not at all. Raises OSError."""
+    write_whole(path, json.dumps(state.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False) + "\n")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a value that does not match its schema: the field, what was expected, and the value."""
+    details = error.errors(include_url=False)[0]
+    field, kind = ".".join(shortened(str(part)) for part in details["loc"]), details["type"]
+    if kind in BOUNDS:
+        words, bound = BOUNDS[kind]
+        problem = f"expected {words} {details['ctx'][bound]:,g}"
+    else:
+        problem = PROBLEMS.get(kind, details["msg"][:1].lower() + details["msg"][1:])
+    value = "" if kind in (*PROBLEMS, "json_invalid") else f", got {brief(details['input'])}"
+    return (f"{field}: " if field else "") + shortened(problem, 200) + value
+
+
+def _contents(path: Path, refusal: type[ComposerError], remedy: str, most: int) -> bytes:
+    try:
+        return read_bytes(path, most)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise refusal(f"{path} cannot be read: {reason(error)}. {remedy}") from error
+
+
+def _parsed(text: bytes, schema: type[StateKind], where: str, refusal: type[ComposerError], remedy: str) -> StateKind:
+    try:
+        from_json(text, allow_inf_nan=False)  # a field of any JSON would accept NaN
+        return schema.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        problem = first_problem(error)
+    except ValueError as error:
+        problem = f"invalid JSON: {error}"
+    raise refusal(f"{where} is damaged: {problem}. {remedy}")
+
+
+def _end_of_lines(contents: bytes) -> int:
+    return contents.rfind(b"\n") + 1
