@@ -86,6 +86,10 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
+class OutputError(ComposerError):
+    """Output of the command line cannot be written, for instance to a full disk."""
+
+
 class TaskError(ComposerError):
     """A task cannot be written as asked: too few tokens, a tokenizer without its words, or a file of texts that is not there."""
 

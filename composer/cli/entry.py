@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from composer.cli.streams import guard_streams
+
 
 def main() -> None:
     """``compose``."""
+    guard_streams()
     try:
         from composer.cli.main import main as command
     except KeyboardInterrupt:

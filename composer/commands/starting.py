@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from blocks.catalogue import CATALOGUE
 from composer.arguments import Reference
 from composer.errors import ComposerError, SpecError
-from composer.files import failing_as
+from composer.files import failing_as, write_whole
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.loading import load_spec
@@ -43,8 +43,7 @@ def new(name: Reference, like: Reference | None = None) -> Path:
     text = _like(like, path) if like is not None else template(path.stem)
     with failing_as(ComposerError, f"{path} cannot be written"):
         try:
-            with path.open("x", encoding="utf-8") as stream:
-                stream.write(f"{_schema(path.parent)}{text}")
+            write_whole(path, f"{_schema(path.parent)}{text}", replace=False)
         except FileExistsError:
             raise ComposerError(f"{path} is there already; choose another name, or remove it") from None
     return path

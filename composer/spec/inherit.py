@@ -182,7 +182,10 @@ def _yaml_files(folder: Path) -> list[str]:
 
 def shown(path: Path) -> str:
     """A file as messages name it: relative to the working folder where it lies inside."""
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the working folder was removed, or may not be read
+        return str(path)
     return str(path) if relative.startswith(os.pardir) else relative
 
 
