@@ -18,7 +18,7 @@ from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import SpecLike, load_spec, locate
 from composer.spec.overrides import Overrides
 from composer.spec.resolve import Dimensions, Resolved, resolve
-from composer.trust import refuse_code
+from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.default_folder import default_output
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import check_merged, describe_model, open_model
@@ -104,11 +104,8 @@ def build(
         refuse_code(opened.folder, BuildError)
         torch_dtype = getattr(torch, dtype or opened.trunk.dtype)
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
-        try:
-            with silent_transformers():
-                model = auto.from_pretrained(opened.folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False)
-        except ValueError as error:
-            raise BuildError(f"transformers cannot open {opened.folder}: {error}") from error
+        with silent_transformers(), refused_by_transformers(f"transformers cannot open {opened.folder}", BuildError):
+            model = auto.from_pretrained(opened.folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False)
         share, dtype = True, None  # the source has just been read, in this dtype, and nothing else refers to it
     else:
         if revision is not None:

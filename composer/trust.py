@@ -1,18 +1,22 @@
-"""Code in a model's folder is never run: where transformers would ask whether to trust it, this project refuses."""
+"""What a model's folder may do to this process: none of its code is run, and no value of its config ends in a traceback."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
-from converters.bounded import MOST_CONFIG, brief, read_json
+from converters.bounded import MOST_CONFIG, brief, read_json, shortened
 from converters.composed import ADAPTER_CONFIG
+from converters.errors import ConverterError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LONGEST = 400
+"""Characters of a reason."""
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 # Kernels are fetched from the Hub, and run, where one of these names a repository.
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
@@ -38,6 +42,18 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
         )
     if problem := code_in_adapter(_json(folder / ADAPTER_CONFIG)):
         raise refusal(f"{folder / ADAPTER_CONFIG} {problem}. {_NEVER}")
+
+
+@contextmanager
+def refused_by_transformers(problem: str, refusal: type[ComposerError]) -> Iterator[None]:
+    """For the block, turn errors of transformers about a model's files into ``refusal``, with ``problem`` and the reason."""
+    try:
+        yield
+    except (ComposerError, ConverterError):
+        raise
+    except Exception as error:  # values of a config that they do not check, of another type or size, end in any error
+        reason = " ".join(str(error).split()) or "no reason is given"
+        raise refusal(f"{problem}: {shortened(reason, _LONGEST)} ({type(error).__name__})") from error
 
 
 def code_in_adapter(config: Mapping[str, Any]) -> str | None:

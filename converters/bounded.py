@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ DEEPEST = 100
 
 _TOO_DEEP = f"nested deeper than {DEEPEST} levels"
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN, _LISTED = 80, 20
 
 
@@ -58,14 +60,18 @@ def read_json(path: Path, most: int) -> Any:
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """pairs: makes of a mapping's keys and values what stands for it. Raises ValueError, also where it is nested too deep."""
+    """pairs: makes of a mapping's keys and values what stands for it. Raises ValueError, also where it is nested too deep, and for
+    text with a lone surrogate, which no encoding has."""
     try:
         value = json.loads(text, object_pairs_hook=pairs)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level: list[Any] = [[value]]
     for _ in range(DEEPEST + 1):
-        inside = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        inside = [one for outer in level for one in ((*outer, *outer.values()) if isinstance(outer, dict) else outer)]
+        for one in inside:
+            if isinstance(one, str) and not is_text(one):
+                raise ValueError(f"{brief(one)} has a lone surrogate, which is no character")
         level = [one for one in inside if isinstance(one, dict | list)]
     if level:
         raise ValueError(_TOO_DEEP)
@@ -113,9 +119,14 @@ def lost_link(path: Path) -> str | None:
     return circle
 
 
+def is_text(text: str) -> bool:
+    """Whether a string can be encoded: it has no lone surrogates."""
+    return text.isascii() or not _SURROGATE.search(text)
+
+
 def is_name(name: str) -> bool:
     """Whether this can be the name of a file in the folder itself."""
-    return 0 < len(os.fsencode(name)) <= 255 and "\0" not in name and "/" not in name and name not in (".", "..")
+    return is_text(name) and 0 < len(os.fsencode(name)) <= 255 and "\0" not in name and "/" not in name and name not in (".", "..")
 
 
 def brief(value: object) -> str:

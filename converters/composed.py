@@ -52,7 +52,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
         norm=word(config, "norm_type", get_args(TrunkNorm)),
         mlp=word(config, "mlp_type", get_args(MLP)),
         position_embedding=word(config, "position_embedding", get_args(PositionEmbedding)),
-        dropout=number(config, "residual_dropout", 0.0),
+        dropout=number(config, "residual_dropout", 0.0, most=1),
         labels=positive_int(config, "labels", most=MOST_LABELS) if config.get("labels") is not None else None,
     )
 

@@ -26,10 +26,10 @@ def positive_int(config: Mapping[str, object], key: str, default: int | None = N
     return _checked(config, key, default, expected, lambda v: v if _is_int(v) and 0 < v <= most else None)
 
 
-def number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
+def number(config: Mapping[str, object], key: str, default: float | None = None, most: float = LARGEST_NUMBER) -> float:
     """A number of at least 0."""
-    expected = f"a number from 0 to {LARGEST_NUMBER:g}"
-    return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 <= v <= LARGEST_NUMBER else None)
+    expected = f"a number from 0 to {most:g}"
+    return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 <= v <= most else None)
 
 
 def positive_number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
@@ -61,9 +61,9 @@ def are_tokens(value: object, vocabulary: int) -> bool:
     return value is None or all(isinstance(one, int) and not isinstance(one, bool) and -1 <= one < vocabulary for one in given)
 
 
-def token_id(config: Mapping[str, object], key: str, vocabulary: int) -> int | None:
-    """A token's number, or None where the config says null or nothing."""
-    value = token_ids(config, key, vocabulary, None)
+def token_id(config: Mapping[str, object], key: str, vocabulary: int, default: int | None = None) -> int | None:
+    """A token's number, or None where the config says null."""
+    value = token_ids(config, key, vocabulary, default)
     if isinstance(value, list):
         raise _refusal(key, value, "a token's number or null")
     return value

@@ -136,11 +136,11 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
         rope_scaling=scaling,
         max_positions=max_positions,
         activation="silu",
-        bos_token_id=token_ids(config, "bos_token_id", vocabulary, 1),
+        bos_token_id=token_id(config, "bos_token_id", vocabulary, 1),
         eos_token_id=token_ids(config, "eos_token_id", vocabulary, 2),
         pad_token_id=token_id(config, "pad_token_id", vocabulary),
         dtype=read_dtype(config),
-        initializer_range=number(config, "initializer_range", 0.02),
+        initializer_range=number(config, "initializer_range", 0.02, most=1),
     )
     unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
     if unknown:

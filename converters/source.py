@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
 from converters.family import Family
+from converters.hosts import Host
 from converters.model_types import is_composed_type
 from converters.shard import Shard, StoredTensor, read_shard
 from converters.trunk import Sizes
@@ -43,6 +45,10 @@ TOKEN_KEYS = (
 """Keys for tokens in the settings for generation."""
 BROUGHT_ALONG = (*TOKENIZER, GENERATION_CONFIG, "LICENSE*", "NOTICE*", "USE_POLICY*")
 """Files that are copied with the weights: tokenizer, generation settings, chat templates, terms of use."""
+FREE_SIZE = 2**20
+"""The largest size in a config that is not compared with the weights."""
+SIZES = ("size", "dim", "width", "heads", "experts", "rank", "n_embd", "n_inner", "n_head", "labels")
+"""Words in the keys of sizes that modules are made of."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -117,6 +123,7 @@ def open_source(folder: Path) -> Source:
     if not (described.config.get("dtype") or described.config.get("torch_dtype")):
         [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
         trunk = replace(trunk, dtype=dtype)
+    _check_sizes(described, tensors)
     _check_generation(folder, trunk)
     return Source(
         folder=folder,
@@ -167,6 +174,21 @@ def _shards(folder: Path) -> dict[str, Shard]:
         if name not in shards[file].tensors and name not in shards[file].masks:
             raise WeightsError(f"{path} places {brief(name)} in {file}, which does not hold it. Fetch both again.")
     return shards
+
+
+def _check_sizes(described: Described, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raises ConfigError where a config has more layers, or a larger size, than its weights can have.
+
+    transformers makes modules and tables before it compares them with the weights, which takes time and memory.
+    """
+    if isinstance(described.trunk, Host) and described.trunk.layers > len(tensors):
+        raise ConfigError(
+            f"{described.folder}: config.json has {described.trunk.layers:,} layers, and only {len(tensors)} tensors."
+        )
+    most = max(FREE_SIZE, *(math.prod(tensor.shape) for tensor in tensors.values()))
+    for key, value in described.config.items():
+        if isinstance(value, int) and value > most and any(word in key for word in SIZES):
+            raise ConfigError(f"{described.folder}: config.json says {key}: {brief(value)}; no tensor has as many numbers.")
 
 
 def _check_generation(folder: Path, trunk: Sizes) -> None:

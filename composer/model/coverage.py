@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from composer.errors import BuildError
 from composer.model.classes import class_of
 from composer.model.configuration import configuration_of
 from composer.progress import silent_transformers
+from composer.trust import refused_by_transformers
+from converters.bounded import shortened
 from converters.model_types import PREFIX
 
 
@@ -19,15 +22,17 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
 
     transformers joins, splits and renames tensors as it loads them. A parameter that is then missing would have random values.
     """
-    made = configuration_of(str(config["model_type"]).removeprefix(PREFIX)).from_dict(dict(config))
     empty = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (shape, dtype) in tensors.items()}
-    try:
-        with silent_transformers("critical"):
-            _, report = class_of(made).from_pretrained(
-                None, config=made, state_dict=empty, device_map={"": "meta"}, ignore_mismatched_sizes=True, output_loading_info=True
-            )
-    except RuntimeError:
-        return ["tensors that transformers joins as it loads them, such as those of experts, are missing or of several shapes"]
+    kind = configuration_of(str(config["model_type"]).removeprefix(PREFIX))
+    problem = "transformers cannot make a model of this config.json"
+    options: dict[str, Any] = {"device_map": {"": "meta"}, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    with silent_transformers("critical"), refused_by_transformers(problem, BuildError):
+        made = kind.from_dict(dict(config))
+        try:
+            _, report = class_of(made).from_pretrained(None, config=made, state_dict=empty, **options)
+        except RuntimeError as error:
+            joined = "tensors that transformers joins as it loads them, such as those of experts, are missing or of several shapes"
+            return [f"{joined}, or a size of config.json cannot be: {shortened(str(error))}"]
     problems = [f"the model wants {name}, and nothing brings it" for name in sorted(report["missing_keys"])]
     problems += [f"the model has no place for {name}" for name in sorted(report["unexpected_keys"])]
     problems += [f"{name} has another shape than the model's: {shapes}" for name, *shapes in sorted(report["mismatched_keys"])]

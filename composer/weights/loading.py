@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
 
 from composer.devices import check_place
 from composer.errors import SourceError
@@ -15,7 +14,7 @@ from composer.graph.lowering import AUTO, check_backend
 from composer.model.classes import Composed, class_of, configuration_for
 from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
-from composer.trust import refuse_code
+from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.check import uncovered
 from composer.weights.dimensions import dimensions
 from composer.weights.saved import keep_records
@@ -65,11 +64,13 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     check_backend(backend, graphs_of(check_heads(source)))
     keep_records()
     kind = "auto" if dtype is None else getattr(torch, dtype)
+    problem = f"{folder} cannot be loaded; `compose verify {folder}` says what is wrong with it"
     try:
-        config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
-        answer: Any = class_of(config).from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, ConverterError, SafetensorError) as error:
-        raise SourceError(f"{folder} cannot be loaded: {error}. `compose verify {folder}` says what is wrong with it") from error
+        with refused_by_transformers(problem, SourceError):
+            config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
+            answer: Any = class_of(config).from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
+    except ConverterError as error:
+        raise SourceError(f"{problem}: {error}") from error
     loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])

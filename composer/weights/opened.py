@@ -15,7 +15,7 @@ from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
 from composer.spec.parameters import graphs_of
 from composer.tasks.catalogue import TASKS
-from composer.trust import refuse_code
+from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
 from converters.composed import ADAPTER_KEY
@@ -70,22 +70,20 @@ class Opened:
 
         folder = self.source.folder
         full = f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
-        try:
-            with room(lambda: self.refusal(full)):
-                if self.source.is_composed:
-                    built = load_model(folder, dtype, device).requires_grad_(False)
-                    built.run_on(backend)
-                    return built
-                import torch
+        problem = f"transformers cannot open {self.reference}"
+        with refused_by_transformers(problem, self.refusal), room(lambda: self.refusal(full)):
+            if self.source.is_composed:
+                built = load_model(folder, dtype, device).requires_grad_(False)
+                built.run_on(backend)
+                return built
+            import torch
 
-                refuse_code(folder, self.refusal)
-                torch_dtype = getattr(torch, dtype or self.source.trunk.dtype)
-                model: Any = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
-                )
-                return model.to(device).requires_grad_(False).eval()
-        except ValueError as error:
-            raise self.refusal(f"transformers cannot open {self.reference}: {error}") from error
+            refuse_code(folder, self.refusal)
+            torch_dtype = getattr(torch, dtype or self.source.trunk.dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
+            )
+            return model.to(device).requires_grad_(False).eval()
 
     def facts(self, dtype: Dtype | None) -> OpenedFacts:
         """The model's identity. Reads all weights whose hash is not recorded."""

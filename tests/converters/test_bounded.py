@@ -156,3 +156,13 @@ def test_settings_for_generation_name_tokens_that_have_an_embedding(single: Path
     open_source(single)
     (single / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     assert "generation_config.json says eos_token_id" in refusal(single, ConfigError)
+
+
+@pytest.mark.parametrize("text", [r'{"a": "\ud800"}', r'{"\udfff": 1}', r'[["x", "\ud800y"]]', b'"\xed\xa0\x80"', r'"\ud800"'])
+def test_json_with_half_a_character_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match="lone surrogate"):
+        parse_json(text)
+
+
+def test_json_with_whole_characters_is_read() -> None:
+    assert parse_json(r'{"a\ud83d\ude42": "\u00e9\ud83d\ude42"}') == {"a🙂": "é🙂"}
