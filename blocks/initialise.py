@@ -8,6 +8,8 @@ from functools import partial
 
 from blocks.legend import Tensor, torch
 
+SMALLEST = 1e-6
+"""The smallest number whose logarithm an entry is."""
 Fill = Callable[["Tensor", "torch.Generator | None"], object]
 
 
@@ -36,7 +38,8 @@ def _sigmoid_power(tensor: Tensor, generator: torch.Generator | None, *, low: fl
 
 def _log_uniform(tensor: Tensor, generator: torch.Generator | None, *, low: float, high: float) -> None:
     drawn = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device).uniform_(low, high, generator=generator)
-    tensor.copy_(drawn.log())
+    # A drawn 0 would have no logarithm.
+    tensor.copy_(drawn.clamp_(min=SMALLEST).log())
 
 
 def _softplus_log_uniform(tensor: Tensor, generator: torch.Generator | None, *, low: float, high: float) -> None:
@@ -62,7 +65,7 @@ def sigmoid_power(low: float, high: float, power: float) -> Fill:
 
 
 def logarithm_of_uniform(low: float, high: float) -> Fill:
-    """exp(entry) is uniform between ``low`` and ``high``, 0 < low < high."""
+    """exp(entry) is uniform between ``low`` and ``high``, 0 ≤ low ≤ high, and at least ``SMALLEST``."""
     return partial(_log_uniform, low=low, high=high)
 
 

@@ -47,7 +47,6 @@ class Norm(Output):
         "over all heads: Chen et al. 2026, arXiv:2601.22156 (HypeNet), as in its code"
     )
     normalises: ClassVar[bool] = True
-    incidental: ClassVar[frozenset[str]] = frozenset({"epsilon"})
     kind: Literal["norm"] = "norm"
     epsilon: PositiveFloat = 1e-5
     """Added to the mean square."""

@@ -18,7 +18,6 @@ class QueryKeyNorm(Part):
 
     role: ClassVar[str] = "qk norm"
     unread: ClassVar[str] = "latents have no queries and keys; remove `qk_norm` (or set it to null)"
-    incidental: ClassVar[frozenset[str]] = frozenset({"epsilon"})
     learned: bool = True
     """Whether learned weights follow; they start at 1."""
     epsilon: PositiveFloat = 1e-6

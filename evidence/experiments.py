@@ -73,7 +73,7 @@ STUDENTS = Experiment(
         "evidence/specs/gate-rank.yaml:4",
         "evidence/specs/gate-rank.yaml:full",
         "evidence/specs/macchiato-full.yaml",
-        "specs/gated-delta.yaml",
+        "evidence/specs/gated-delta.yaml",
         "specs/alternating-delta.yaml",
         "evidence/specs/alternating-kda.yaml",
         "evidence/specs/alternating-lawcat.yaml",

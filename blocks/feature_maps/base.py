@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
@@ -19,7 +20,15 @@ from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem, State
 from blocks.positions import Position
 from blocks.tensors import accumulating, as_dtype, repeat_heads
 
-Scale = Literal["plain", "logarithm", "unit"]
+
+@dataclass(frozen=True)
+class UnitLength:
+    """Features divided by √(‖φ‖² + epsilon), so that their length is 1 where epsilon is 0."""
+
+    epsilon: float = 0.0
+
+
+Scale = Literal["plain", "logarithm"] | UnitLength
 """Features as they are, their logarithms, or divided by their length."""
 BALANCE = "balance"
 """Beside a map's parameters while it is fitted: the logarithm of what other memories weigh more."""
@@ -203,7 +212,7 @@ class FeatureMap(Part):
 
     def mapped(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
         side = "" if self.share == "qk" else side
-        logarithm = scale == "logarithm" or (scale == "unit" and self.exponential)
+        logarithm = scale == "logarithm" or (isinstance(scale, UnitLength) and self.exponential)
         if plain is not None:
             features = plain(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
         else:
@@ -212,10 +221,16 @@ class FeatureMap(Part):
                 mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
             activate = self.log_activate if logarithm else self.activate
             features = activate(torch.stack((mapped, -mapped), dim=-2)).flatten(-2) if self.two_sided else activate(mapped)
-        if scale != "unit":
+        if not isinstance(scale, UnitLength):
             return features
+        epsilon: float | Tensor = scale.epsilon
         if logarithm:
-            features = (features - features.detach().amax(-1, keepdim=True)).exp()
+            # The largest feature is taken out before the exponential, and out of epsilon, too.
+            largest = features.detach().amax(-1, keepdim=True)
+            features = (features - largest).exp()
+            epsilon = epsilon * (-2 * largest).exp() if epsilon else 0.0
+        if scale.epsilon:
+            return features * (features.square().sum(-1, keepdim=True) + epsilon).rsqrt()
         length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
         return features / length.clamp(min=torch.finfo(features.dtype).tiny ** 0.5)
 

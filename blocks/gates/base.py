@@ -51,9 +51,10 @@ class Gate(Part):
 
 
 class PerOwnHead(Gate):
-    """A gate with parameters for each of its own heads: one a query head, or one that query heads of a key head share."""
+    """A gate with one decay, or one row of parameters, for each of its own heads."""
 
     per: Per = "query_head"
+    """query_head: each query head has a decay, and so a state, of its own. key_head: query heads of a key head share it."""
 
     def key_heads(self, shape: Shape, incoming: int) -> int:
         return shape.heads if self.per == "query_head" else incoming

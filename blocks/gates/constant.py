@@ -6,14 +6,17 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from blocks.gates.base import DecayRank, Gate
+from blocks.gates.base import DecayRank, PerOwnHead
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Parameters
-from blocks.tensors import accumulating
+from blocks.tensors import accumulating, repeat_heads
 
 
-class Constant(Gate):
-    """α_h = 1 - 2^(-exponent - h) for the state head h = 0, 1, … of its group: each remembers twice as long as the one before."""
+class Constant(PerOwnHead):
+    """α_h = 1 - 2^(-exponent - h) for head h = 0, 1, … of its group: each head remembers twice as long as the one before.
+
+    The heads are the query heads, or the key heads where ``per`` is key_head.
+    """
 
     equation: ClassVar[str] = "α_h = 1 - 2^(-exponent - h)"
     source: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621, eq. 8"
@@ -23,6 +26,6 @@ class Constant(Gate):
     """5: the first head forgets a 32nd part at each token."""
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
-        heads = torch.arange(shape.state_heads, device=hidden.device, dtype=torch.float64)
-        log_decay = torch.log1p(-torch.exp2(-self.exponent - heads))
-        return log_decay.to(accumulating(hidden.dtype)).expand(*hidden.shape[:2], -1)
+        heads = torch.arange(self.own_heads(shape), device=hidden.device, dtype=torch.float64)
+        log_decay = torch.log1p(-torch.exp2(-self.exponent - heads)).to(accumulating(hidden.dtype))
+        return repeat_heads(log_decay, shape.state_heads, dim=0).expand(*hidden.shape[:2], -1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal
 
-from blocks.gates.base import DecayRank, Gate
+from blocks.gates.base import DecayRank, PerOwnHead
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Parameters
-from blocks.tensors import accumulating
+from blocks.tensors import accumulating, repeat_heads
 
 
-class Slopes(Gate):
-    """log α_h = -2^(-8 h / N) for the state head h = 1, …, N of its group.
+class Slopes(PerOwnHead):
+    """log α_h = -2^(-8 h / N) for head h = 1, …, N of its group: of the query heads, or of the key heads where ``per`` is key_head.
 
     Where N is no power of two, the heads have the slopes of the next smaller power, and the others every second of those of the
     next larger one, as ALiBi's authors do.
@@ -26,8 +26,9 @@ class Slopes(Gate):
     kind: Literal["slopes"] = "slopes"
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
-        slopes = torch.tensor(slopes_of(shape.state_heads), dtype=torch.float64, device=hidden.device)
-        return -slopes.to(accumulating(hidden.dtype)).expand(*hidden.shape[:2], -1)
+        slopes = torch.tensor(slopes_of(self.own_heads(shape)), dtype=torch.float64, device=hidden.device)
+        log_decay = repeat_heads(-slopes.to(accumulating(hidden.dtype)), shape.state_heads, dim=0)
+        return log_decay.expand(*hidden.shape[:2], -1)
 
 
 def slopes_of(heads: int) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from blocks import initialise
 from blocks.calibration import Attended
@@ -36,17 +36,20 @@ def decayed(step: Tensor, rate: Tensor) -> Tensor:
 
 
 class Softplus(PerOwnHead):
-    """log α_t = -exp(A) · softplus(x_t W + b), one number a head, as Mamba-2 and Gated DeltaNet have and start it.
+    """log α_t = -exp(A) · softplus(x_t W + b), one number a head.
 
-    exp(A) starts evenly between 1 and ``fastest``, softplus(b) between 0.001 and 0.1.
+    exp(A) starts evenly between ``slowest`` and ``fastest``: from 1 to 16 in Mamba-2, from 0 to 16 in the code of Gated DeltaNet
+    and DeltaProduct. softplus(b) starts between 0.001 and 0.1.
     """
 
     equation: ClassVar[str] = "log α_t = -exp(A) · softplus(x_t W + b), W: C × heads"
     source: ClassVar[str] = "Dao & Gu 2024, arXiv:2405.21060, section 7; Yang et al. 2024, arXiv:2412.06464"
     rank_of_decay: ClassVar[DecayRank] = "head"
     steps: ClassVar[bool] = True
-    incidental: ClassVar[frozenset[str]] = frozenset({"fastest"})
+    incidental: ClassVar[frozenset[str]] = frozenset({"slowest", "fastest"})
     kind: Literal["softplus"] = "softplus"
+    slowest: NonNegativeFloat = 1.0
+    """The smallest exp(A) at the start."""
     fastest: PositiveFloat = 16.0
     """The largest exp(A) at the start."""
 
@@ -54,7 +57,7 @@ class Softplus(PerOwnHead):
         heads = self.own_heads(shape)
         return matrices(shape.hidden_size, heads, "full") | {
             "bias": Fresh((heads,), step_bias(), precise=True),
-            "rate": Fresh((heads,), rate_between_one_and(self.fastest), precise=True),
+            "rate": Fresh((heads,), rate_between(self.slowest, self.fastest), precise=True),
         }
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
@@ -82,7 +85,6 @@ class Softplus(PerOwnHead):
         return repeat_heads(decay, shape.state_heads), repeat_heads(step, shape.state_heads)
 
 
-def rate_between_one_and(fastest: float) -> initialise.Fill:
-    """A, with exp(A) evenly between 1 and ``fastest``, whichever is larger."""
-    low, high = sorted((1.0, fastest))
-    return initialise.logarithm_of_uniform(low, high)
+def rate_between(slowest: float, fastest: float) -> initialise.Fill:
+    """Return a function that fills A, with exp(A) uniform between the two numbers, whichever is larger."""
+    return initialise.logarithm_of_uniform(*sorted((slowest, fastest)))

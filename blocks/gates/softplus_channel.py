@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from blocks.calibration import Attended
 from blocks.gates.base import DecayRank, PerOwnHead, flops_of_matrices, logits, matrices
-from blocks.gates.softplus import bias_of_step, decayed, rate_between_one_and, step_bias
+from blocks.gates.softplus import bias_of_step, decayed, rate_between, step_bias
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.part import Fresh, Parameters
 from blocks.tensors import repeat_heads
@@ -17,16 +17,18 @@ from blocks.tensors import repeat_heads
 class SoftplusChannel(PerOwnHead):
     """log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), one number a feature of each state head; A is one a head.
 
-    exp(A) starts evenly between 1 and ``fastest``, softplus(b) between 0.001 and 0.1.
+    exp(A) starts evenly between ``slowest`` and ``fastest``, softplus(b) between 0.001 and 0.1.
     """
 
     equation: ClassVar[str] = "log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), W₁: C × rank, W₂: rank × (heads · F), A one a head"
     source: ClassVar[str] = "Kimi team 2025, arXiv:2510.26692, as in flash-linear-attention's layer"
     rank_of_decay: ClassVar[DecayRank] = "channel"
-    incidental: ClassVar[frozenset[str]] = frozenset({"fastest"})
+    incidental: ClassVar[frozenset[str]] = frozenset({"slowest", "fastest"})
     kind: Literal["softplus_channel"] = "softplus_channel"
     rank: PositiveInt | Literal["full"] = 16
     """Columns of W₁; full: one matrix."""
+    slowest: NonNegativeFloat = 1.0
+    """The smallest exp(A) at the start."""
     fastest: PositiveFloat = 16.0
     """The largest exp(A) at the start."""
 
@@ -35,7 +37,7 @@ class SoftplusChannel(PerOwnHead):
         columns = heads * shape.features
         return matrices(shape.hidden_size, columns, self.rank) | {
             "bias": Fresh((columns,), step_bias(), precise=True),
-            "rate": Fresh((heads,), rate_between_one_and(self.fastest), precise=True),
+            "rate": Fresh((heads,), rate_between(self.slowest, self.fastest), precise=True),
         }
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:

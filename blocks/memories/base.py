@@ -18,6 +18,7 @@ from blocks.positions import NoPosition, Position, PositionConfig
 from blocks.tensors import accumulating, as_dtype
 
 if TYPE_CHECKING:
+    from blocks.feature_maps.base import UnitLength
     from blocks.gates.base import Gate
     from blocks.rates import Rate
 
@@ -55,8 +56,6 @@ class Memory(Part):
     """Its state grows with the text."""
     per_query_head: ClassVar[bool] = False
     """Each query head holds pairs of its own."""
-    features_as: ClassVar[Literal["unit"] | None] = None
-    """unit: features of length 1, whatever the map. None: as they are, exponential ones by their logarithms."""
     sifts: ClassVar[bool] = False
     """It keeps some pairs for good, so the tokens that they came with bring none to the memories below."""
     decay_ranks: ClassVar[frozenset[str]] = frozenset()
@@ -150,6 +149,11 @@ class Memory(Part):
     def dropping(self) -> Self:
         """The same memory, where what it evicts goes nowhere."""
         return self
+
+    @property
+    def features_as(self) -> UnitLength | None:
+        """How features are divided by their length, whatever the map. None: as they are, exponential ones by their logarithms."""
+        return None
 
     @property
     def falls_together(self) -> bool:

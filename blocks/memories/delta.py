@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from blocks import initialise
+from blocks.feature_maps.base import UnitLength
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
@@ -26,8 +28,8 @@ class Delta(Recurrent):
 
     D_t is what the gate leaves of each feature, one number a head or one a feature.
 
-    What the state already answers to a key is taken out before the new value goes in. The answer is a raw numerator: there is
-    no mass. A vector of features that is 0 writes and reads nothing.
+    What the state already answers to a key is taken out before the new value goes in. The answer is a raw numerator, or that
+    over √F: there is no mass. A vector of features that is 0 writes and reads nothing.
     """
 
     equation: ClassVar[str] = (
@@ -43,14 +45,22 @@ class Delta(Recurrent):
     rate: RateConfig = Learned()
     """How strongly each pair is written."""
 
+    scale: Literal["none", "root"] = "none"
+    """root: the answer is divided by √F, as published layers divide it before their norm (their K^-½); none: it is not."""
+
+    epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Added to the squared length that features are divided by. Published code has 1e-6."""
+
     steps: Annotated[int, Field(ge=1, le=8)] = 1
     """Corrections a token, each with a key, a value and a rate of its own; those after the first are learned maps of the hidden
     state, not convolved. The decay comes before the first, the answer after the last (DeltaProduct)."""
 
-    features_as: ClassVar[Literal["unit"] | None] = "unit"
-
     def has_mass(self) -> bool:
         return False
+
+    @property
+    def features_as(self) -> UnitLength:
+        return UnitLength(self.epsilon)
 
     @property
     def recurrences(self) -> tuple[Form, ...]:
@@ -171,10 +181,13 @@ class Delta(Recurrent):
             value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
             rate = pairs.there(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
-        return Partial(output, None), {"state": matrix}
+        return Partial(self._scaled(output, query.shape[-1]), None), {"state": matrix}
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
-        return torch.einsum("behf,bhfv->behv", key, state["state"])
+        return self._scaled(torch.einsum("behf,bhfv->behv", key, state["state"]), key.shape[-1])
+
+    def _scaled(self, output: Tensor, features: int) -> Tensor:
+        return output / math.sqrt(features) if self.scale == "root" else output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
         return state["state"].double()

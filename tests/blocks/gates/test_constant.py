@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,7 +33,15 @@ def test_the_slowest_of_64_heads_still_decays() -> None:
     assert decay[0, 0, -1].item() == pytest.approx(-(2.0**-68), rel=1e-6)
 
 
-def test_it_has_the_heads_that_come_in() -> None:
-    assert Constant().key_heads(SHAPE, 2) == 2
-    assert Constant().key_heads(SHAPE, 6) == 6
+def test_each_query_head_has_its_own_unless_key_heads_are_asked_for() -> None:
+    assert Constant().key_heads(SHAPE, 2) == 6
+    assert (Constant(per="key_head").key_heads(SHAPE, 2), Constant(per="key_head").key_heads(SHAPE, 6)) == (2, 6)
     assert Constant().parameters(SHAPE) == {}
+
+
+@pytest.mark.parametrize("state_heads", [2, 6])
+def test_of_key_heads_their_query_heads_share_it(state_heads: int) -> None:
+    shape = replace(SHAPE, state_heads=state_heads)
+    decay = Constant(per="key_head").log_decay({}, torch.zeros(1, 1, 6, dtype=torch.float64), shape)[0, 0].exp()
+    wanted = [31 / 32] * (state_heads // 2) + [63 / 64] * (state_heads // 2)
+    assert decay.tolist() == pytest.approx(wanted, rel=1e-14)

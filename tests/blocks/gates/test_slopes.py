@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,3 +29,12 @@ def test_every_token_decays_alike() -> None:
     wanted = torch.tensor([-1 / 4, -1 / 16, -1 / 64, -1 / 256], dtype=torch.float64)
     assert torch.equal(decay, wanted.expand(2, 5, 4))
     assert not Slopes().parameters(shape)
+
+
+def test_slopes_count_query_heads_unless_key_heads_are_asked_for() -> None:
+    shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=2)
+    assert (Slopes().key_heads(shape, 2), Slopes(per="key_head").key_heads(shape, 2)) == (4, 2)
+    decay = Slopes(per="key_head").log_decay({}, random(1, 1, 6), shape)
+    assert decay[0, 0].tolist() == [-1 / 16, -1 / 256]
+    decay = Slopes(per="key_head").log_decay({}, random(1, 1, 6), replace(shape, state_heads=4))
+    assert decay[0, 0].tolist() == [-1 / 16, -1 / 16, -1 / 256, -1 / 256]

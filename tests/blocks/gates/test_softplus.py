@@ -11,6 +11,7 @@ import torch
 from blocks.gates.softplus import Softplus
 from blocks.gates.softplus_channel import SoftplusChannel
 from blocks.legend import Shape
+from composer.spec.loading import load_spec
 from tests.blocks.support import drawn, owner, random, started
 
 SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, features=3, state_heads=4)
@@ -67,6 +68,31 @@ def test_how_it_starts(gate: Any) -> None:
     slowest = started(Softplus(fastest=0.5), shape)["rate"].exp()
     assert slowest.min() >= 0.5
     assert slowest.max() <= 1
+
+
+@pytest.mark.parametrize("kind", [Softplus, SoftplusChannel])
+def test_it_may_start_from_a_rate_of_0(kind: Any) -> None:
+    shape = Shape(hidden_size=6, heads=4000, key_heads=4000, head_dim=4, features=1, state_heads=4000)
+    rate = started(kind(slowest=0.0), shape)["rate"].exp()
+    assert (rate < 1).float().mean().item() == pytest.approx(1 / 16, rel=0.2)
+    assert 0 < rate.min() < 0.1
+    assert rate.mean().item() == pytest.approx(8, rel=0.05)
+    nothing = started(kind(slowest=0.0, fastest=1e-30), shape)["rate"]
+    assert nothing.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "slowest"),
+    [("gated-deltanet", 0.0), ("gdn-hybrid", 0.0), ("deltaproduct", 0.0), ("kda-hybrid", 1.0), ("mamba2", 1.0)],
+)
+def test_published_layers_start_as_in_their_code(spec: str, slowest: float) -> None:
+    """flash-linear-attention draws exp(A) uniformly: from 0 to 16 in GatedDeltaNet and GatedDeltaProduct, else from 1 to 16."""
+    head = load_spec(spec).head
+    assert head is not None
+    (memory,) = head.memory
+    gate = memory.gates
+    assert isinstance(gate, Softplus | SoftplusChannel)
+    assert (gate.slowest, gate.fastest) == (slowest, 16.0)
 
 
 def test_parameters_and_operations() -> None:

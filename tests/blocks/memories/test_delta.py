@@ -12,6 +12,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from blocks.feature_maps.base import UnitLength
+from blocks.feature_maps.exponential import Exponential
 from blocks.feature_maps.identity import Identity
 from blocks.flow import Features, Tokens
 from blocks.legend import Shape
@@ -45,7 +47,7 @@ class Given:
 
     def recalled(self, form: str, state: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """The memory's answer, and its matrix after it."""
-        query, key = Identity().map({}, self.query, self.key, scale="unit")
+        query, key = Identity().map({}, self.query, self.key, scale=UnitLength())
         pairs = Features(key, self.value, self.present, rate=self.rate)
         state = state or empty(Delta(), self.shape, len(self.value), self.value.dtype)
         partial, after = recalled(Delta(), form, query, pairs, self.decay, self.tokens, state)
@@ -105,6 +107,45 @@ def test_it_is_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: boo
     given = drawn(shape, gated, key_heads=key_heads, rates=rates, segment=segment)
     for got, wanted in zip(given.recalled(form), given.by_hand(), strict=True):
         close(got, wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_its_answer_may_be_over_the_root_of_the_features(form: str) -> None:
+    """In many tokens, in one, and where a cache above asks."""
+    given = drawn(SHAPE, gated=True)
+    query, key = Identity().map({}, given.query, given.key, scale=UnitLength())
+    pairs = Features(key, given.value, given.present, rate=given.rate)
+    state = empty(Delta(), SHAPE, 2, torch.float64)
+    wanted, after = recalled(Delta(), form, query, pairs, given.decay, given.tokens, state)
+    found, scaled = recalled(Delta(scale="root"), form, query, pairs, given.decay, given.tokens, state)
+    close(found.output, wanted.output / math.sqrt(5))
+    close(scaled["state"], after["state"])
+    asked = random(2, 3, 4, 5)
+    close(Delta(scale="root").predict(asked, after), Delta().predict(asked, after) / math.sqrt(5))
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
+def test_lengths_may_have_an_epsilon(size: float) -> None:
+    """Of features as they are, and of features that are given by their logarithms."""
+    states = size * random(2, 3, 4, 5)
+    wanted = states / (states.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    close(Identity().map({}, states, states, scale=UnitLength(1e-6))[0], wanted)
+    assert Delta(epsilon=1e-6).features_as == UnitLength(1e-6)
+    features = states.abs().log().exp()
+    wanted = features / (features.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    close(
+        Exponential(linear=False, two_sided=False).map({}, states.abs().log(), states.abs().log(), scale=UnitLength(1e-6))[0],
+        wanted,
+    )
+
+
+def test_features_of_0_write_and_read_nothing_with_an_epsilon_or_without() -> None:
+    nothing = torch.zeros(1, 1, 4, 5, dtype=torch.float64)
+    for epsilon in (0.0, 1e-6):
+        assert not Identity().map({}, nothing, nothing, scale=UnitLength(epsilon))[0].any()
+    assert (
+        Exponential(linear=False, two_sided=False).map({}, nothing - 800, nothing - 800, scale=UnitLength(1e-6))[0].isfinite().all()
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -186,7 +227,7 @@ def test_it_predicts_what_it_would_answer() -> None:
     """Of each pair's key, by the state as it stands: the answer to the same query when nothing falls."""
     given = drawn(SHAPE, gated=True)
     _, matrix = given.recalled("torch")
-    query, key = Identity().map({}, given.key, given.key, scale="unit")
+    query, key = Identity().map({}, given.key, given.key, scale=UnitLength())
     nothing = Features(key, given.value, torch.zeros_like(given.present), rate=given.rate)
     answer, _ = recalled(Delta(), "reference", query, nothing, None, given.tokens, {"state": matrix})
     close(Delta().predict(key, {"state": matrix}), answer.output)

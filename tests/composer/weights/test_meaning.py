@@ -125,6 +125,18 @@ DROPPED = {
         {"output_norm.weight"},
         "it was made for `gated_norm`, and here is `norm`",
     ),
+    "a norm of another epsilon": (
+        spec(**LATTE, output="norm"),
+        spec(**LATTE, output={"kind": "norm", "epsilon": 1e-3}),
+        {"output_norm.weight"},
+        "it was made for `norm`, and here is `norm, epsilon: 0.001`",
+    ),
+    "a norm of queries and keys of another epsilon": (
+        spec(memory=["full"], qk_norm="rms"),
+        spec(memory=["full"], qk_norm={"kind": "rms", "epsilon": 1e-3}),
+        {"qk_norm.query", "qk_norm.key"},
+        "it was made for `rms`, and here is `rms, epsilon: 0.001`",
+    ),
 }
 """Source and target, what is dropped although name and shape would fit, and why."""
 
