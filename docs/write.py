@@ -19,6 +19,7 @@ from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
 from docs.measured import MEASUREMENTS, measurements
 from docs.results import page
+from tests.laws.published.compared import COMPARED
 
 ROOT = Path(__file__).parents[1]
 PART_TABLE, TASK_TABLE, SCHEMA = ROOT / "docs" / "parts.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
@@ -26,6 +27,8 @@ HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
 JSON_PAGE = ROOT / "docs" / "json.md"
 KERNEL_TABLE = ROOT / "docs" / "kernels.md"
 KERNEL_HEADER = "| spec | head | part | a call of many tokens | of one | why none is faster |\n|---|---|---|---|---|---|\n"
+PUBLISHED_TABLE = ROOT / "docs" / "published.md"
+PUBLISHED_HEADER = "| spec | compared with |\n|---|---|\n"
 TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
 
 
@@ -66,6 +69,12 @@ def kernels(text: str) -> str:
     return with_rows(text, KERNEL_HEADER, rows)
 
 
+def published(text: str) -> str:
+    """Return the page of published layers with the table of what each spec is compared with."""
+    rows = [f"| [{name}](../specs/{name}.yaml) | {compared.what} |\n" for name, compared in COMPARED.items()]
+    return with_rows(text, PUBLISHED_HEADER, rows)
+
+
 def with_rows(text: str, header: str, rows: list[str]) -> str:
     before, found, after = text.partition(header)
     assert found, f"a table has lost its header: {header.splitlines()[0]}"
@@ -81,6 +90,7 @@ def main() -> None:
     PART_TABLE.write_text(parts(PART_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     TASK_TABLE.write_text(tasks(TASK_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     KERNEL_TABLE.write_text(kernels(KERNEL_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    PUBLISHED_TABLE.write_text(published(PUBLISHED_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
     JSON_PAGE.write_text(page(), encoding="utf-8")
     MEASUREMENTS.write_text(measurements(MEASUREMENTS.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,107 @@
+"""The reference of each shipped spec, and the equation or the published code that the reference states.
+
+A reference follows the spec's comments where these name a difference from the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.laws.published.latte import latte, latte_bidirectional, latte_conv, latte_macchiato, latte_rglru, rglru_window
+from tests.laws.published.layer import WINDOW, Reference
+from tests.laws.published.numerators import (
+    delta,
+    deltaproduct,
+    gated_delta,
+    gated_deltanet,
+    gla,
+    hypenet,
+    kda,
+    lawcat_delta,
+    liger,
+    lizard,
+    mamba2,
+    retention,
+)
+from tests.laws.published.softmax import (
+    forgetting,
+    hedgehog_alone,
+    hypenet_exact,
+    lawcat,
+    linear,
+    lola,
+    lolcats,
+    lolcats_local_rope,
+    lolcats_terraced,
+    lolcats_workshop,
+    softmax,
+    streaming,
+    t2r,
+    window,
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """heads: the reference of each head of the spec. what: the equation or the published code, in words for a reader."""
+
+    heads: Mapping[str, Reference]
+    what: str
+
+
+FLA = "flash-linear-attention 0.6"
+LOLCATS_CODE = "LoLCATs' code (github.com/HazyResearch/lolcats, `src/model/linear_attention`)"
+
+COMPARED: dict[str, Comparison] = {
+    "alternating-delta": Comparison(
+        {"near": window, "far": lawcat_delta},
+        "no paper has it: sliding softmax attention; the gated delta rule, arXiv:2412.06464, eq. 10",
+    ),
+    "delta": Comparison({"head": delta}, f"{FLA}, `DeltaNet`; ReLU for SiLU, and no convolution of values, as the spec says"),
+    "deltaproduct": Comparison(
+        {"head": deltaproduct}, f"{FLA}, `GatedDeltaProduct`; further keys and values without convolution, as the spec says"
+    ),
+    "forgetting": Comparison({"head": forgetting}, f"arXiv:2503.02130, eq. 5; {FLA}, `ForgettingAttention`"),
+    "gated-delta": Comparison(
+        {"head": gated_delta}, f"{FLA}, `GatedDeltaNet`, with the map, convolution and decay that the spec says"
+    ),
+    "gated-deltanet": Comparison({"head": gated_deltanet}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3NextGatedDeltaNet`"),
+    "gdn-hybrid": Comparison({"head": gated_deltanet, "source": softmax}, f"{FLA}, `GatedDeltaNet`; the source's own attention"),
+    "gla": Comparison({"head": gla}, f"{FLA}, `GatedLinearAttention`; decays of query heads, as the spec says"),
+    "hedgehog": Comparison({"head": hedgehog_alone}, "arXiv:2402.04347, eq. 3 to 6"),
+    "hybrid": Comparison({"head": lolcats, "exact": softmax}, "as `lolcats`; softmax attention"),
+    "hypenet": Comparison(
+        {"head": hypenet, "exact": hypenet_exact},
+        "github.com/thunlp/hybrid-linear-attention, `halo/modeling/hypenet`: `LightningAttention` and `Qwen3Attention`",
+    ),
+    "kda-hybrid": Comparison({"head": kda, "source": softmax}, f"{FLA}, `KimiDeltaAttention`; the source's own attention"),
+    "latte": Comparison({"head": latte}, "arXiv:2402.17512, definition 2 and eq. 20"),
+    "latte-bidirectional": Comparison({"head": latte_bidirectional}, "arXiv:2402.17512, definition 1"),
+    "latte-conv": Comparison({"head": latte_conv}, "arXiv:2402.17512, definition 2 and eq. 15"),
+    "latte-macchiato": Comparison({"head": latte_macchiato}, "arXiv:2402.17512, definition 3; arXiv:2402.19427, eq. 1 to 4"),
+    "latte-rglru": Comparison({"head": latte_rglru}, "arXiv:2402.17512, definition 2; arXiv:2402.19427, eq. 1 to 4"),
+    "lawcat": Comparison({"head": lawcat}, "LAWCAT (Liu et al. 2025), eq. 4 to 8"),
+    "lawcat-delta": Comparison(
+        {"head": lawcat_delta}, "no paper has it: LAWCAT's map and the gated delta rule, arXiv:2412.06464, eq. 10"
+    ),
+    "liger": Comparison({"head": liger(WINDOW)}, "arXiv:2503.01496"),
+    "linear": Comparison({"head": linear}, "arXiv:2006.16236, eq. 7 and 9"),
+    "lizard": Comparison({"head": lizard}, "arXiv:2507.09025, abstract, with the choices that the spec names"),
+    "lola": Comparison({"head": lola}, "arXiv:2505.23666, eq. 8 and 13 in chunks, with LoLCATs' σ(w)"),
+    "lolcats": Comparison({"head": lolcats}, "LoLA (arXiv:2505.23666), eq. 13 without a cache; map and σ(w) of LoLCATs' code"),
+    "lolcats-local-rope": Comparison({"head": lolcats_local_rope}, "as `lolcats`, with rotation in the window alone"),
+    "lolcats-terraced": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
+    "lolcats-workshop": Comparison({"head": lolcats_workshop}, "LoLCATs (workshop paper), eq. 6 and 8"),
+    "mamba2": Comparison({"head": mamba2}, f"arXiv:2405.21060, section 7; {FLA}, `Mamba2`, without biases of the convolution"),
+    "mixed-heads": Comparison({"lolcats": lolcats, "lawcat": lawcat}, "as `lolcats` and `lawcat`"),
+    "published/liger-gla": Comparison({"head": liger(WINDOW)}, "Liger's code, `LigerGatedLinearAttention`, on whole texts"),
+    "published/lolcats-llama": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
+    "retention": Comparison({"head": retention}, f"{FLA}, `MultiScaleRetention`"),
+    "rglru-window": Comparison({"head": rglru_window}, "arXiv:2402.17512, section 4.1; arXiv:2402.19427, eq. 1 to 4"),
+    "softmax": Comparison({"head": softmax}, "arXiv:1706.03762, eq. 1"),
+    "streaming": Comparison({"head": streaming}, "arXiv:2309.17453, with positions of the text"),
+    "t2r": Comparison({"head": t2r}, "arXiv:2103.13076, eq. 4 and 6"),
+    "window": Comparison({"head": window}, "softmax attention (arXiv:1706.03762) over the last tokens"),
+}
+"""Of every shipped spec."""

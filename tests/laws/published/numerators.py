@@ -1,0 +1,149 @@
+"""Linear attention without a mass, and delta rules: published layers normalise their answers by RMSNorm, if at all."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tests.laws.published.layer import (
+    WINDOW,
+    Layer,
+    Reference,
+    channel_decay,
+    convolved_query_and_key,
+    hedgehog_features,
+    lawcat_features,
+)
+from tests.laws.published.mathematics import (
+    alibi_slopes,
+    delta_rule,
+    in_window,
+    linear_attention,
+    log_sigmoid,
+    root_mean_square_norm,
+    rotate,
+    sigmoid,
+    silu,
+    softmax_attention,
+    softplus,
+    to_query_heads,
+    unit,
+)
+
+
+def gla(layer: Layer) -> Tensor:
+    query, key, value = layer.expanded
+    output = linear_attention(query, key, value, torch.exp(channel_decay(layer, "state_gate", 1)))
+    return layer.gated_norm(output / math.sqrt(query.shape[-1]))
+
+
+def retention(layer: Layer) -> Tensor:
+    query, key = layer.rotated
+    decay = torch.tensor([1 - 2.0 ** (-5 - head) for head in range(layer.heads)], dtype=torch.float64)
+    output = linear_attention(query, key, layer.expanded[2], decay.expand(len(query), -1)[..., None])
+    return layer.gated_norm(output / math.sqrt(query.shape[-1]))
+
+
+def hypenet(layer: Layer) -> Tensor:
+    query, key, value = layer.expanded
+    query = rotate(root_mean_square_norm(query, layer["qk_norm.query"], 1e-6), layer.theta)
+    key = rotate(root_mean_square_norm(key, layer["qk_norm.key"], 1e-6), layer.theta)
+    decay = torch.exp(-torch.tensor(alibi_slopes(layer.heads), dtype=torch.float64))
+    output = linear_attention(query, key, value, decay.expand(len(query), -1)[..., None]) / math.sqrt(query.shape[-1])
+    normed = root_mean_square_norm(output.flatten(1), layer["output_norm.weight"], 1e-6).view(output.shape)
+    return normed * sigmoid(layer.output_gate(output))
+
+
+def mamba2(layer: Layer) -> Tensor:
+    query, key, value = layer.short_convolved()
+    step = softplus(layer.linear("state_gate"))
+    decay = torch.exp(-torch.exp(layer["state_gate.rate"]) * step)[..., None]
+    output = linear_attention(query, key, value * step[..., None], decay) + layer["state.skip"][:, None] * value
+    gated = output * silu(layer.output_gate(output))
+    return root_mean_square_norm(gated.flatten(1), layer["output_norm.weight"], 1e-5).view(output.shape)
+
+
+def liger(size: int) -> Reference:
+    def half_and_half(layer: Layer) -> Tensor:
+        query, key, value = layer.expanded
+        near = softmax_attention(*layer.rotated, value, in_window(size))
+        features = (torch.softmax(of, -1) for of in (query, key))
+        return near / 2 + linear_attention(*features, value, torch.exp(log_sigmoid(key) / 16)) / 2
+
+    return half_and_half
+
+
+def lizard(layer: Layer) -> Tensor:
+    (query, key, value), (rotated_query, rotated_key) = layer.expanded, layer.rotated
+    meta_key, meta_value = (to_query_heads(layer[f"meta.{name}"], layer.heads) for name in ("key", "value"))
+    near = []
+    for token in range(len(query)):
+        first = max(0, token - WINDOW + 1)
+        logits = torch.cat(
+            (
+                torch.einsum("hd,mhd->mh", query[token], meta_key),
+                torch.einsum("hd,shd->sh", rotated_query[token], rotated_key[first : token + 1]),
+            )
+        )
+        weights = torch.softmax(logits / math.sqrt(query.shape[-1]), 0)
+        near.append(torch.einsum("sh,shd->hd", weights, torch.cat((meta_value, value[first : token + 1]))))
+    decay = torch.exp(log_sigmoid(layer.linear("state_gate")) / 16)[..., None]
+    return torch.stack(near) + linear_attention(*hedgehog_features(layer, query, key), value, decay)
+
+
+def delta(layer: Layer) -> Tensor:
+    query, key = (of.clamp(min=0) for of in convolved_query_and_key(layer))
+    output = _delta(layer, query, key, layer.expanded[2], None)
+    return root_mean_square_norm(output, layer["output_norm.weight"], 1e-5)
+
+
+def gated_delta(layer: Layer) -> Tensor:
+    query, key = (of.clamp(min=0) for of in convolved_query_and_key(layer))
+    return layer.gated_norm(_delta(layer, query, key, layer.expanded[2], _slow_head_decay(layer)))
+
+
+def lawcat_delta(layer: Layer) -> Tensor:
+    features = (unit(of, 0.0) for of in lawcat_features(layer))
+    query, key = features
+    rate = sigmoid(layer.linear("delta_rate"))
+    return delta_rule(query, [(key, layer.expanded[2], rate)], torch.exp(_slow_head_decay(layer))[..., None])
+
+
+def gated_deltanet(layer: Layer) -> Tensor:
+    return layer.gated_norm(_delta(layer, *layer.short_convolved(), _softplus_decay(layer)))
+
+
+def kda(layer: Layer) -> Tensor:
+    query, key, value = layer.short_convolved()
+    logits = layer.hidden @ layer["delta_gate.down"].T @ layer["delta_gate.up"].T + layer["delta_gate.bias"]
+    decay = -torch.exp(layer["delta_gate.rate"])[:, None] * softplus(logits.view(query.shape))
+    return layer.gated_norm(_delta(layer, query, key, value, decay), sigmoid)
+
+
+def deltaproduct(layer: Layer) -> Tensor:
+    query, key, value = layer.short_convolved()
+    steps = [(unit(key), value, 2 * sigmoid(layer.linear("delta_rate")))]
+    for step in range(len(layer["delta.key"])):
+        further = (layer.hidden @ layer[f"delta.{name}"][step].T for name in ("key", "value"))
+        own_key, own_value = (to_query_heads(of.unflatten(-1, (layer.key.shape[1], -1)), layer.heads) for of in further)
+        own_rate = 2 * sigmoid(layer.hidden @ layer["delta.rate_weight"][step].T + layer["delta.rate_bias"][step])
+        steps.append((unit(own_key), own_value, own_rate))
+    output = delta_rule(unit(query), steps, torch.exp(_softplus_decay(layer))[..., None])
+    return layer.gated_norm(output / math.sqrt(query.shape[-1]))
+
+
+def _slow_head_decay(layer: Layer) -> Tensor:
+    return log_sigmoid(layer.linear("delta_gate")) / 16
+
+
+def _softplus_decay(layer: Layer) -> Tensor:
+    return -torch.exp(layer["delta_gate.rate"]) * softplus(layer.linear("delta_gate"))
+
+
+def _delta(layer: Layer, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> Tensor:
+    """The answer before the norm, over √K, with lengths as in flash-linear-attention."""
+    decay = None if log_decay is None else torch.exp(log_decay if log_decay.dim() == 3 else log_decay[..., None])
+    rate = sigmoid(layer.linear("delta_rate"))
+    return delta_rule(unit(query), [(unit(key), value, rate)], decay) / math.sqrt(query.shape[-1])

@@ -1,0 +1,147 @@
+"""Softmax attention, linear attention that divides by its mass, and heads that have both."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tests.laws.published.layer import (
+    CACHE,
+    SINKS,
+    WINDOW,
+    Layer,
+    channel_decay,
+    hedgehog_features,
+    lawcat_features,
+)
+from tests.laws.published.mathematics import (
+    in_chunks,
+    in_window,
+    linear_attention,
+    log_sigmoid,
+    normalised,
+    sigmoid,
+    softmax_attention,
+    window_and_linear,
+)
+
+
+def softmax(layer: Layer) -> Tensor:
+    return softmax_attention(*layer.rotated, layer.expanded[2])
+
+
+def window(layer: Layer) -> Tensor:
+    return softmax_attention(*layer.rotated, layer.expanded[2], in_window(WINDOW))
+
+
+def streaming(layer: Layer) -> Tensor:
+    return softmax_attention(*layer.rotated, layer.expanded[2], lambda token, pair: pair < SINKS or token - pair < WINDOW)
+
+
+def forgetting(layer: Layer) -> Tensor:
+    fallen = log_sigmoid(layer.linear("full_gate")).cumsum(0)
+    return softmax_attention(*layer.expanded, bias=fallen[:, None] - fallen[None])
+
+
+def hypenet_exact(layer: Layer) -> Tensor:
+    query, key, value = layer.expanded
+    position = torch.arange(len(query), dtype=torch.float64)
+    query = query * (torch.log(position + 362) / math.log(362))[:, None, None]
+    output = softmax_attention(query, key, value)
+    return output * sigmoid(layer.output_gate(output))
+
+
+def linear(layer: Layer) -> Tensor:
+    query, key = (torch.where(of > 0, of + 1, torch.exp(of.clamp(max=0))) for of in layer.rotated)
+    return normalised(query, key, layer.expanded[2])
+
+
+def t2r(layer: Layer) -> Tensor:
+    def mapped(states: Tensor, side: str) -> Tensor:
+        product = torch.einsum("thd,hdc->thc", states, layer[f"feature_map.{side}_weight"])
+        return (product + layer[f"feature_map.{side}_bias"]).clamp(min=0)
+
+    query, key = layer.rotated
+    query, key, value = mapped(query, "query"), mapped(key, "key"), layer.expanded[2]
+    total = linear_attention(query, key, torch.ones_like(value[..., :1]))
+    # A query that shares no feature with any key has no mass, and is answered by 0.
+    return torch.where(total > 0, linear_attention(query, key, value) / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
+
+
+def hedgehog_alone(layer: Layer) -> Tensor:
+    return normalised(*hedgehog_features(layer, *layer.rotated), layer.expanded[2])
+
+
+def lawcat(layer: Layer) -> Tensor:
+    return normalised(*lawcat_features(layer), layer.expanded[2], torch.exp(channel_decay(layer, "state_gate", 2)))
+
+
+def lolcats(layer: Layer) -> Tensor:
+    return _lolcats(layer, hedgehog_features(layer, *layer.rotated))
+
+
+def lolcats_local_rope(layer: Layer) -> Tensor:
+    query, key, _ = layer.expanded
+    return _lolcats(layer, hedgehog_features(layer, query, key))
+
+
+def lolcats_terraced(layer: Layer) -> Tensor:
+    features = hedgehog_features(layer, *layer.rotated)
+    sees = in_chunks(WINDOW)
+    return window_and_linear(layer.rotated, features, layer.expanded[2], layer["window.weight"], sees, row_max=True)
+
+
+def lolcats_workshop(layer: Layer) -> Tensor:
+    def mapped(states: Tensor, side: str) -> Tensor:
+        return torch.exp(states + torch.einsum("thd,hdc->thc", states, layer[f"feature_map.{side}_weight"]))
+
+    (query, key), value = layer.rotated, layer.expanded[2]
+    share = sigmoid(layer["window.weight"])[:, None]
+    near = softmax_attention(query, key, value, in_window(WINDOW))
+    query_features, key_features = mapped(query, "query"), mapped(key, "key")
+    far = torch.zeros_like(near)
+    for token in range(WINDOW, len(query)):
+        weights = torch.einsum("hf,shf->sh", query_features[token], key_features[: token - WINDOW + 1])
+        far[token] = torch.einsum("sh,shd->hd", weights / weights.sum(0), value[: token - WINDOW + 1])
+    return share * near + (1 - share) * far
+
+
+def lola(layer: Layer) -> Tensor:
+    """Chunks of a window, a cache of the pairs that the state answers worst, and the state; one denominator."""
+    (query, key), value = layer.rotated, layer.expanded[2]
+    query_features, key_features = hedgehog_features(layer, query, key)
+    factor = sigmoid(layer["window.weight"])
+    output = torch.zeros_like(value)
+    for head in range(layer.heads):
+        cache: list[int] = []
+        state: list[int] = []
+        for token in range(len(query)):
+            if token % WINDOW == 0 and token >= 2 * WINDOW:
+                fallen = range(token - 2 * WINDOW, token - WINDOW)
+                cache, state = _select([*cache, *fallen], state, key_features[:, head], value[:, head])
+            near = range(max(0, token // WINDOW - 1) * WINDOW, token + 1)
+            exact = [*cache, *near]
+            logits = key[exact, head] @ query[token, head] / math.sqrt(query.shape[-1])
+            weights = torch.cat((factor[head] * logits.exp(), key_features[state, head] @ query_features[token, head]))
+            output[token, head] = weights @ value[[*exact, *state], head] / weights.sum()
+    return output
+
+
+def _select(eligible: list[int], state: list[int], features: Tensor, value: Tensor) -> tuple[list[int], list[int]]:
+    """The pairs that stay in the cache, and those in the state: scores look at the state before this eviction."""
+    if len(eligible) <= CACHE:
+        return eligible, state
+
+    def error(pair: int) -> float:
+        weights = features[state] @ features[pair]
+        predicted = weights @ value[state] / weights.sum() if state else torch.zeros_like(value[pair])
+        return torch.dist(predicted, value[pair]).item()
+
+    kept = set(sorted(eligible, key=lambda pair: (-error(pair), pair))[:CACHE])
+    return sorted(kept), state + [pair for pair in eligible if pair not in kept]
+
+
+def _lolcats(layer: Layer, features: tuple[Tensor, Tensor]) -> Tensor:
+    return window_and_linear(layer.rotated, features, layer.expanded[2], layer["window.weight"], in_window(WINDOW))
