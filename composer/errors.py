@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from converters.bounded import reason
 from converters.errors import ConverterError
 
 Arguments = ParamSpec("Arguments")
@@ -129,7 +130,11 @@ def name_of(said: object) -> str:
 
 
 def in_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function, whose ConverterErrors are raised as SourceErrors."""
+    """The function, whose ConverterErrors are raised as SourceErrors, and whose errors of named files as ComposerErrors.
+
+    Readers and writers raise errors of their own, which say what to do. This is for files that no code expects to fail, such as
+    those in a folder that the user may not search.
+    """
 
     @wraps(function)
     def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -137,5 +142,9 @@ def in_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Resul
             return function(*arguments, **options)
         except ConverterError as error:
             raise SourceError(str(error)) from error
+        except OSError as error:
+            if error.filename is None:  # no file, such as a closed pipe
+                raise
+            raise ComposerError(f"{error.filename} cannot be read or written: {reason(error)}") from error
 
     return wrapped

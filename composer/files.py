@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from converters.bounded import reason
+from converters.bounded import opened, reason
 
 PARTIAL = ".partial"
 MARK_BYTES = 4
@@ -28,6 +28,9 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """
     partial = partial_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(
+        missing_ok=True
+    )  # a killed process has left it, or it is a link or a pipe, which nothing must be written through
     try:
         yield partial
         sync(partial)
@@ -113,7 +116,7 @@ def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "")
 
 def sha256(file: Path) -> str:
     """SHA-256 of a whole file. Raises OSError."""
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -11,6 +11,7 @@ from composer.errors import ComposerError
 from converters.bounded import MOST_CONFIG, brief, read_json, shortened
 from converters.composed import ADAPTER_CONFIG
 from converters.errors import ConverterError
+from converters.source import check_opened_by_libraries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,10 +25,15 @@ _NEVER = "Nothing in a folder is ever run here."
 
 
 def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
-    """Raises ``refusal`` where a model's or a tokenizer's files can only be read by running code that they bring or name.
+    """Raises ``refusal`` where a model's or a tokenizer's files can only be read by running code that they bring or name, and where
+    one of them is no file that a library could open, such as a pipe.
 
     The ``auto_map`` of a config is no such case: this project, or transformers, has the class that it names, and uses its own.
     """
+    try:
+        check_opened_by_libraries(folder)
+    except ConverterError as error:
+        raise refusal(str(error)) from error
     config = _json(folder / CONFIG)
     for key in _IMPLEMENTATIONS:
         if "/" in str(config.get(key) or ""):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from converters.bounded import MOST_CONFIG, brief, read_json, reason, within
+from converters.bounded import MOST_CONFIG, brief, problem_with, read_json, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from converters.config import LARGEST_NUMBER
 from converters.errors import WeightsError
@@ -46,7 +46,7 @@ def check_adapter(folder: Path, name: str) -> None:
         config = read_json(within(folder, f"{name}/{ADAPTER_CONFIG}"), MOST_CONFIG)
         shard = read_shard(within(folder, f"{name}/{ADAPTER_WEIGHTS}"))
     except OSError as error:
-        raise WeightsError(f"{path.parent} cannot be read: {reason(error)}.") from error
+        raise WeightsError(f"{path.parent} cannot be read: {problem_with(error)}.") from error
     except ValueError as error:
         raise WeightsError(f"{path} is not JSON: {error}.") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":

@@ -13,6 +13,8 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,9 +26,14 @@ MOST_RECORD = 128 * 2**20
 """Bytes of a record, which says of every tensor where it comes from."""
 MOST_LOG = 2**30
 """Bytes of a log."""
+MOST_BESIDE = 256 * 2**20
+"""Bytes of a file beside the weights, such as a tokenizer: the largest have a tenth as many."""
+MOST_TEXT = 2**30
+"""Bytes of a text."""
 DEEPEST = 100
 """Levels of nesting that JSON may have."""
 
+_NOT_REGULAR = "no regular file"
 _TOO_DEEP = f"nested deeper than {DEEPEST} levels"
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -34,10 +41,47 @@ _SHOWN, _LISTED = 80, 20
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[BufferedReader]:
     """A regular file for reading; a device or a pipe is not waited for. Raises OSError."""
     with open(_descriptor(path), "rb") as stream:
         yield stream
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file to append to it, and create it where it is missing. Raises OSError, also for a device or a pipe."""
+    with open(_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as stream:
+        yield stream
+
+
+def check_file(path: Path, most: int | None = None) -> None:
+    """Raise OSError unless the path is a regular file that may be read, of at most ``most`` bytes.
+
+    Call it before a library opens the path itself: most libraries wait for a pipe, and read a device to its end.
+    """
+    with opened(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+    if most is not None and size > most:
+        raise _too_large(path, most)
+
+
+def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the names in a folder that match any of the patterns, sorted: files, and links whatever their targets.
+
+    A pattern ``inside/*`` matches names in the subfolder ``inside``. Folders are left out, unless their names have a suffix, as
+    ``tokenizer.json`` has: a file of that name is expected. Raises OSError where a folder cannot be listed.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        inside, _, name_pattern = pattern.rpartition("/")
+        place = folder / inside
+        if inside and not os.path.isdir(place):
+            continue
+        for name in os.listdir(place):
+            path = place / name
+            if fnmatchcase(name, name_pattern) and (path.suffix or not os.path.isdir(path)):
+                found.add(f"{inside}/{name}" if inside else name)
+    return sorted(found)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -45,13 +89,13 @@ def read_bytes(path: Path, most: int) -> bytes:
     with opened(path) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"larger than {most:,} bytes, the most that are read of such a file", str(path))
+        raise _too_large(path, most)
     return content
 
 
 def read_text(path: Path, most: int) -> str:
-    """The same of a file in UTF-8. Raises OSError and ValueError."""
-    return read_bytes(path, most).decode("utf-8")
+    """The same of a file in UTF-8, with ``\\n`` at the end of every line. Raises OSError and ValueError."""
+    return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path, most: int) -> Any:
@@ -79,8 +123,8 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def within(folder: Path, name: str) -> Path:
-    """The path of a file in a folder, which need not exist. Raises OSError for an impossible name, and for a link out of the
-    folder, except into the blobs of the model in the Hub's cache."""
+    """The path of a file in a folder, which need not exist. Raises OSError for an impossible name, for a link to nothing, and for a
+    link out of the folder, except into the blobs of the model in the Hub's cache."""
     path = folder / name
     if circle_of_links(path):
         raise OSError(errno.ELOOP, "it is a link that leads back to itself", str(path))
@@ -93,6 +137,8 @@ def within(folder: Path, name: str) -> Path:
         raise OSError(
             errno.EXDEV, "it leads out of its folder, and such links are not followed: put the file itself there", str(path)
         )
+    if os.path.islink(path) and not os.path.exists(true):
+        raise OSError(errno.EINVAL, f"it is a link to {shortened(os.readlink(path))}, which is not there", str(path))
     return path
 
 
@@ -149,6 +195,12 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
+def problem_with(error: OSError) -> str:
+    """The file that could not be read or written, where the error names one, and why: ``facts.json: Permission denied``."""
+    named = isinstance(error.filename, str | bytes)
+    return f"{shortened(os.path.basename(os.fsdecode(error.filename)))}: {reason(error)}" if named else reason(error)
+
+
 def listed(names: Iterable[str]) -> str:
     """The first of some names, and how many more there are."""
     every = list(names)
@@ -156,15 +208,30 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join([*map(shortened, every[:_LISTED]), *more])
 
 
-def _descriptor(path: Path) -> int:
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"larger than {most:,} bytes, the most that are read of such a file", str(path))
+
+
+def _descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+        # Without O_NONBLOCK, a pipe is waited for until another process opens its other end.
+        descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
     except ValueError:
         raise OSError(errno.EINVAL, "no file can have this name", brief(str(path))) from None
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, opened for writing, or a socket
+            raise OSError(errno.EINVAL, _NOT_REGULAR, str(path)) from None
+        raise
     mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    if stat.S_ISREG(mode) and not _is_of_the_kernel(path):
         return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "a folder, and a file was expected", str(path))
-    raise OSError(errno.EINVAL, "no regular file", str(path))
+    raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
+
+
+def _is_of_the_kernel(path: Path) -> bool:
+    """Whether a path leads into /proc or /sys. Their files count as regular ones of no size, and reading some of them waits for
+    the kernel, or changes the machine's state."""
+    return os.path.realpath(path).startswith(("/proc/", "/sys/"))

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from converters.bounded import MOST_CONFIG, MOST_NAMES, brief, is_name, parse_json, read_bytes, reason, within
+from converters.bounded import (
+    MOST_BESIDE,
+    MOST_CONFIG,
+    MOST_NAMES,
+    brief,
+    check_file,
+    files_matching,
+    is_name,
+    parse_json,
+    read_bytes,
+    reason,
+    within,
+)
+from converters.composed import ADAPTER_CONFIG
 from converters.config import are_tokens
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
@@ -49,6 +63,8 @@ FREE_SIZE = 2**20
 """The largest size in a config that is not compared with the weights."""
 SIZES = ("size", "dim", "width", "heads", "experts", "rank", "n_embd", "n_inner", "n_head", "labels")
 """Words in the keys of sizes that modules are made of."""
+OPENED_BY_LIBRARIES = (*BROUGHT_ALONG, "config.json", "*_config.json", INDEX, ADAPTER_CONFIG)
+"""Files that transformers and PEFT open by their names, beside the weights."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -140,20 +156,38 @@ def open_source(folder: Path) -> Source:
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = BROUGHT_ALONG) -> tuple[str, ...]:
-    """Paths, relative to the folder, of the files that go with the weights."""
-    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    found = tuple(sorted(path.relative_to(folder).as_posix() for path in paths))
+    """Paths, relative to the folder, of the files that go with the weights. Raises WeightsError for one that cannot be read."""
+    try:
+        found = tuple(files_matching(folder, patterns))
+    except OSError as error:
+        raise WeightsError(f"{folder} cannot be read: {reason(error)}.") from error
     for name in found:
-        _own(folder, name)
+        _check_readable(folder, name, MOST_BESIDE)
     return found
+
+
+def check_opened_by_libraries(folder: Path) -> None:
+    """Raise WeightsError where a file that transformers or PEFT open by its name in a folder is no regular file, cannot be read, is
+    too large, or is a link out of the folder. Call it before such a library opens the folder."""
+    small_files(folder, OPENED_BY_LIBRARIES)
+    for name in files_matching(folder, ("*.safetensors",)):
+        _check_readable(folder, name)
+
+
+def _check_readable(folder: Path, name: str, most: int | None = None) -> None:
+    path = _own(folder, name)
+    try:
+        check_file(path, most)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {reason(error)}.") from error
 
 
 def _shards(folder: Path) -> dict[str, Shard]:
     """The weight files that transformers would load: a single file comes before an index."""
-    if (folder / SINGLE).exists():
+    if os.path.lexists(folder / SINGLE):
         return {SINGLE: read_shard(_own(folder, SINGLE))}
     path = folder / INDEX
-    if not path.exists():
+    if not os.path.lexists(path):
         raise WeightsError(_no_weights(folder))
     try:
         content = read_bytes(_own(folder, INDEX), MOST_NAMES)
@@ -166,7 +200,7 @@ def _shards(folder: Path) -> dict[str, Shard]:
     for file in sorted(set(weight_map.values())):
         if not is_name(file):
             raise WeightsError(f"{path} names {brief(file)}; expected a file of its own folder.")
-        if not (folder / file).exists():
+        if not os.path.lexists(folder / file):
             count = sum(1 for value in weight_map.values() if value == file)
             raise WeightsError(f"{folder / file} is missing: {path.name} places {count} tensors in it. Fetch it again.")
         shards[file] = read_shard(_own(folder, file))
@@ -194,7 +228,7 @@ def _check_sizes(described: Described, tensors: Mapping[str, StoredTensor]) -> N
 def _check_generation(folder: Path, trunk: Sizes) -> None:
     """Raises ConfigError where the settings for generation name a token without an embedding."""
     path = folder / GENERATION_CONFIG
-    if not path.is_file():
+    if not os.path.lexists(path):
         return
     try:
         content = read_bytes(_own(folder, GENERATION_CONFIG), MOST_CONFIG)

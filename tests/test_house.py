@@ -216,6 +216,56 @@ def test_why_a_file_failed_is_said_in_one_place() -> None:
     assert homes == {"converters/bounded.py"}
 
 
+RAW_READ = re.compile(
+    r"(?<![\w.])open\(|\bos\.open\(|\.open\((?!\"[xw]b?\")|\.read_(?:text|bytes)\(|\bjson\.load\(|\bnp\.(?:fromfile|load|memmap)\("
+    r"|\byaml\.(?:safe_|full_)?load\(|\bsafe_open\(|\bload_file\(|\bfile_digest\("
+)
+"""A call that opens a path, or reads one, by itself."""
+READS_OF_THEIR_OWN = {
+    "composer/benching/memory.py": 1,  # the kernel's file about this process
+    "composer/devices.py": 4,  # the kernel's files about this machine
+    "composer/files.py": 2,  # a file that has just been written, to sync it; the digest of an opened file
+    "composer/locks.py": 1,  # opened to write, which waits for no pipe
+    "composer/training/checkpoint.py": 1,  # safe_open, after the checksum of the same file
+    "composer/training/streamed.py": 1,  # safe_open, after check_file
+    "composer/viewing/page.py": 2,  # specs that ship
+    "composer/tasks/ruler.py": 1,  # words of an installed package
+    "composer/data/reading.py": 2,  # data that the user names
+    "composer/tasks/babilong.py": 1,
+    "composer/tasks/haystack.py": 1,
+}
+"""How many of these calls a file may have, outside of converters/bounded.py, and why."""
+
+
+def test_files_of_others_are_read_within_bounds() -> None:
+    """What is read may be a pipe, a device or without an end: converters/bounded.py opens regular files alone."""
+    files = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("composer", "converters")]
+    counts = {named(path): len(RAW_READ.findall(path.read_text(encoding="utf-8"))) for path in files}
+    counts.pop("converters/bounded.py")
+    assert sum(counts.values()) > 5, "the search finds none"
+    assert not {name: count for name, count in counts.items() if count > READS_OF_THEIR_OWN.get(name, 0)}
+
+
+@pytest.mark.parametrize(
+    ("code", "reads"),
+    [
+        ('open(path, "rb")', True),
+        ("path.open()", True),
+        ('path.open("a")', True),
+        ('path.open("xb")', False),
+        ("path.read_text()", True),
+        ("read_text(path, MOST_TEXT)", False),
+        ("with opened(path) as stream:", False),
+        ("json.load(stream)", True),
+        ("json.loads(text)", False),
+        ("webbrowser.reopen(page)", False),
+        ('safe_open(path, "pt")', True),
+    ],
+)
+def test_the_search_for_raw_reads_finds_what_it_should(code: str, reads: bool) -> None:
+    assert bool(RAW_READ.search(code)) is reads
+
+
 FORBIDDEN = {
     "an absolute path of somebody's machine": r"(?<![\w.~:/-])/(work|root|home|opt|Users)/\w",
     "a registry's host": r"\bpypi\.org|pythonhosted\.org|registry\.npmjs",

@@ -14,6 +14,7 @@ from composer.errors import InspectionError
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, QUERIES, TASK
 from composer.spec.inherit import shown
+from converters.bounded import MOST_TEXT, read_text, reason
 
 
 def inspect(
@@ -76,6 +77,7 @@ def inspect(
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MOST_TEXT)
     except (OSError, UnicodeDecodeError) as error:
-        raise InspectionError(f"{path} cannot be read as text ({error}).") from error
+        why = reason(error) if isinstance(error, OSError) else error
+        raise InspectionError(f"{path} cannot be read as text ({why}).") from error

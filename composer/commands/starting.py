@@ -16,8 +16,10 @@ from composer.files import failing_as, write_whole
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.loading import load_spec
+from composer.spec.reading import MOST_BYTES
 from composer.spec.schema import json_schema
 from composer.spec.writing import to_yaml
+from converters.bounded import read_text
 
 SCHEMA = "schema.json"
 EDITORS = "# yaml-language-server:"
@@ -112,7 +114,7 @@ def _like(like: str, path: Path) -> str:
     spec = load_spec(origin)
     if origin.is_dir():
         return f"# Begun as a copy of {like}.\n" + to_yaml(spec.model_dump(mode="json", exclude_unset=True) | {"name": path.stem})
-    text = origin.read_text(encoding="utf-8-sig")
+    text = read_text(origin, MOST_BYTES).removeprefix("\ufeff")
     lines = [line for line in text.splitlines() if not line.startswith((EDITORS, HINT))]
     if not any(re.match(NAMED, line) for line in lines):
         raise ComposerError(f"{shown(origin)} does not say its name on a line of its own; write `extends: {like}` by hand")

@@ -20,7 +20,7 @@ from composer.evaluation.resuming import joined, samples_of
 from composer.files import failing_as, visible_in
 from composer.locks import working_in
 from composer.state import cut_interrupted_line, read_log, read_state, write_state
-from converters.bounded import MOST_LOG, brief, listed
+from converters.bounded import MOST_LOG, appending, brief, listed
 
 PICTURES = ("accuracy", "loss", "depth", "position")
 """The prefixes of the names of pictures."""
@@ -85,9 +85,9 @@ class ScoreLog:
     def _append(self, name: str, line: LoggedSample | HarnessResult) -> None:
         if self.folder is None:
             return
-        with writable(self.folder), (self.folder / name).open("a", encoding="utf-8") as stream:
+        with writable(self.folder), appending(self.folder / name) as stream:
             value = line.model_dump(mode="json", exclude_none=True)
-            stream.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+            stream.write((json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def _check_sample(line: LoggedSample, setting: EvaluationSetting, where: str) -> None:

@@ -17,10 +17,11 @@ from composer.evaluation.folder import SAMPLES_OF_HARNESS, writable
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResult
 from composer.evaluation.table import cut_in_words
-from composer.files import sha256, write_whole
+from composer.files import failing_as, sha256, write_whole
 from composer.notices import warn_user
 from composer.spec.places import brief, nearest
 from composer.weights.positions import check_positions
+from converters.bounded import check_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,6 +42,8 @@ def open_harness(options: EvaluationOptions) -> Any:
     folder, asked = options.include_path, list(options.harness)
     if folder is not None and not folder.is_dir():
         raise EvaluationError(f"--include-path {folder} is no folder; expected one with tasks of lm-eval, YAML files.")
+    if folder is not None:
+        _files_in(folder)
     with _quiet():
         from lm_eval.tasks import TaskManager
 
@@ -64,8 +67,7 @@ def harness_facts(options: EvaluationOptions) -> HarnessFacts:
     folder = options.include_path
     hashes = {}
     if folder is not None:
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+        hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in _files_in(folder)}
     return HarnessFacts(
         tasks=tuple(options.harness),
         limit=_limit(options),
@@ -90,6 +92,15 @@ def check_harness(options: EvaluationOptions, subjects: Sequence[Subject]) -> No
             check_positions(
                 subject.source.trunk, f"--max-length: {subject.reference}", options.max_length, "ask for at most", EvaluationError
             )
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder of tasks. Raise EvaluationError for one that lm-eval could not open, such as a pipe."""
+    files = sorted(path for path in folder.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts)
+    for path in files:
+        with failing_as(EvaluationError, f"{path} cannot be read"):
+            check_file(path)
+    return files
 
 
 def run_harness(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers.utils.hub import cached_file
 
 from composer.trust import code_in_adapter
+from converters.bounded import MOST_CONFIG, check_file, read_json
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 WHERE = ("revision", "token", "cache_dir", "local_files_only")
@@ -27,10 +28,11 @@ def adapters_of(reference: Any, where: Mapping[str, Any]) -> str:
     Raises OSError where there are none, and ValueError for a kind of adapter whose code would have to be imported.
     """
     path = cached_file(reference, ADAPTER_CONFIG, **where)
-    cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
+    weights = cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for
     assert path is not None, "it raises where there is none"
-    with open(path, encoding="utf-8") as stream:
-        problem = code_in_adapter(json.load(stream))
+    assert weights is not None, "it raises where there is none"
+    check_file(Path(weights))
+    problem = code_in_adapter(read_json(Path(path), MOST_CONFIG))
     if problem is not None:
         raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
     return os.path.dirname(path)

@@ -10,7 +10,7 @@ from typing import Any
 from composer.errors import SpecError
 from composer.spec.locked import locked
 from composer.spec.places import Place, SpecNode, at, from_plain
-from converters.bounded import MOST_CONFIG, MOST_RECORD, read_json, within
+from converters.bounded import MOST_CONFIG, MOST_RECORD, check_file, read_json, reason, within
 from converters.composed import RECORD, SPEC_KEYS
 
 CONFIG = "config.json"
@@ -21,7 +21,7 @@ def is_built(path: Path | str) -> bool:
     folder = Path(path)
     if not os.path.isdir(folder):
         return False
-    return (folder / RECORD).is_file() or _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0]) is not None
+    return os.path.lexists(folder / RECORD) or _read(folder, CONFIG, MOST_CONFIG).get(SPEC_KEYS[0]) is not None
 
 
 def read_built(folder: Path, shown: str) -> SpecNode:
@@ -29,11 +29,13 @@ def read_built(folder: Path, shown: str) -> SpecNode:
 
     shown: how messages name the folder.
     """
-    if (folder / RECORD).is_file():
-        file, document = RECORD, _read(folder, RECORD, MOST_RECORD).get("spec")
-    else:
-        file, document = CONFIG, _resolved(folder)
+    file = RECORD if os.path.lexists(folder / RECORD) else CONFIG
     place = Place(os.path.join(shown, file))
+    try:
+        check_file(within(folder, file))
+    except OSError as error:
+        raise SpecError(at(place, (), f"cannot be read: {reason(error)}")) from None
+    document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _resolved(folder)
     if not isinstance(document, Mapping):
         raise SpecError(at(place, (), "damaged, or of another version: it says nowhere what the model's heads are"))
     return from_plain(document, place=place)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,11 +31,12 @@ from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.stopping import AGAIN
 from composer.training.unit import Unit
 from composer.weights.stream import TensorToWrite, as_bytes, write_shard
-from converters.bounded import MOST_CONFIG, parse_json, read_text, reason
+from converters.bounded import MOST_CONFIG, parse_json, problem_with, read_text
 from converters.trunk import dtype_name
 
 FACTS = "facts.json"
 NAME = "step-{:08d}"
+_NAMED = re.compile(r"step-[0-9]{8,}")
 TENSORS = "process-{}.safetensors"
 PICKLE = ".metadata"
 """The name of a file that only checkpoints of earlier versions have."""
@@ -221,7 +224,7 @@ def _undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
     try:
         return act()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        why = reason(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
+        why = problem_with(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
             f"The checkpoint {checkpoint} is damaged: {why}. Remove it to take the stage from its start, or begin anew with "
             "--force."
@@ -229,4 +232,8 @@ def _undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
 
 
 def _found(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if (path / FACTS).is_file())
+    """Return the checkpoints in a folder, in the order of their steps. They are moved there whole, so one without its files is
+    damaged, which its reader reports. Raises TrainingError where the folder cannot be listed."""
+    with failing_as(TrainingError, f"The checkpoints in {folder} cannot be listed"):
+        names = os.listdir(folder) if os.path.lexists(folder) else []
+    return sorted(path for name in names if _NAMED.fullmatch(name) and os.path.isdir(path := folder / name))

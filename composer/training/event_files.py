@@ -12,6 +12,8 @@ from typing import Any
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from converters.bounded import appending
+
 EVENTS: Any = event_pb2
 SUMMARIES: Any = summary_pb2
 """The classes of TensorBoard's protocol are generated at import, so type checkers do not know them."""
@@ -38,7 +40,7 @@ class Board:
         self._append(EVENTS.Event(step=step, summary=SUMMARIES.Summary(value=values)))
 
     def _append(self, *events: Any) -> None:
-        with self._file.open("ab") as stream:
+        with appending(self._file) as stream:
             records = RecordWriter(stream)
             for event in events:
                 event.wall_time = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -15,7 +16,7 @@ from composer.graph.lowering import AUTO
 from composer.locks import beside, exclusive_lock
 from composer.training.identity import REFERENCES, RunIdentity, differences
 from composer.weights.record import known_sha256, record_of
-from converters.bounded import MOST_CONFIG, read_json
+from converters.bounded import MOST_CONFIG, read_json, reason
 from converters.source import Source
 
 IDENTITY = "run.json"
@@ -53,7 +54,9 @@ def _check(folder: Path, *, resume: bool, force: bool) -> None:
     if not folder.is_dir():
         raise TrainingError(f"{folder} is a file, and the run would stand there. Move it away, or choose another --out.")
     if not (folder / IDENTITY).is_file():
-        if any(folder.iterdir()) or resume:
+        with failing_as(TrainingError, f"{folder} cannot be read", "Choose another --out."):
+            empty = not os.listdir(folder)
+        if not empty or resume:
             raise TrainingError(f"{folder} holds no {IDENTITY}, so no run wrote it. Move it away, or choose another --out.")
         return
     if not (resume or force):
@@ -66,9 +69,8 @@ def check_same(folder: Path, identity: RunIdentity) -> None:
     try:
         begun = read_json(path, MOST_CONFIG)
     except (OSError, ValueError) as error:
-        raise TrainingError(
-            f"{path} cannot be read ({error}), so nothing says which run it is. Begin anew with --force."
-        ) from error
+        why = reason(error) if isinstance(error, OSError) else error
+        raise TrainingError(f"{path} cannot be read ({why}), so nothing says which run it is. Begin anew with --force.") from error
     then = {**UNRECORDED, **begun} if isinstance(begun, dict) else {}
     if any(then.get(what) != now for what, now in identity.items() if what != REFERENCES):
         told = "".join(f"\n  {line}" for line in differences(then, identity))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from composer.errors import TrainingError
 from composer.files import write_whole
 from composer.training.processes import by_first
 from composer.training.stopping import AGAIN
-from converters.bounded import MOST_LOG, parse_json, read_bytes, reason
+from converters.bounded import MOST_LOG, appending, parse_json, problem_with, read_bytes
 
 if TYPE_CHECKING:
     from composer.training.event_files import Board
@@ -53,7 +54,7 @@ class Journal:
 
         log = self._folder / LOG
         with _writable("log", self._folder, self._again):
-            if log.is_file():
+            if os.path.lexists(log):
                 kept = [line for line in _lines(log) if line["stage"] != stage or line["step"] <= step]
                 write_whole(log, "".join(f"{json.dumps(line)}\n" for line in kept))
             # TensorBoard drops later steps of whatever stage, so each stage has a folder of its own.
@@ -61,8 +62,8 @@ class Journal:
 
     def _write(self, stage: str, step: int, figures: Mapping[str, Any]) -> None:
         with _writable("log", self._folder, self._again):
-            with (self._folder / LOG).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"stage": stage, "step": step, **figures}) + "\n")
+            with appending(self._folder / LOG) as stream:
+                stream.write((json.dumps({"stage": stage, "step": step, **figures}) + "\n").encode())
             self._boards[stage].write(step, dict(_flat(figures)))
 
 
@@ -75,7 +76,7 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
     with _writable("curve", target.parent, again):
         from composer.plotting import WIDTH, by_powers, plotting, save, titled, whole_ticks
 
-        lines = list(_lines(log)) if log.is_file() else []
+        lines = list(_lines(log)) if os.path.lexists(log) else []
         if not lines:
             return
         stages: dict[str, list[dict[str, Any]]] = {}
@@ -143,4 +144,4 @@ def _writable(what: str, folder: Path, again: str) -> Iterator[None]:
         yield
     except OSError as error:
         mend = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
-        raise TrainingError(f"The {what} in {folder} could not be written: {reason(error)}. {mend}, and {again}.") from error
+        raise TrainingError(f"The {what} in {folder} could not be written: {problem_with(error)}. {mend}, and {again}.") from error

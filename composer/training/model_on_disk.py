@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from composer.weights.record import record_of
 from composer.weights.sources import check_merged
 from composer.weights.stream import as_tensor
 from converters import shard
+from converters.bounded import opened
 from converters.source import Source
 
 
@@ -157,8 +159,9 @@ class StoredModel:
 
     def _read(self, name: str) -> Tensor:
         stored = self._tensors[name]
-        held = np.fromfile(stored.file, np.uint8, stored.bytes, offset=stored.start)
-        return as_tensor(held.data, stored.dtype).view(stored.shape).float()
+        held = np.empty((1, stored.bytes), np.uint8)
+        read_rows(stored.file, stored.start, held, np.zeros(1, int))
+        return as_tensor(held.reshape(-1).data, stored.dtype).view(stored.shape).float()
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
@@ -172,9 +175,10 @@ def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> n
     Read, not mapped: a map makes large pieces around each row resident, and ends the process where the file has become shorter.
     Raises OSError where it has.
     """
-    with path.open("rb", buffering=0) as stream:
+    with opened(path) as buffered:
+        stream = buffered.raw  # rows lie apart from each other: what a buffer reads ahead is of no use
         for row, place in zip(into, places.tolist(), strict=True):
-            stream.seek(start + row.nbytes * place)
+            stream.seek(start + row.nbytes * place, os.SEEK_SET)
             if stream.readinto(row) != row.nbytes:
                 raise OSError(f"it ends before row {place:,}")
     return into

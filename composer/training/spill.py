@@ -19,6 +19,7 @@ from composer.errors import TrainingError
 from composer.files import failing_as, partial_of, whole
 from composer.training.model_on_disk import StoredModel, read_rows
 from composer.weights.contents import blocks
+from converters.bounded import reason
 
 TOKENS = 1024
 """Tokens of a batch that runs through a layer of the teacher to make the next layer's inputs; one row at least."""
@@ -69,11 +70,11 @@ class Spill:
     def tidy(self) -> str | None:
         """After a stopped run: keep only the newest file, if it is undamaged; else the message about its damage."""
         for partial in self._folder.glob(partial_of(self._path("*")).name):
-            partial.unlink()
+            _remove(partial)
         files = self._files()
         for index, path in files.items():
             if index < self.at:
-                path.unlink()
+                _remove(path)
         if not files or _undamaged(self._path(self.at), self.bytes):
             return None
         path = self._path(self.at)
@@ -83,7 +84,7 @@ class Spill:
     def clear(self) -> None:
         """Remove all files; ``begin`` starts again from the embeddings."""
         for path in self._files().values():
-            path.unlink()
+            _remove(path)
 
     def begin(self, teacher: StoredModel) -> None:
         """Write the embeddings, where there is no file yet. Raises TrainingError."""
@@ -131,24 +132,34 @@ class Spill:
                 read_rows(path, 0, np.empty((len(places), math.prod(row)), np.float32), places).reshape(-1, *row)
             )
         except OSError as error:
-            raise TrainingError(f"{path} cannot be read ({error}). Go on with --resume, which makes it anew.") from error
+            raise TrainingError(f"{path} cannot be read ({reason(error)}). Go on with --resume, which makes it anew.") from error
 
     def _parts(self) -> int:
         return math.ceil(len(self._used) / max(1, TOKENS // self._rows.sequence))
 
     def _files(self) -> dict[int, Path]:
         """The files by the index of the layer whose inputs they hold."""
-        return {int(path.stem.rpartition("-")[2]): path for path in self._folder.glob(f"{self._name}-*.hidden")}
+        numbers = {path: path.stem.removeprefix(f"{self._name}-") for path in self._folder.glob(f"{self._name}-*.hidden")}
+        return {int(number): path for path, number in numbers.items() if number.isdecimal() and number.isascii()}
 
     def _path(self, index: int | Literal["*"]) -> Path:
         return self._folder / f"{self._name}-{index}.hidden"
 
 
 def _undamaged(path: Path, size: int) -> bool:
-    """Whether a file has the expected size, and its contents match their checksum."""
-    if path.stat().st_size != size:
-        return False
+    """Whether a file has the expected size, and its contents match their checksum. False for one that cannot be read."""
     digest = hashlib.sha256()
-    for block in blocks(path, end=size - DIGEST):
-        digest.update(block)
-    return b"".join(blocks(path, size - DIGEST)) == digest.digest()
+    try:
+        if path.stat().st_size != size:
+            return False
+        for block in blocks(path, end=size - DIGEST):
+            digest.update(block)
+        return b"".join(blocks(path, size - DIGEST)) == digest.digest()
+    except OSError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of a stopped run. Raises TrainingError."""
+    with failing_as(TrainingError, f"{path}, of a stopped run, cannot be removed", "Remove it, and go on with --resume."):
+        path.unlink()

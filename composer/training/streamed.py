@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from composer.data.order import rows_of_step
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
-from composer.files import whole
+from composer.files import failing_as, whole
 from composer.model.attention import ComposedAttention, HeadsHaveRun
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
@@ -38,6 +39,7 @@ from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_l
 from composer.training.unit import Unit
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
+from converters.bounded import check_file
 
 STAGE = "transfer"
 OUTCOME, DIGEST = "outcome", "sha256"
@@ -228,9 +230,10 @@ def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome |
 def _read_finished(run: TrainingRun, index: int) -> Layer | None:
     """The result of a layer, if it is finished. A damaged file is removed: the layer's last checkpoint still has it."""
     path = _path(run, index)
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
+        check_file(path)
         with safe_open(path, "pt") as stored:
             tensors, told = {name: stored.get_tensor(name) for name in stored.keys()}, stored.metadata() or {}  # noqa: SIM118 - no dict
         if told.get(DIGEST) == _digest(tensors, told.get(OUTCOME)):
@@ -238,7 +241,8 @@ def _read_finished(run: TrainingRun, index: int) -> Layer | None:
     except (OSError, SafetensorError, ValueError):
         pass
     run.options.tell(f"{path} is damaged, and is made anew from the layer's last checkpoint.")
-    path.unlink()
+    with failing_as(TrainingError, f"{path} cannot be removed", "Remove it, and go on with --resume."):
+        path.unlink()
     return None
 
 

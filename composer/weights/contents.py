@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from converters.bounded import opened
 from converters.shard import StoredTensor
 
 BLOCK = 16 * 2**20
@@ -15,7 +16,7 @@ def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memor
     """The bytes of a file from ``start`` to ``end``. One buffer serves all blocks: use each before the next."""
     left = (file.stat().st_size if end is None else end) - start
     buffer = bytearray(max(0, min(BLOCK, left)))
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         stream.seek(start)
         while left > 0:
             count = stream.readinto(memoryview(buffer)[:left])

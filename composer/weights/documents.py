@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from composer.errors import BuildError
 from composer.files import sha256
 from composer.weights.findings import Check
 from composer.weights.record import RECORD, Record
 from composer.weights.side_files import CARD, CONFIG, is_read, is_tokenizer
+from converters.bounded import reason, within
 from converters.source import INDEX
 
 _LISTED = 5
@@ -24,8 +27,11 @@ def unnamed(record: Record) -> Iterator[Check]:
             )
 
 
-def documents(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
-    """Checks the hashes of the build's files. Config and index are left out: other checks read their contents."""
+def documents(folder: Path, record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
+    """Checks the hashes of the build's files in a folder. Config and index are left out: other checks read their contents.
+
+    present: the files of the folder. Raises BuildError for one that cannot be read.
+    """
     if record.documents is None:
         for name in present:
             if name not in record.files and is_read(name):
@@ -35,16 +41,32 @@ def documents(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
     for name, wanted in record.documents.items():
         if name in (CONFIG, INDEX):
             continue
-        path = present.get(name)
-        found = sha256(path) if path is not None and path.is_file() else None
-        if found == wanted:
-            yield Check(what="contents", subject=name, outcome="passed", detail=f"SHA-256 {found}")
-            continue
-        problem = "it is missing" if found is None else f"SHA-256 is {found}, at the build it was {wanted}"
+        if name not in present:
+            problem = "it is missing"
+        else:
+            try:
+                found = sha256(within(folder, name))
+            except OSError as error:
+                problem = why_not_of_a_build(present[name], error)
+            else:
+                if found == wanted:
+                    yield Check(what="contents", subject=name, outcome="passed", detail=f"SHA-256 {found}")
+                    continue
+                problem = f"SHA-256 is {found}, at the build it was {wanted}"
         if is_read(name):
             yield Check(what="contents", subject=name, outcome="failed", detail=problem)
         else:
             yield Check(what="contents", subject=name, outcome="unknown", detail=f"{problem}; {_NEVER_READ}")
+
+
+def why_not_of_a_build(path: Path, error: OSError) -> str:
+    """The problem with a path that is no file of a build, such as a pipe or a link out of the folder.
+
+    Raises BuildError where the system did not let the file be read: whether it matches is then not known.
+    """
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EIO):
+        raise BuildError(f"{path} cannot be read: {reason(error)}, so it cannot be checked.") from error
+    return reason(error)
 
 
 def strangers(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from converters.bounded import check_file, opened
+
 Placement = Literal["linked", "cloned", "copied"]
 
 _FICLONE = 0x40049409
@@ -30,10 +32,12 @@ _NOT_HERE = {
 
 def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None]) -> Placement:
     """Makes ``target`` hold what ``source`` holds, with as little writing as the file system allows, and with its time stamp.
+    Raises OSError.
 
     copy: always copy, even where a link or a clone is possible. moved: called with the number of bytes, as they are copied.
     """
     source = source.resolve()
+    check_file(source)
     if not copy and _linked(source, target):
         return "linked"
     how: Placement = "cloned" if not copy and _cloned(source, target) else "copied"
@@ -45,7 +49,7 @@ def place(source: Path, target: Path, *, copy: bool, moved: Callable[[int], None
 
 def copy_file(source: Path, target: Path, moved: Callable[[int], None] = lambda _: None) -> None:
     """Copies contents, inside the kernel where it can."""
-    with source.open("rb") as reader, target.open("xb") as writer:
+    with opened(source) as reader, target.open("xb") as writer:
         left = os.fstat(reader.fileno()).st_size
         while left > 0:
             count = _copied(reader.fileno(), writer.fileno(), min(_COPY_BLOCK, left))
@@ -84,7 +88,7 @@ def _cloned(source: Path, target: Path) -> bool:
         import fcntl
     except ImportError:
         return False
-    with source.open("rb") as reader, target.open("xb") as writer:
+    with opened(source) as reader, target.open("xb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError as error:

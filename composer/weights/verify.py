@@ -32,13 +32,14 @@ from composer.spec.resolve import Resolved, resolve
 from composer.weights.check import problems_of
 from composer.weights.config import config_dict
 from composer.weights.contents import blocks
-from composer.weights.documents import documents, strangers, unnamed
+from composer.weights.documents import documents, strangers, unnamed, why_not_of_a_build
 from composer.weights.findings import Check, Verdict, VerifyReport
 from composer.weights.plan import Plan
 from composer.weights.record import RECORD, Record, StoredFile, read_record
 from composer.weights.side_files import CONFIG, adapter_in, files_in
 from composer.weights.stream import all_finite, as_tensor
 from converters.adapter import check_adapter
+from converters.bounded import check_file, reason, within
 from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
@@ -62,10 +63,10 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     checks = [*_spec(record), _config(path, record), *_adapters(path, record), _coverage(path, record), *unnamed(record)]
     for name, stored in record.files.items():
         if name in present:
-            checks += _file(name, present[name], stored, record.plan, progress)
+            checks += _file(path, name, stored, record.plan, progress)
         else:
             checks.append(Check(what="contents", subject=name, outcome="failed", detail="it is missing"))
-    checks += [*documents(record, present), *strangers(record, present), *_saves(record)]
+    checks += [*documents(path, record, present), *strangers(record, present), *_saves(record)]
     return VerifyReport(folder=path, record_sha256=sha256(path / RECORD), checks=tuple(checks))
 
 
@@ -167,12 +168,16 @@ def _coverage(folder: Path, record: Record) -> Check:
     return Check(what="coverage", subject="weights", outcome="failed", detail="; ".join(problems))
 
 
-def _file(name: str, path: Path, stored: StoredFile, plan: Plan, progress: Callable[[str, int, int], None] | None) -> list[Check]:
+def _file(folder: Path, name: str, stored: StoredFile, plan: Plan, progress: Callable[[str, int, int], None] | None) -> list[Check]:
     try:
+        path = within(folder, name)
+        check_file(path)
         shard = read_shard(path)
+        contents, endless = _scan(shard, plan, progress)
     except ConverterError as error:
         return [Check(what="contents", subject=name, outcome="failed", detail=str(error))]
-    contents, endless = _scan(shard, plan, progress)
+    except OSError as error:
+        return [Check(what="contents", subject=name, outcome="failed", detail=why_not_of_a_build(folder / name, error))]
     finite = Check(
         what="finite",
         subject=name,
@@ -199,14 +204,33 @@ def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Verdict,
     same_file = (stat.st_dev, stat.st_ino) == (stored.device, stored.inode)
     if same_file and stat.st_mtime_ns != stored.modified_ns:
         return "failed", "it has been written to since the build, as its time stamp shows"
-    origin = Path(stored.origin) if stored.origin else None
-    if origin is not None and origin.is_file() and not origin.samefile(shard.file):
-        if sha256(origin) == contents:
-            return "passed", f"equal to {origin}, byte for byte"
-        return "failed", f"differs from {origin}: one of the two has changed since the build"
+    missing = "is not there"
+    if stored.origin is not None:
+        origin = Path(stored.origin)
+        try:
+            check_file(origin)
+            if not origin.samefile(shard.file):
+                return _compared(origin, shard, contents)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            missing = f"cannot be read ({reason(error)})"
     if same_file:
         return "unknown", "not hashed at the build; its time stamp says that nobody has written to it since"
-    return "unknown", "not hashed at the build, and the source's file is not there to compare with; size and header are right"
+    return "unknown", f"not hashed at the build, and the source's file {missing} to compare with; size and header are right"
+
+
+def _compared(origin: Path, shard: Shard, contents: str) -> tuple[Verdict, str]:
+    """Compare a file with the one that the record names as its origin. That may be any path, so its header is compared first, and
+    only weights of the same size are read. contents: the SHA-256 of the file. Raises OSError."""
+    try:
+        header = read_shard(origin)
+    except ConverterError:
+        header = None
+    same = header is not None and (header.bytes, header.header_sha256) == (shard.bytes, shard.header_sha256)
+    if same and sha256(origin) == contents:
+        return "passed", f"equal to {origin}, byte for byte"
+    return "failed", f"differs from {origin}: one of the two has changed since the build"
 
 
 def _scan(shard: Shard, plan: Plan, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:

@@ -8,7 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from converters.bounded import DEEPEST, brief, is_name, listed, parse_json, read_bytes, read_json, shortened, within
+from converters.bounded import (
+    DEEPEST,
+    appending,
+    brief,
+    check_file,
+    files_matching,
+    is_name,
+    listed,
+    parse_json,
+    problem_with,
+    read_bytes,
+    read_json,
+    shortened,
+    within,
+)
 from converters.errors import ConfigError, ConverterError, WeightsError
 from converters.source import INDEX, SINGLE, open_source
 from tests.checkpoints import llama
@@ -80,12 +94,13 @@ def test_links_stay_in_their_folder_or_lead_into_the_blobs_of_their_own_model(tm
         "out": outside,
         "away": tmp_path,
         "round": "round",
+        "lost": "nowhere",
     }.items():
         (snapshot / name).symlink_to(target)
     assert within(snapshot, "blob").read_text() == within(snapshot, "inside/up").read_text() == ""
     assert within(snapshot, "not-there") == snapshot / "not-there"
-    for name in ("out", "away/outside", "../../../outside", str(outside), "round", "a\0b"):
-        with pytest.raises(OSError, match=r"leads out of its folder|no file can have this name|leads back to itself"):
+    for name in ("out", "away/outside", "../../../outside", str(outside), "round", "lost", "a\0b"):
+        with pytest.raises(OSError, match=r"leads out of its folder|no file can have|leads back to itself|is not there"):
             within(snapshot, name)
     elsewhere = tmp_path / "plain"
     elsewhere.mkdir()
@@ -134,10 +149,7 @@ def test_what_is_no_file_or_leads_out_of_its_folder_is_not_read(sharded: Path, t
     assert "nested deeper than 100 levels" in refusal(sharded, ConverterError)
     (sharded / file).unlink()
     os.mkfifo(sharded / file)
-    if file == "generation_config.json":  # nobody would read it
-        assert file not in open_source(sharded).small_files
-    else:
-        assert "no regular file" in refusal(sharded, ConverterError)
+    assert "no regular file" in refusal(sharded, ConverterError)
 
 
 def test_links_among_weights_and_small_files_are_not_followed_out(single: Path, tmp_path: Path):
@@ -166,3 +178,47 @@ def test_json_with_half_a_character_is_refused(text: str | bytes) -> None:
 
 def test_json_with_whole_characters_is_read() -> None:
     assert parse_json(r'{"a\ud83d\ude42": "\u00e9\ud83d\ude42"}') == {"a🙂": "é🙂"}
+
+
+def test_a_file_to_append_to_is_a_regular_one(tmp_path: Path):
+    for line in (b"a\n", b"b\n"):
+        with appending(tmp_path / "log") as stream:
+            stream.write(line)
+    assert (tmp_path / "log").read_bytes() == b"a\nb\n"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/full")
+    for name in ("pipe", "device"):
+        with pytest.raises(OSError, match="no regular file"), appending(tmp_path / name):
+            pass
+
+
+def test_a_file_for_a_library_is_checked_before(tmp_path: Path):
+    (tmp_path / "file").write_bytes(bytes(100))
+    check_file(tmp_path / "file", 100)
+    with pytest.raises(OSError, match="larger than 99 bytes"):
+        check_file(tmp_path / "file", 99)
+    with pytest.raises(OSError, match="a file was expected"):
+        check_file(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        check_file(tmp_path / "pipe")
+    with pytest.raises(FileNotFoundError):
+        check_file(tmp_path / "missing")
+
+
+def test_names_that_match_are_found_whatever_they_are(tmp_path: Path):
+    for name in ("tokenizer", "folder.json", "inside"):
+        (tmp_path / name).mkdir()
+    for name in ("tokenizer.json", "inside/a", "other"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "tokenizer.model").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "tokenizer_config.json")
+    found = files_matching(tmp_path, ("tokenizer*", "inside/*", "missing/*", "*.json"))
+    assert found == ["folder.json", "inside/a", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
+    with pytest.raises(OSError, match="missing"):
+        files_matching(tmp_path / "missing", ("*",))
+
+
+def test_a_problem_names_its_file():
+    assert problem_with(OSError(13, "Permission denied", "/a/facts.json")) == "facts.json: Permission denied"
+    assert problem_with(OSError(28, "No space left on device")) == "No space left on device"
