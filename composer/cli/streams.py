@@ -45,9 +45,10 @@ class _Output(io.RawIOBase):
                 self._is_lost = True  # what is in the buffers would fail again as the program exits
                 if self._name is not None:
                     from composer.errors import OutputError
+                    from converters.bounded import reason
 
                     raise OutputError(
-                        f"{self._name} cannot be written: {error.strerror}. Send it to another file or disk."
+                        f"{self._name} cannot be written: {reason(error)}. Send it to another file or disk."
                     ) from error
         return len(content)
 

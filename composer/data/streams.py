@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from composer.errors import DataError
 from composer.files import failing_as
 from composer.spec.places import brief
+from converters import bounded
 
 GZIP = ".gz"
 """The suffix of a packed file, behind that of its kind. Parquet is packed inside."""
@@ -58,7 +59,7 @@ class _Unpacked(io.RawIOBase):
 @contextmanager
 def opened(file: Path) -> Iterator[BinaryIO]:
     """Open the bytes of a file for the block, unpacked where it is packed. Raises DataError."""
-    with failing_as(DataError, f"{file} cannot be read"), file.open("rb") as stream:
+    with failing_as(DataError, f"{file} cannot be read"), bounded.opened(file) as stream:
         yield io.BufferedReader(_Unpacked(file, stream)) if file.suffix.lower() == GZIP else stream
 
 

@@ -21,7 +21,7 @@ from composer.files import failing_as, sha256, write_whole
 from composer.notices import warn_user
 from composer.spec.places import brief, nearest
 from composer.weights.positions import check_positions
-from converters.bounded import check_file
+from converters.bounded import MOST_LOG, check_file, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -156,7 +156,7 @@ def _write_samples(folder: Path, samples: Mapping[str, list[dict[str, Any]]]) ->
             tracker.date_id = ""  # lm-eval sets it as it writes its own report; it is the end of the file's name
             tracker.save_results_samples(task, own)
             (file,) = (Path(written) / task).glob("*.jsonl")
-            write_whole(folder / f"samples_{task}.jsonl", file.read_text(encoding="utf-8"))
+            write_whole(folder / f"samples_{task}.jsonl", read_text(file, MOST_LOG))
 
 
 def _limit(options: EvaluationOptions) -> int | float | None:
