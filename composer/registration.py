@@ -1,22 +1,27 @@
-"""Registers the models with transformers' Auto classes, without importing transformers before the user's program does.
+"""Registers the models with transformers' Auto classes and with PEFT, without importing either before the user's program does.
 
 ``import composer`` is all that a user has to write, before or after transformers. Whenever the module of ``AutoConfig`` has been
 executed, on its first import or on a reload, ``AutoConfig.register`` gets a stand-in for our configuration, which imports it at its
-first use. Importing it at once would import parts of transformers that are themselves half imported.
+first use. Importing it at once would import parts of transformers that are themselves half imported. Likewise PEFT's tables of the
+modules that an adapter changes by default get the entries of a student's host.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from converters.model_types import OWN, PREFIX
+from converters.model_types import OWN, PREFIX, is_composed_type
 
 AUTO = "transformers.models.auto.configuration_auto"
+ADAPTED = "peft.utils.constants"
+"""The module of PEFT's tables, by the model types of transformers."""
+LIKE_OWN = "llama"
+"""The model type whose modules have the names of those of this project's own host."""
 
 
 class _LazyConfiguration(type):
@@ -44,40 +49,54 @@ class _LazyConfiguration(type):
 
 
 class _Registering(importlib.abc.Loader):
-    """The module's own loader, with our configuration registered at the end."""
+    """The module's own loader, with our models registered at the end."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: importlib.abc.Loader, register_with: Callable[[ModuleType], None]) -> None:
+        self._loader, self._register_with = loader, register_with
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _register_with(module)
+        self._register_with(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the module of ``AutoConfig`` by the other finders, and gives it the loader above, on every import."""
+    """Finds the modules of ``REGISTERED`` by the other finders, and gives them the loader above, on every import."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == AUTO else None
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in REGISTERED else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Registering(spec.loader)
+            spec.loader = _Registering(spec.loader, REGISTERED[fullname])
         return spec
 
 
 def register() -> None:
-    """Register with transformers if it has been imported, and whenever it will be."""
+    """Register with transformers and PEFT if they have been imported, and whenever they will be."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    if AUTO in sys.modules:
-        _register_with(sys.modules[AUTO])
+    for name, register_with in REGISTERED.items():
+        if name in sys.modules:
+            register_with(sys.modules[name])
 
 
-def _register_with(auto: ModuleType) -> None:
+def _register_configurations(auto: ModuleType) -> None:
     for model_type in (OWN, *(f"{PREFIX}{host}" for host in auto.CONFIG_MAPPING_NAMES)):
         auto.AutoConfig.register(model_type, _LazyConfiguration("ComposedConfig", (), {"model_type": model_type}), exist_ok=True)
+
+
+def _register_targets(constants: ModuleType) -> None:
+    """Add a student's host to PEFT's tables of the modules that an adapter changes where its config names none."""
+    for name, table in vars(constants).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MODULES_MAPPING") and isinstance(table, dict):
+            table |= {f"{PREFIX}{host}": modules for host, modules in table.items() if not is_composed_type(host)}
+            if LIKE_OWN in table:
+                table[OWN] = table[LIKE_OWN]
+
+
+REGISTERED: dict[str, Callable[[ModuleType], None]] = {AUTO: _register_configurations, ADAPTED: _register_targets}
+"""Modules of other packages, and what registers the models with them."""

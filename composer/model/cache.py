@@ -94,6 +94,9 @@ def _own(tensor: Tensor) -> Tensor:
 class ComposedCache(Cache):
     """One ``StateLayer`` a layer. The first also counts the real tokens of each row."""
 
+    max_cache_len = -1
+    """No largest number of tokens. PEFT's prefix tuning reads it before it passes a cache of keys and values."""
+
     def __init__(self, layers: int) -> None:
         super().__init__(layers=[StateLayer() for _ in range(layers)])
         self.recorder: Any = None

@@ -184,8 +184,9 @@ class ComposedModel(ComposedPreTrainedModel):
     def _cache(self, given: Any, use_cache: bool | None) -> ComposedCache | None:
         if given is not None and not isinstance(given, ComposedCache):
             raise TypeError(
-                f"past_key_values is a {type(given).__name__}, and a composed model keeps states of its own: "
-                "pass what this model returned, ComposedCache(layers), or nothing"
+                f"past_key_values is a {type(given).__name__}, and a composed model keeps states of its own: pass what this model "
+                "returned, ComposedCache(layers), or nothing. PEFT's prefix tuning and cartridges pass keys and values in a cache, "
+                "which a state cannot hold: use prompt tuning, P-tuning or LoRA"
             )
         if self.both_ways:
             if given is not None:
