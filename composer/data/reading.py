@@ -1,21 +1,23 @@
-"""Records of files and of data sets of the Hub, one after another. Parquet and the Hub are read through ``datasets``."""
+"""Records out of files and of data sets of the Hub, one after another, as they are stored."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from composer.data.bounds import MOST_LINE, MOST_WHOLE, lines_of
+from composer.data.hub import first_line, read_hub
+from composer.data.parquet import read_parquet
+from composer.data.plain import read_plain
 from composer.data.references import HUB, FileData, HubData, tasks
-from composer.data.streams import GZIP, opened, suffix_of, table, texts
+from composer.data.streams import GZIP, opened, read_table, suffix_of
 from composer.errors import DataError
 from composer.spec.places import brief, near_and_all
-from converters.bounded import parse_json
+from converters.bounded import parse_json, reason, shortened, within
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv", ".tsv": "csv"}
 """Suffixes of the files that are read, and their kinds."""
@@ -23,6 +25,8 @@ READ = f"{', '.join(KINDS)}, and {GZIP} behind any of them but .parquet"
 MAGIC = "*?["
 KNOWN = 1000
 """Records of JSON whose columns are known before the first one is given."""
+MOST_COLUMNS = 1000
+"""Columns that are looked for in every record of JSON."""
 
 
 class DataRecord(NamedTuple):
@@ -34,7 +38,10 @@ class DataRecord(NamedTuple):
 
 def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
     """All records of the slice, in order. Nothing is written beside the data. Raises DataError, at the first record or later."""
-    source = _hub_records(data) if isinstance(data, HubData) else _file_records(data)
+    if isinstance(data, HubData):
+        source = _numbered(f"{data.title} ({data.split})", map(without_filling, read_hub(data)))
+    else:
+        source = _file_records(data)
     return islice(source, data.skip, None if data.limit is None else data.skip + data.limit)
 
 
@@ -42,15 +49,17 @@ def files_of(data: FileData) -> tuple[Path, ...]:
     """The files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
     path = Path(data.path).expanduser()
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if kind_of(file) and file.is_file())
+        found = sorted(file for file in _files_below(path) if kind_of(file))
         if not found:
             raise DataError(f"{data.path} has no file that can be read: expected {READ} in it")
+        _check_links(path, found)
     elif path.exists():
         found = [path]
     elif any(sign in data.path for sign in MAGIC):
-        found = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if os.path.isfile(file))
+        found = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if not os.path.isdir(file))
         if not found:
             raise DataError(f"no file fits the pattern {brief(data.path)}; look at what is there: ls {path.parent}")
+        _check_links(next(parent for parent in path.parents if not any(sign in str(parent) for sign in MAGIC)), found)
     else:
         raise DataError(_missing(data.path, path))
     other = [file for file in found if not kind_of(file)]
@@ -70,6 +79,25 @@ def kind_of(file: Path) -> str:
     return "" if kind == "parquet" and file.suffix.lower() == GZIP else kind
 
 
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Everything in a folder that is no folder, links and pipes included. Raises DataError where a folder cannot be listed."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{shortened(str(error.filename), 500)} cannot be listed: {reason(error)}") from error
+
+    for parent, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(parent, name) for name in names)
+
+
+def _check_links(folder: Path, files: list[Path]) -> None:
+    """Raise DataError for a link out of the folder: whoever made the folder would choose what else is read."""
+    for file in files:
+        try:
+            within(folder, str(file.relative_to(folder)))
+        except OSError as error:
+            raise DataError(f"{shortened(str(file), 500)} cannot be read: {reason(error)}") from error
+
+
 def _missing(said: str, path: Path) -> str:
     try:
         beside = [str(Path(said).parent / name) for name in os.listdir(path.parent)]
@@ -81,38 +109,45 @@ def _missing(said: str, path: Path) -> str:
 
 def _file_records(data: FileData) -> Iterator[DataRecord]:
     for file in files_of(data):
-        if not file.stat().st_size:
-            raise DataError(f"{file} is empty: it has 0 bytes; expected texts, or leave the file out")
-        count = 0
-        for fields in _read_file(file, data.by or "document"):
-            count += 1
-            yield DataRecord(f"{file}, record {count}", fields)
-        if not count:
+        records = _numbered(str(file), _read_file(file, data.by or "document"))
+        first = next(records, None)
+        if first is None:
             raise DataError(f"{file} has no record in it, only blank space; expected texts, or leave the file out")
+        yield first
+        yield from records
+
+
+def _numbered(place: str, records: Iterator[dict[str, Any]]) -> Iterator[DataRecord]:
+    for number, fields in enumerate(records, 1):
+        yield DataRecord(f"{place}, record {number}", fields)
 
 
 def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
     """Records of one file. Blank lines and paragraphs of plain text are no records."""
     kind = kind_of(file)
-    if kind == "json":
-        yield from _with_all_columns(_objects(file) if suffix_of(file) == ".jsonl" else _json_records(file))
-        return
-    if kind != "parquet":
-        try:
-            with opened(file) as stream:
-                yield from table(file, stream) if kind == "csv" else texts(stream, by)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
-        return
     try:
-        with _silent() as datasets, TemporaryDirectory() as unused:
-            # Streaming keeps no second copy of the texts in a cache, and so has nothing to go stale. The cache is locked all the
-            # same, which not every home's file system can.
-            names = [glob.escape(str(file.absolute()))]
-            stream: Any = datasets.load_dataset(kind, data_files=names, split="train", streaming=True, cache_dir=unused)
-            yield from map(without_filling, stream)
+        with opened(file) as stream:
+            if not stream.peek(1):
+                raise DataError(f"{file} is empty: it has 0 bytes; expected texts, or leave the file out")
+            if kind == "json":
+                is_lines = suffix_of(file) == ".jsonl"
+                yield from _with_all_columns(_objects(stream, file) if is_lines else _json_records(stream, file))
+            elif kind == "csv":
+                yield from read_table(stream, file)
+            elif kind == "text":
+                yield from read_plain(stream, file, by)
+            else:
+                yield from map(without_filling, read_parquet(stream, file))
+    except DataError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"{file} cannot be read: there is too little memory for what it holds; split it") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {reason(error)}") from error
     except Exception as error:  # whatever the libraries of its kind raise
-        raise DataError(f"{file} cannot be read as {file.suffix.removeprefix('.')}: {_first_line(error)}") from error
+        raise DataError(f"{file} cannot be read as {file.suffix.removeprefix('.')}: {first_line(error)}") from error
 
 
 def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -130,31 +165,44 @@ def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The records of JSON. What one lacks of the columns that others before it have, or among the first, is None.
+    """The records of JSON. What one lacks of the columns of others before it, or among the first, is None.
 
     ``datasets`` would take the columns and types of the first megabytes for those of all records, messages of several keys for
     text, and a text such as 2024-01-01 for a date.
     """
     first = list(islice(records, KNOWN))
-    columns = dict.fromkeys(column for record in first for column in record)
+    columns = dict.fromkeys(islice(chain.from_iterable(first), MOST_COLUMNS))
     for record in chain(first, records):
-        columns |= dict.fromkeys(record)
-        yield dict.fromkeys(columns) | record
+        if len(columns) < MOST_COLUMNS:  # or records without a common column would take time as their square
+            columns |= dict.fromkeys(islice(record, MOST_COLUMNS))
+        yield columns | record
 
 
-def _json_records(file: Path) -> Iterator[dict[str, Any]]:
+def _json_records(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
     """The records of a file that is one JSON value: the objects, or the texts, of a list, or one object. A file of JSON lines is
     read as such. Raises DataError."""
-    with opened(file) as stream:
-        text = stream.read()
+    pieces = iter(lambda: stream.readline(MOST_LINE), b"")
+    first = next((piece for piece in map(bytes.strip, pieces) if piece), b"").removeprefix(b"\xef\xbb\xbf")
+    stream.seek(0)
+    text = stream.read(MOST_LINE + 1)
+    if len(text) > MOST_LINE and first.startswith(b"{") and _is_json(first):
+        stream.seek(0)
+        yield from _objects(stream, file)  # it may have more bytes than are read as a whole
+        return
+    text += stream.read(max(0, MOST_WHOLE + 1 - len(text)))
+    if len(text) > MOST_WHOLE:
+        raise DataError(
+            f"{file} has more than {MOST_WHOLE:,} bytes, the most that is read as a whole: save it as JSON lines, .jsonl"
+        )
     try:
         whole = parse_json(text)
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
     except ValueError as error:
-        if not _is_json(text.strip().split(b"\n", 1)[0]):
-            raise DataError(f"{file} cannot be read as json: {error}") from error
-        yield from _objects(file)
+        if not _is_json(first):
+            raise DataError(f"{file} cannot be read as json: {first_line(error)}") from error
+        stream.seek(0)
+        yield from _objects(stream, file)
         return
     for number, record in enumerate(whole if isinstance(whole, list) else [whole], 1):
         if not isinstance(record, dict | str):
@@ -170,56 +218,17 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _objects(file: Path) -> Iterator[dict[str, Any]]:
+def _objects(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
     """The object of each line that is not blank. Raises DataError with the number of a line that holds none."""
-    with opened(file) as lines:
-        for number, line in enumerate(map(bytes.strip, lines), 1):
-            if not line:
-                continue
-            try:
-                record = parse_json(line)
-            except UnicodeDecodeError as error:
-                raise DataError(f"{file}:{number}  is not UTF-8 ({error.reason}): save it as UTF-8") from error
-            except ValueError as error:
-                raise DataError(f"{file}:{number}  is no JSON ({error}); expected one object in each line") from error
-            if not isinstance(record, dict):
-                raise DataError(f'{file}:{number}  expected an object such as {{"text": …}}, got {brief(record)}')
-            yield record
-
-
-def _hub_records(data: HubData) -> Iterator[DataRecord]:
-    try:
-        with _silent() as datasets:
-            rows: Iterable[Any] = datasets.load_dataset(data.name, data.config, split=data.split, revision=data.revision)
-    except Exception as error:  # the Hub's own errors, the network's, and those of the data set's files
-        offline = "; HF_HUB_OFFLINE is set, so only what was downloaded before can be read" if _offline() else ""
-        raise DataError(
-            f"{data.title} (split {data.split}) cannot be read: {_first_line(error)}{offline}. "
-            "Options: split, config (the subset), revision; a gated data set needs `hf auth login`"
-        ) from error
-    for number, fields in enumerate(rows, 1):
-        yield DataRecord(f"{data.title} ({data.split}), record {number}", without_filling(fields))
-
-
-def _offline() -> bool:
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    return HF_HUB_OFFLINE
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-@contextmanager
-def _silent() -> Iterator[Any]:
-    """The package ``datasets``, whose log is off for the block: this module reports its errors."""
-    import datasets
-    from datasets.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield datasets
-    finally:
-        logging.set_verbosity(before)
+    for number, line in enumerate(map(bytes.strip, lines_of(stream, file)), 1):
+        if not line:
+            continue
+        try:
+            record = parse_json(line)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}:{number}  is not UTF-8 ({error.reason}): save it as UTF-8") from error
+        except ValueError as error:
+            raise DataError(f"{file}:{number}  is no JSON ({error}); expected one object in each line") from error
+        if not isinstance(record, dict):
+            raise DataError(f'{file}:{number}  expected an object such as {{"text": …}}, got {brief(record)}')
+        yield record

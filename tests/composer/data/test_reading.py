@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from composer.data import reading, streams
+from composer.data import bounds, plain, reading
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, HubData, parse_reference
 from composer.errors import DataError
@@ -124,7 +124,7 @@ def test_what_has_no_record(write: Write) -> None:
     assert "a.txt has no record in it, only blank space" in told(write("a.txt", " \n\n"))
     assert "a.jsonl has no record in it" in told(write("a.jsonl", "\n \n"))
     assert "a.csv has no record in it" in told(write("a.csv", "text,more\n"))
-    assert "b.txt.gz has no record in it" in told(write("b.txt.gz", gzip.compress(b"")))
+    assert "b.txt.gz is empty: it has 0 bytes" in told(write("b.txt.gz", gzip.compress(b"")))
 
 
 def test_what_is_broken(write: Write) -> None:
@@ -159,8 +159,9 @@ def test_packed_files_that_are_damaged_or_too_large(write: Write, monkeypatch: p
     packed = gzip.compress(json.dumps(THREE[0]).encode() * 50)
     assert "a.jsonl.gz cannot be unpacked as gzip: " in told(write("a.jsonl.gz", b"no such thing"))
     assert "b.jsonl.gz cannot be unpacked as gzip: " in told(write("b.jsonl.gz", packed[:-9]))
-    monkeypatch.setattr(streams, "MOST_UNPACKED", 500)
-    wanted = "c.json.gz has more than 500 bytes when it is unpacked, the most that are read of a packed file: unpack it with gunzip"
+    monkeypatch.setattr(bounds, "MOST_UNPACKED", 500)
+    monkeypatch.setattr(bounds, "MOST_RATIO", 1)
+    wanted = "c.json.gz unpacks to more than 500 bytes, the most that is read of a compressed file of its size"
     assert wanted in told(write("c.json.gz", packed))
 
 
@@ -272,3 +273,77 @@ def test_no_cache_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     assert [record.fields for record in read_records(FileData(path=str(tmp_path / "a.jsonl")))] == [{"text": "a"}]
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+SECRET = b'{"text": "secret"}\n'
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt"])
+def test_what_is_no_file_is_not_waited_for(write: Write, tmp_path: Path, name: str) -> None:
+    """Pipes, devices and links out of the folder, named by the user or found in a folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / name
+    os.mkfifo(path)
+    for reference in (str(path), str(folder), f"{folder}/*{path.suffix}"):
+        assert told(reference) == f"{path} cannot be read: no regular file"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert told(str(path)) == f"{path} cannot be read: no regular file"
+    write(f"else{path.suffix}", SECRET)
+    path.unlink()
+    path.symlink_to(tmp_path / f"else{path.suffix}")
+    for reference in (str(folder), f"{folder}/*{path.suffix}", f"{tmp_path}/fol*/*{path.suffix}"):
+        if reference.startswith(str(folder)):
+            assert f"{path} cannot be read: it leads out of its folder" in told(reference)
+    path.unlink()
+    path.symlink_to(folder / "nowhere")
+    assert f"{path} cannot be read: it is a link to {folder / 'nowhere'}, which is not there" in told(str(folder))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="everything may be read by root")
+def test_what_may_not_be_read(write: Write, tmp_path: Path) -> None:
+    path = write("a.jsonl", THREE)
+    os.chmod(path, 0)
+    assert told(path) == f"{path} cannot be read: Permission denied"
+
+
+@pytest.mark.parametrize("by", ["document", "paragraph", "line"])
+def test_plain_text_without_end(write: Write, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    monkeypatch.setattr(plain, "MOST_TEXT", 100)
+    monkeypatch.setattr(bounds, "MOST_TEXT", 100)
+    assert "than 100 bytes, the most that a text may have: split it" in told(f"{write('a.txt', 'é' * 51)},by={by}")
+    assert read(f"{write('b.txt', 'é' * 50)},by={by}") == [{"text": "é" * 50}]
+    nul = write("c.txt", "a\0b")
+    assert read(f"{nul},by={by}") == [{"text": "a\0b"}]
+
+
+def test_lines_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
+    path = write("a.jsonl", '{"text": "a"}\n{"text": "' + "b" * 50 + '"}\n')
+    assert told(path) == f"{path}:2  has more than 50 bytes, the most that a line may have: split it"
+    monkeypatch.setattr(reading, "MOST_WHOLE", 100)
+    path = write("b.json", json.dumps(["a" * 100]))
+    assert told(path) == f"{path} has more than 100 bytes, the most that is read as a whole: save it as JSON lines, .jsonl"
+
+
+def test_large_files_of_lines_are_read_line_by_line(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_LINE", 30)
+    monkeypatch.setattr(reading, "MOST_WHOLE", 30)
+    assert read(write("a.json", "\n \n" + "\n".join(map(json.dumps, THREE)))) == THREE
+
+
+def test_records_of_different_columns_take_time_as_their_number(write: Write) -> None:
+    """Twice as many records of one column each, all of them different, have at most twice as many values."""
+    count = 5 * reading.MOST_COLUMNS
+    records = read(write("a.jsonl", [{f"column {number}": number} for number in range(count)]))
+    assert len(records) == count
+    assert max(map(len, records)) <= 2 * reading.MOST_COLUMNS
+    assert records[-1][f"column {count - 1}"] == count - 1
+    assert records[-1]["column 0"] is None
+
+
+def test_what_json_may_hold(write: Write) -> None:
+    assert "nested deeper than 100 levels" in told(write("a.jsonl", '{"text": ' + "[" * 5000 + "]" * 5000 + "}\n"))
+    assert "a.jsonl:1  is no JSON (Exceeds the limit" in told(write("a.jsonl", '{"text": ' + "9" * 5000 + "}\n"))
+    assert read(write("b.jsonl", '{"text": "a", "text": "b"}\n')) == [{"text": "b"}]
