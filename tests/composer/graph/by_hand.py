@@ -171,7 +171,7 @@ class Document:
         if gate.kind == "none":
             return torch.ones(features, dtype=torch.float64)
         if gate.kind == "constant":
-            place = self._shared(head, self._state_heads(memory))
+            place = head if gate.per == "query_head" else self._shared(head, self.key.shape[1])
             return torch.full((features,), 1 - 2 ** (-gate.exponent - place), dtype=torch.float64)
         if gate.kind == "from_key":
             key = self.key[t, self._shared(head, self.key.shape[1])]
@@ -182,15 +182,6 @@ class Document:
             weight = self.parameters[f"{name}.weight"]
         logits = (weight @ self.hidden[t] + self.parameters[f"{name}.bias"]).view(-1, features if gate.kind == "channel" else 1)
         return (logits[self._shared(head, len(logits))].sigmoid() ** (1 / gate.temperature)).expand(features)
-
-    def _state_heads(self, memory: StateMemory | Delta) -> int:
-        """One a query head where keys, their features, their rates or the pairs differ between the heads of a key head."""
-        mapping, conv = self.head.feature_map, self.head.conv
-        mapped = mapping is not None and mapping.linear and mapping.per == "query_head"
-        filtered = conv is not None and "k" in conv.inputs and conv.per == "query_head"
-        rated = isinstance(memory, Delta) and memory.rate.kind == "learned" and memory.rate.per == "query_head"
-        chosen = isinstance(self._memories().get(self._above()[memory.name or memory.kind]), Sparse)
-        return self.query.shape[1] if mapped or filtered or rated or chosen else self.key.shape[1]
 
     def _rate(self, name: str, memory: Delta, head: int, t: int) -> Tensor:
         """β of the token that brings a pair."""

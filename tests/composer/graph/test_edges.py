@@ -58,7 +58,7 @@ def test_two_states_below_one_window() -> None:
     for head in range(4):
         query, key, value = data.query[0, :, head], data.key[0, :, head // 2], data.value[0, :, head // 2]
         features = [torch.where(states > 0, states + 1, states.exp()) for states in (query, key)]
-        gamma = 1 - 2.0 ** (-5 - head // 2)
+        gamma = 1 - 2.0 ** (-5 - head)
         for t in range(length):
             weights = torch.zeros(length, dtype=torch.float64)
             for s in range(t + 1):
