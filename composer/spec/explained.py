@@ -53,7 +53,7 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
             ("compression", _compression(cost)),
         ]
         flops += f" in prefill, {quantity(cost.decode_flops_per_token)} in decode"
-    return (*rows, ("FLOPs a token", f"{flops}, beside the projections"))
+    return (*rows, ("FLOPs a token", f"{flops}: means over tokens, without masked pairs and projections"))
 
 
 def _of_window(cost: GroupCost | Explanation) -> str:

@@ -69,8 +69,8 @@ def liger(size: int) -> Reference:
     def half_and_half(layer: Layer) -> Tensor:
         query, key, value = layer.expanded
         near = softmax_attention(*layer.rotated, value, in_window(size))
-        features = (torch.softmax(of, -1) for of in (query, key))
-        return near / 2 + linear_attention(*features, value, torch.exp(log_sigmoid(key) / 16)) / 2
+        query, key_features = torch.softmax(query, -1), torch.softmax(key, -1)
+        return near / 2 + linear_attention(query, key_features, value, torch.exp(log_sigmoid(key) / 16)) / 2
 
     return half_and_half
 

@@ -1,0 +1,58 @@
+"""FLOPs of explain are those of the equations: compared with PyTorch's count of what its forms execute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from composer.model.head import Head
+from composer.spec.explain import explain_resolved
+from composer.spec.loading import load_spec
+from composer.spec.resolve import Dimensions, resolve
+from tests.laws.cases import Inputs, built, inputs, run
+
+SIZE = Dimensions(hidden_size=64, layers=1, heads=4, key_heads=4, head_dim=16, rope_theta=100.0)
+CHUNK = 32
+
+
+def executed(head: Head, given: Inputs, state: dict[str, torch.Tensor] | None = None) -> tuple[int, dict[str, torch.Tensor]]:
+    """The operations of one call on the torch backend, and its state."""
+    with FlopCounterMode(display=False) as counter:
+        _, state = run(head, given, state, backend="torch")
+    return counter.get_total_flops(), state
+
+
+@pytest.mark.parametrize("tokens", [64, 512])
+def test_a_prefill_with_a_gate_executes_the_masked_pairs_too(tokens: int) -> None:
+    """Of T² pairs a token sees (T + 1) / 2 on average, and these count; the gate and the sums of its decays count, too."""
+    resolved = resolve(load_spec("forgetting"), SIZE)
+    shape, gate = SIZE.shape(4), 2 * 64 * 4
+    counted = explain_resolved(resolved, sequence=tokens).groups[0].prefill_flops_per_token
+    seen = (tokens + 1) / 2 * 4
+    assert counted == pytest.approx(gate + seen * (4 * 16 + 1), abs=1)
+    total, _ = executed(built(resolved.heads["head"], shape), inputs(shape, 1, tokens))
+    assert total / tokens == gate + tokens * 4 * 4 * 16
+    assert 1.8 < total / tokens / counted < 2
+
+
+def test_decode_with_a_cache_is_a_mean_over_the_tokens_of_a_chunk() -> None:
+    sizes = [f"head.memory.0.size={CHUNK}", f"head.memory.1.size={CHUNK}"]
+    resolved = resolve(load_spec("lola", sizes), SIZE)
+    shape = SIZE.shape(4)
+    counted = explain_resolved(resolved, sequence=4 * CHUNK).groups[0].decode_flops_per_token
+    assert counted is not None
+    head, given = built(resolved.heads["head"], shape), inputs(shape, 1, 5 * CHUNK)
+    _, state = executed(head, given.cut(slice(0, 4 * CHUNK)))
+    steps = []
+    for token in range(4 * CHUNK, 5 * CHUNK):
+        total, state = executed(head, given.cut(slice(token, token + 1)), state)
+        steps.append(total)
+    assert sum(steps) / CHUNK == pytest.approx(counted, rel=0.15)
+    assert steps[0] > 15 * counted
+    assert max(steps[1:]) < 0.7 * counted
+
+
+def test_the_words_say_what_is_counted() -> None:
+    text = str(explain_resolved(resolve(load_spec("lola"), SIZE)))
+    assert "means over tokens, without masked pairs and projections" in text
