@@ -14,6 +14,7 @@ imports neither transformers nor torch.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,16 @@ def __getattr__(name: str) -> Any:
     own = _AS_COMMANDS.get(name, name)
     if own not in _ROOM_OF:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")
-    return getattr(import_module(f"composer.{_ROOM_OF[own]}"), own)
+    found = getattr(import_module(f"composer.{_ROOM_OF[own]}"), own)
+    return _checked(own) if callable(found) and not isinstance(found, type) else found
+
+
+@cache
+def _checked(name: str) -> Any:
+    """The public function, which refuses arguments of other types in words."""
+    from composer.arguments import checked
+
+    return checked(getattr(import_module(f"composer.{_ROOM_OF[name]}"), name))
 
 
 def __dir__() -> list[str]:

@@ -1,19 +1,26 @@
-"""Reads arguments as people write them: one value or several, and words out of a list."""
+"""Reads arguments as people write them: one value or several, words out of a list, and values of the right type."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, get_args
 
 from composer.errors import ComposerError, name_of
 from composer.spec.places import brief, nearest
+from converters.bounded import is_text
 from converters.trunk import Dtype, dtype_name
 
 if TYPE_CHECKING:
     import torch
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 DtypeLike: TypeAlias = "Dtype | torch.dtype"
 """A type of weights: ``"bfloat16"`` or ``torch.bfloat16``."""
 Reference = str | os.PathLike[str]
@@ -47,3 +54,112 @@ def named_dtype(said: object, refusal: type[ComposerError] = ComposerError) -> D
     name = dtype_name(said)
     check_known("--dtype", name, get_args(Dtype), refusal)
     return name
+
+
+def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return the function with its arguments checked against their annotations, before it does anything.
+
+    It raises ComposerError for a value of another type, for text that cannot be encoded, and for a path that no file can have. An
+    unknown name, or a missing argument, is a TypeError, as for any function.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        for name, value in signature.bind(*arguments, **options).arguments.items():
+            _check_argument(name, value, str(signature.parameters[name].annotation))
+        return function(*arguments, **options)
+
+    return wrapped
+
+
+def _check_argument(name: str, value: object, annotation: str) -> None:
+    alternatives = _split(annotation)
+    if not any(_fits(value, alternative) for alternative in alternatives):
+        if _PATHS.intersection(alternatives):
+            items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
+            for one in items:
+                if not isinstance(one, str | bytes | int | float | Collection | None):
+                    name_of(one)  # which says what to do with a model in memory
+        words = " or ".join(dict.fromkeys(_in_words(one) for one in alternatives))
+        raise ComposerError(f"{name}: expected {words}, got {brief(value)}")
+    _check_text(name, value, is_path=bool(_PATHS.intersection(alternatives)))
+
+
+def _check_text(name: str, value: object, *, is_path: bool) -> None:
+    """Raises ComposerError for text with lone surrogates, and for a path with a zero byte or of an unknown user's home."""
+    if not isinstance(value, str | os.PathLike):
+        return
+    text = os.fspath(value)
+    if not is_text(text):
+        raise ComposerError(f"{name}: {brief(text)} cannot be encoded as UTF-8. Use another name, or save the text as UTF-8.")
+    if is_path and "\0" in text:
+        raise ComposerError(f"{name}: no file can be called {brief(text)}, which has a zero byte")
+    if is_path and text.startswith("~") and os.path.expanduser(text) == text:
+        raise ComposerError(f"{name}: there is no home folder for {brief(text)}. Write the whole path.")
+
+
+def _fits(value: object, alternative: str) -> bool:
+    """Whether a value is of a type. Types that are not listed here are checked by the functions themselves, in words."""
+    kind, _, inside = alternative.removesuffix("]").partition("[")
+    if kind in _KINDS:
+        return _KINDS[kind](value)
+    if kind == "Sequence":
+        is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        items = value if isinstance(value, Collection) else ()  # what an iterator yields is left to the function
+        return is_several and all(any(_fits(one, inner) for inner in _split(inside)) for one in items)
+    if kind == "Mapping":
+        return isinstance(value, Mapping) and all(_fits(one, inside.rpartition(", ")[2]) for one in value.values())
+    if kind == "Callable" or kind in _FUNCTIONS:
+        return callable(value)
+    return not isinstance(value, bytes | type(None))
+
+
+def _in_words(alternative: str) -> str:
+    kind, _, inside = alternative.removesuffix("]").partition("[")
+    if kind == "Sequence":
+        return "several of them" if inside in _WORDS else f"a list of {inside}"
+    return _WORDS.get(kind, "a function" if kind == "Callable" or kind in _FUNCTIONS else kind)
+
+
+def _split(annotation: str) -> list[str]:
+    """The alternatives of an annotation, apart from those inside brackets."""
+    return [one.strip() for one in re.split(r"\|(?![^\[]*\])", annotation)]
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)
+
+
+_PATHS = frozenset({"Reference", "Path", "os.PathLike[str]"})
+_FUNCTIONS = frozenset({"OnStep", "Progress", "Tell"})
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "None": lambda value: value is None,
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "By": lambda value: isinstance(value, str),
+    "Which": lambda value: isinstance(value, str),
+    "Reference": _is_path,
+    "Path": _is_path,
+    "os.PathLike": _is_path,
+    "Overrides": lambda value: any(_fits(value, one) for one in ("str", "Sequence[str]", "Mapping")),
+    "Any": lambda _: True,
+}
+_WORDS = {
+    "None": "None",
+    "bool": "True or False",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "By": "text",
+    "Which": "text",
+    "Reference": "a path or a name",
+    "Path": "a path",
+    "os.PathLike": "a path",
+    "Numbers": "numbers",
+    "Overrides": "path=value, several of them or a mapping",
+    "SpecLike": "a spec",
+    "Task": "a task",
+}

@@ -45,6 +45,7 @@ def new(name: Reference, like: Reference | None = None) -> Path:
     text = _like(like, path) if like is not None else template(path.stem)
     with failing_as(ComposerError, f"{path} cannot be written"):
         try:
+            os.stat(path.parent)  # which is not made: a mistyped folder would be
             write_whole(path, f"{_schema(path.parent)}{text}", replace=False)
         except FileExistsError:
             raise ComposerError(f"{path} is there already; choose another name, or remove it") from None

@@ -84,8 +84,6 @@ def generate(
 
         composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text
     """
-    if not isinstance(prompt, str):
-        raise ComposerError(f"--prompt: one text is continued at a time, and this is a {type(prompt).__name__}; call once for each")
     most = tokens_of(max_new_tokens, "--max-new-tokens", ComposerError)
     check_range("--temperature", temperature, 0)
     check_range("--top-p", top_p, 0, 1)

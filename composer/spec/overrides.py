@@ -32,7 +32,11 @@ def each(overrides: Overrides) -> tuple[str, ...]:
     if not isinstance(overrides, Iterable):
         raise SpecError(f"overrides are `path=value`, several of them, or a mapping, not {shortened(repr(overrides))}")
     if not isinstance(overrides, Mapping):
-        return tuple(overrides)
+        settings = tuple(overrides)
+        for setting in settings:
+            if not isinstance(setting, str):
+                raise SpecError(f"overrides: {brief(setting)} is not text; expected path=value, such as head.memory.0.size=32")
+        return settings
     for path, value in overrides.items():
         try:
             json.dumps(value)

@@ -140,7 +140,7 @@ def test_positions_that_transformers_alone_has_make_a_llama_a_host(key: str):
         ({"eos_token_id": [2, 32000]}, "eos_token_id.*0 to 31,999 have an embedding"),
         ({"bos_token_id": -2}, "bos_token_id: -2; expected"),
         ({"pad_token_id": 32000}, "pad_token_id: 32000; expected"),
-        ({"initializer_range": 1e30}, "initializer_range: 1e[+]30; expected a number from 0 to 1e[+]12"),
+        ({"initializer_range": 1e30}, "initializer_range: 1e[+]30; expected a number from 0 to 1"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps: 1000.*…; expected"),
         ({"hidden_act": "x" * 5000}, "hidden_act: 'x{79}…; only 'silu'"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),

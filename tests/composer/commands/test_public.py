@@ -141,7 +141,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "view": (lambda: composer.view("nothing"), "nothing"),
     "explain": (lambda: composer.explain("lawcat", TEACHER, sequence=0), "sequence"),
     "parts": (lambda: composer.parts("hedgehogs"), 'did you mean "hedgehog"'),
-    "parts of no name": (lambda: composer.parts(typing.cast("Any", 3)), 'no part or role "3"'),
+    "parts of no name": (lambda: composer.parts(typing.cast("Any", 3)), "name: expected text"),
     "known_tasks": (lambda: composer.known_tasks("paskey"), 'did you mean "passkey"'),
     "new": (lambda: composer.new("No Name"), "No Name"),
     "expand": (lambda: composer.expand("lawcat"), "no sweep"),

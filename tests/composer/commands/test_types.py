@@ -1,0 +1,134 @@
+"""Arguments of another type are refused in words by every public function, before it does anything."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import composer
+from composer.errors import ComposerError
+from tests.composer.programs import ROOT
+
+TEACHER = ROOT / "examples" / "teacher"
+FUNCTIONS = {name: getattr(composer, name) for name in composer.__all__ if name != "ComposerError"}
+NEEDED: dict[str, tuple[Any, ...]] = {
+    "ablate": ("lolcats", TEACHER),
+    "bench": (TEACHER,),
+    "build": ("lolcats", TEACHER),
+    "build_folder": ("lolcats", TEACHER, "out"),
+    "check": ("lolcats",),
+    "code": ("lolcats", TEACHER),
+    "diff": ("lolcats", "lola"),
+    "distil": (TEACHER, "stories", "out"),
+    "draw": ("lolcats",),
+    "evaluate": (TEACHER, "passkey", 64),
+    "expand": ("ablations/lawcat-rope",),
+    "explain": ("lolcats", TEACHER),
+    "generate": (TEACHER, "once"),
+    "inspect": (TEACHER,),
+    "load": (TEACHER,),
+    "load_spec": ("lolcats",),
+    "merge": (TEACHER,),
+    "new": ("mine",),
+    "sample": (TEACHER, "out.jsonl"),
+    "select": ("lolcats", TEACHER, "stories", "out"),
+    "show": ("lolcats",),
+    "train": (TEACHER, "stories", "out"),
+    "verify": (TEACHER,),
+    "view": ("lolcats",),
+}
+"""Of each function: arguments that come first, of the right types."""
+
+
+class Thing:
+    """It is nothing that any function takes."""
+
+
+def wrong(annotation: str) -> Iterator[Any]:
+    """Values that are not of these types."""
+    is_path = any(word in annotation for word in ("Reference", "Path"))
+    if "None" not in annotation and annotation != "Any":
+        yield None
+    if not any(word in annotation for word in ("int", "float", "Numbers", "TokenCount", "Any")):
+        yield 5
+    if not any(word in annotation for word in ("Sequence", "Overrides", "Numbers", "Any")):
+        yield []
+    if annotation != "Any":
+        yield Thing()
+        yield b"x"
+    if is_path or not any(word in annotation for word in ("str", "Overrides", "Any", "Numbers", "TokenCount", "By", "Which")):
+        yield "\0"
+    if "str" in annotation or is_path:
+        yield "\ud800"
+    if is_path:
+        yield "~nobody_has_this_name/x"
+    if "Sequence" in annotation or "Overrides" in annotation:
+        yield [None]
+        yield [b"x"]
+
+
+CASES = [
+    (name, parameter.name, value)
+    for name, function in FUNCTIONS.items()
+    for parameter in inspect.signature(function).parameters.values()
+    for value in wrong(str(parameter.annotation))
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_wrong_types(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for function, parameter, value in CASES:
+        if function != name:
+            continue
+        signature = inspect.signature(FUNCTIONS[name])
+        arguments = signature.bind_partial(*NEEDED.get(name, ())).arguments
+        arguments |= {"ablate": {"out": "out"}, "select": {"keep": 1}}.get(name, {})
+        if (name, parameter) == ("check", "specs"):  # mistakes in specs are returned
+            with suppress(ComposerError):
+                assert not composer.check(value).ok
+            continue
+        with pytest.raises(ComposerError) as caught:
+            FUNCTIONS[name](**{**arguments, parameter: value})
+        said = str(caught.value)
+        known = (
+            parameter,
+            parameter.replace("_", "-"),
+            "expected a folder",
+            "spec",
+            "source",
+            "dtype",
+            "no file",
+            "task",
+            "lm-eval",
+        )
+        assert any(word in said for word in known), f"{name}({parameter}={value!r}): {said}"
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_are_unknown_are_type_errors() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sources'"):
+        composer.explain("lolcats", sources=TEACHER)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="missing a required argument"):
+        composer.load()  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: composer.load_spec("lolcats", [None]), "overrides: expected path=value, several of them or a mapping, got a list"),
+        (lambda: composer.build_folder("lolcats", TEACHER, out=5), "out: expected text or a path or None, got 5"),
+        (lambda: composer.load(TEACHER, device=[]), "device: expected text, got an empty list"),
+        (lambda: composer.sample(TEACHER, "a", progress=5), "progress: expected True or False or a function, got 5"),
+        (lambda: composer.verify("~nobody_has_this_name"), "model: there is no home folder for"),
+    ],
+)
+def test_messages_say_what_was_expected(call: Any, said: str) -> None:
+    with pytest.raises(ComposerError) as caught:
+        call()
+    assert said in str(caught.value)
