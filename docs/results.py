@@ -80,6 +80,12 @@ that; shares are 0 to 1; sizes are bytes, times seconds. An `array` is lists ins
 What a command refuses goes to stderr as text, with exit code 2, and with `--json` to stdout, too: `{"mistakes": […]}`, each with
 `message`, and, where they are known, `file`, `line`, `column` (from 1) and `path`, as in `head.memory[0].size`. `compose check
 --json` has those of each spec among its answers.
+
+Exit codes: 0 for success, 1 where `verify` finds a mismatch or a variant of `ablate` fails, 2 for a mistake and for output that
+cannot be written, 130 for Ctrl-C. A pipe that is closed early (`compose show lolcats | head -1`) is no mistake: the rest of the
+output is dropped, and the exit code stays the command's own. Messages and tables escape control characters, invisible
+characters and those that change the direction of text. Documents (the text of `generate`, the YAML of `show`, the SVG of
+`draw`) are escaped on a terminal alone, and go to files and pipes as they are. The JSON has `\\u` escapes for such characters.
 """
 
 

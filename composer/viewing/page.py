@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import secrets
+import webbrowser
+from typing import TYPE_CHECKING, Any, cast
 
 from composer.errors import ComposerError
 from composer.spec.shipped import shipped_specs
 from composer.versions import version_of
 from composer.viewing.answers import answer
+from composer.viewing.guard import TOKEN, Guard
 from composer.viewing.reading import TYPED, EditorContext
 from converters.shard import BYTES
 
@@ -93,12 +96,18 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
 
 
 def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False) -> str:
-    """Serves the page on this machine alone, in threads of its own, and gives its address. Raises ComposerError."""
+    """Serves the page on this machine alone, in threads of its own, and gives its address, which ends with a token.
+
+    Raises ComposerError.
+    """
+    from starlette.middleware import Middleware
+
+    token = secrets.token_urlsafe(24)
     try:
         _, address, _ = made.launch(
             server_name="127.0.0.1",
             server_port=port,
-            inbrowser=open_browser,
+            app_kwargs={"middleware": [Middleware(cast("Any", Guard), token=token)]},
             prevent_thread_lock=True,
             quiet=True,
             share=False,
@@ -106,6 +115,9 @@ def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False)
         )
     except OSError as error:
         raise ComposerError(f"the page cannot be served: {error}") from None
+    address = f"{address}?{TOKEN}={token}"
+    if open_browser:
+        webbrowser.open(address)
     return address
 
 

@@ -1,6 +1,6 @@
 """Resolves a spec that a user has typed, within bounds, as the text may come from anybody.
 
-Nothing in the text is executed. It can only extend shipped specs, unless the page was opened on a file.
+Nothing in the text is executed. It can only extend shipped specs and, where the page was opened on a file, files in its folder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from composer.spec.places import at, problem_of
 from composer.spec.reading import read_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs, specs_folder
+from converters.bounded import is_text
 
 MOST_TEXT = 2**14
 """Characters of a text: a shipped spec has a few thousand."""
@@ -42,8 +43,7 @@ def resolved_text(text: str, place: EditorContext, sizes: tuple[float | None, ..
     """The spec on sizes as ``TYPED`` has them, or on its own trunk. Raises SpecError with line and column."""
     if len(text) > MOST_TEXT:
         raise SpecError(f"{place.called}: {len(text):,} characters; this page reads {MOST_TEXT:,} at most")
-    if place.folder is None:
-        _check_extends(text, place.called)
+    _check_extends(text, place)
     spec = load_text(text, place.called, place.folder or specs_folder())
     try:
         if spec.trunk is not None and spec.trunk.layers > MOST_LAYERS:
@@ -81,8 +81,22 @@ def whole(given: float | None, name: str, most: int) -> int:
     return int(given)
 
 
-def _check_extends(text: str, called: str) -> None:
-    said = read_spec(text, called).child("extends")
-    if said is not None and isinstance(said.value, str) and said.value.removesuffix(".yaml") not in shipped_specs():
-        message = "on this page a spec extends shipped ones alone, by their names: it reads no other files"
+def _check_extends(text: str, place: EditorContext) -> None:
+    """Raises SpecError where the text extends a file that this page may not read. It is not looked at, even whether it exists."""
+    said = read_spec(text, place.called).child("extends")
+    if said is None or not isinstance(said.value, str) or said.value.removesuffix(".yaml") in shipped_specs():
+        return
+    if place.folder is None or not _is_inside(said.value, place.folder):
+        where = "alone" if place.folder is None else "and files in the folder of its own file"
+        message = f"on this page a spec extends shipped ones {where}, by their names: it reads no other files"
         raise SpecError(at(said.where, ("extends",), message))
+
+
+def _is_inside(name: str, folder: Path) -> bool:
+    """Whether a name is that of something in a folder, once links are followed."""
+    if "\0" in name or not is_text(name):
+        return False
+    try:
+        return (folder / name).resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a circle of links
+        return False

@@ -1,0 +1,113 @@
+"""Guards the live page: it answers this machine's browser alone, with the token of its address, and to requests of a bounded size.
+
+A page on another site can make a browser send requests to a local port, under its own name after DNS rebinding. So the ``Host`` and
+the ``Origin`` of a request must be this machine, and the address has a token, as Jupyter's has, which the first answer turns into a
+cookie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+MOST_BODY = 2**20
+"""Bytes of a request."""
+PATIENCE = 30.0
+"""Seconds that the body of a request may take."""
+CLOSED = ("upload", "file=", "file/", "proxy=", "component_server", "deep_link", "/mcp", "monitoring", "/stream/")
+"""Parts of the paths of Gradio that serve files, take them, or fetch other addresses. The page has no use for them."""
+STARTED = "/gradio_api/startup-events"
+"""Gradio asks its own server for this as it starts. It says nothing of the page, and needs no token."""
+TOKEN = "token"
+
+
+class Guard:
+    """ASGI middleware. token: what the address of the page has behind ``?token=``."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self.app, self.token, self.cookie = app, token, f"compose-view-{secrets.token_hex(4)}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = "websockets are not served" if scope["type"] != "http" else self._refusal(scope, headers)
+        if refusal is not None:
+            return await _refuse(scope, send, *((403, refusal) if isinstance(refusal, str) else refusal))
+
+        async def with_cookie(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and scope["path"] != STARTED:
+                value = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+                own = [(b"set-cookie", value.encode()), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY")]
+                message = {**message, "headers": [*message.get("headers", []), *own]}
+            await send(message)
+
+        return await self.app(scope, _bounded(receive), with_cookie)
+
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
+        """The status and the reason of a refusal; None for a request that may pass."""
+        host = headers.get("host", "")
+        if _name(f"//{host}") not in HOSTS:
+            return 403, "this page answers its own machine alone, under the name 127.0.0.1 or localhost"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return 403, "this page answers no other site"
+        if not headers.get("content-length", "0").isdecimal() or int(headers.get("content-length", "0")[:20]) > MOST_BODY:
+            return 413, f"a request has {MOST_BODY:,} bytes at most"
+        if any(part in scope["path"] for part in CLOSED):
+            return 404, "this page serves no files and takes none"
+        if scope["path"] != STARTED and not self._has_token(scope, headers):
+            return 401, "the address of this page ends with its token: take it from where `compose view` has printed it"
+        return None
+
+    def _has_token(self, scope: Scope, headers: dict[str, str]) -> bool:
+        """Whether the address or a cookie has the token, compared in constant time."""
+        known = parse_qs(scope.get("query_string", b"").decode("latin-1")).get(TOKEN, [])
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            cookie = None
+        known += [] if cookie is None else [cookie.value]
+        return any(secrets.compare_digest(one.encode(), self.token.encode()) for one in known)
+
+
+def _name(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Receive a request that ends in time, and within its bound; any other counts as disconnected."""
+    size, is_whole = 0, False
+
+    async def bounded() -> MutableMapping[str, Any]:
+        nonlocal size, is_whole
+        if is_whole:
+            return await receive()  # waits until the browser leaves
+        try:
+            message = await asyncio.wait_for(receive(), PATIENCE)
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        size += len(message.get("body", b""))
+        is_whole = not message.get("more_body", False)
+        return message if size <= MOST_BODY else {"type": "http.disconnect"}
+
+    return bounded
+
+
+async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:
+    if scope["type"] == "websocket":
+        return await send({"type": "websocket.close", "code": 1008})
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain; charset=utf-8")]})
+    await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
