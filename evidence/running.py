@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer.ablation.ablate import STEPS, run
+from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.identity import PACKAGES
 from composer.ablation.plan import AblationStep, Chain, Request, Variant, plan, read_variants
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import StartWorkers
-from composer.ablation.steps import FAILURE, Figures, found, model_of
+from composer.ablation.steps import found, model_of
 from composer.errors import ComposerError
 from composer.training.merge import merge_adapters
 from composer.versions import versions_of

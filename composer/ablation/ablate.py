@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from composer.ablation.check import check_inputs, check_request
+from composer.ablation.figures import Figures
 from composer.ablation.models import costs_of, name_models
 from composer.ablation.pictures import draw_all
 from composer.ablation.plan import Chain, Request, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
 from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
-from composer.ablation.steps import MARK, Figures
+from composer.ablation.steps import MARK
 from composer.ablation.table import markdown
 from composer.ablation.teacher import teacher_scores
 from composer.api import SpecLike

@@ -41,7 +41,7 @@ def common_to_all(request: Request) -> dict[str, Any]:
 
 def model_identity(source: Source) -> dict[str, Any]:
     """A model by its weights, config and tokenizer."""
-    return {**fingerprint(source), "tokenizer": _tokenizer(source.folder)}
+    return {**fingerprint(source).model_dump(mode="json"), "tokenizer": _tokenizer(source.folder)}
 
 
 def data_identity(said: str) -> dict[str, Any]:

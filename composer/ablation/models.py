@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.plan import MODELS, Chain, Request, Variant
-from composer.ablation.steps import FAILURE, Figures, model_of
+from composer.ablation.steps import model_of
 from composer.api import resolve_spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.resolve import Resolved

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from blocks.part import Closed
+from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.plan import STAGES, Chain, Request, Variant
-from composer.ablation.steps import FAILURE, Figures
 from composer.spec.explain import Explanation
 from composer.tables import Readable, Table, View
 

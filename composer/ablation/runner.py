@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from composer.ablation.figures import FAILURE, WARNINGS, Figures
 from composer.ablation.plan import AblationStep, Chain
-from composer.ablation.steps import FAILURE, WARNINGS, Figures, found, run_step
+from composer.ablation.steps import found, run_step
 from composer.errors import AblationError
 from composer.locks import say_nothing
 from composer.notices import warn_user

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from composer.ablation.figures import FAILURE, REMEDY, WARNINGS, Figures, problem_of_figures, read_figures
 from composer.ablation.identity import files_for
 from composer.ablation.plan import MODELS, AblationStep, StepKind
 from composer.api import build_folder
@@ -19,31 +20,19 @@ from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
 from composer.locks import beside, exclusive_lock
 from composer.spec.recipe import Recipe
-from converters.bounded import MOST_CONFIG, read_json
 
 if TYPE_CHECKING:
     from composer.training.run import TrainingOptions
 
-Figures = dict[str, Any]
-"""The results of a step, as JSON holds them. ``seconds`` is how long it took."""
-FAILURE = "failure"
-WARNINGS = "warnings"
-"""The key of the warnings about a step of training, a list; a step without any has none."""
 MARK = ".lock"
 """The file that marks a folder of steps."""
 
 
 def found(step: AblationStep, folder: Path) -> Figures | None:
     """The figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
-    path = folder / f"{step.name}.json"
-    if not path.is_file():
-        return None
-    try:
-        figures = read_json(path, MOST_CONFIG)
-        if not isinstance(figures, dict):
-            raise ValueError("no figures are in it")
-    except (OSError, ValueError) as error:
-        raise AblationError(f"{path} is damaged ({error}). Remove it: the step is then done again.") from error
+    figures = read_figures(step, folder / f"{step.name}.json")
+    if figures is not None and step.kind in MODELS and not (folder / step.name).is_dir():
+        raise AblationError(f"{folder / step.name} does not exist, and {step.name}.json says that it was made. {REMEDY}")
     return figures
 
 
@@ -65,6 +54,9 @@ def run_step(step: AblationStep, folder: Path) -> Figures:
         except ComposerError as error:
             figures = {FAILURE: str(error)}
         figures["seconds"] = round(time.monotonic() - began, 2)
+        problem = None if FAILURE in figures else problem_of_figures(step, figures)
+        if problem is not None:
+            figures = {FAILURE: problem, "seconds": figures["seconds"]}
         if FAILURE not in figures:
             write_whole(results, json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
         return figures

@@ -6,10 +6,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from composer.ablation.figures import Figures
 from composer.ablation.identity import files_for, model_identity, tasks_of
 from composer.ablation.plan import Request
 from composer.ablation.report import scores_in
-from composer.ablation.steps import Figures
 from composer.devices import room
 from composer.errors import ComposerError
 from composer.evaluation.facts import task_facts

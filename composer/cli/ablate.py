@@ -18,10 +18,10 @@ from composer.data.loading import SHARE
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
+    from composer.ablation.figures import Figures
     from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
     from composer.ablation.runner import OnStep
-    from composer.ablation.steps import Figures
 
 FAILED = 1
 """Exit code where a variant failed and the others were reported."""

@@ -18,10 +18,10 @@ from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.spec.overrides import Overrides
 
 if TYPE_CHECKING:
+    from composer.ablation.figures import Figures
     from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
     from composer.ablation.runner import OnStep, StartWorkers
-    from composer.ablation.steps import Figures
 
 
 @in_words

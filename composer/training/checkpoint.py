@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blocks.part import Closed
 from composer.errors import TrainingError
 from composer.files import failing_as, move_folder, partial_of, sha256, sync
+from composer.state import first_problem
 from composer.training.processes import by_all, by_first, count, held, rank
 from composer.training.stopping import AGAIN
-from composer.training.unit import Unit
+from composer.training.unit import Unit, UnitFacts
 from composer.weights.stream import TensorToWrite, as_bytes, write_shard
 from converters.bounded import MOST_CONFIG, parse_json, problem_with, read_text
 from converters.trunk import dtype_name
@@ -56,7 +57,7 @@ class CheckpointFacts(Closed):
     """The contents of ``facts.json``. units: by name; processes: by rank; state: as ``save`` has it."""
 
     format: Literal[2] = 2
-    units: dict[str, dict[str, Any]]
+    units: dict[str, UnitFacts]
     processes: tuple[ProcessFacts, ...]
     state: dict[str, Any] = Field(alias="told")
 
@@ -101,7 +102,7 @@ def _piece(name: str, tensor: Tensor) -> TensorToWrite:
 
 def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
     """Replace the previous checkpoint by this one, once all of it is on the disk."""
-    (partial / FACTS).write_text(_text(stored.model_dump(by_alias=True)), encoding="utf-8")
+    (partial / FACTS).write_text(_text(stored.model_dump(mode="json", by_alias=True)), encoding="utf-8")
     for path in (partial / FACTS, partial):
         sync(path)
     replaced = move_folder(partial, target)  # of a run that was stopped after this step, with the same numbers
@@ -120,7 +121,7 @@ def newest(folder: Path) -> Path | None:
 
 def read_state(checkpoint: Path, kind: type[OfKind]) -> OfKind:
     """The ``state`` that ``save`` wrote. Raises TrainingError where the checkpoint is damaged."""
-    return _undamaged(checkpoint, lambda: kind.model_validate(_stored(checkpoint).state))
+    return _undamaged(checkpoint, lambda: _valid(kind, _stored(checkpoint).state))
 
 
 def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
@@ -194,7 +195,15 @@ def _stored(checkpoint: Path) -> CheckpointFacts:
     facts = parse_json(text)["facts"]
     if text != _text(facts):
         raise ValueError(f"{FACTS} is not what was written")
-    return CheckpointFacts.model_validate(facts)
+    return _valid(CheckpointFacts, facts)
+
+
+def _valid(kind: type[OfKind], facts: Any) -> OfKind:
+    """The facts by their schema, whose types are strict. Raises ValueError with the field and what was expected."""
+    try:
+        return kind.model_validate_json(json.dumps(facts), strict=True)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
 
 
 def _text(facts: Any) -> str:
@@ -220,15 +229,20 @@ def _cuda(units: Sequence[Unit]) -> torch.device | None:
     return next((device for device in devices if device.type == "cuda"), None)
 
 
+def damaged(checkpoint: Path, problem: str) -> TrainingError:
+    """The error for a checkpoint that cannot be continued from."""
+    return TrainingError(
+        f"The checkpoint {checkpoint} is damaged: {problem}. Remove it to take the stage from its start, or begin anew with "
+        "--force."
+    )
+
+
 def _undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
     try:
         return act()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         why = problem_with(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
-        raise TrainingError(
-            f"The checkpoint {checkpoint} is damaged: {why}. Remove it to take the stage from its start, or begin anew with "
-            "--force."
-        ) from error
+        raise damaged(checkpoint, why) from error
 
 
 def _found(folder: Path) -> list[Path]:

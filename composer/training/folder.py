@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from composer.errors import TrainingError
-from composer.files import failing_as, move_folder, partial_of, replaced_by, write_whole
-from composer.graph.lowering import AUTO
+from composer.files import failing_as, move_folder, partial_of, replaced_by
 from composer.locks import beside, exclusive_lock
-from composer.training.identity import REFERENCES, RunIdentity, differences
+from composer.state import read_state, write_state
+from composer.training.identity import REFERENCES, Fingerprint, RunSettings, differences
 from composer.weights.record import known_sha256, record_of
-from converters.bounded import MOST_CONFIG, read_json, reason
 from converters.source import Source
 
 IDENTITY = "run.json"
-UNRECORDED: RunIdentity = {"--backend": AUTO}
-"""Settings that ``run.json`` of earlier versions does not have, with the values that their runs had."""
 
 
-def fingerprint(source: Source) -> dict[str, Any]:
+def fingerprint(source: Source) -> Fingerprint:
     """Identifies a model without reading its weights: by the hashes of its files where they are known, else by time stamps."""
     record = record_of(source)
-    return {
-        "config": source.config_sha256,
-        "spec": None if record is None else record.spec_hash,
-        "files": {
-            name: [shard.bytes, shard.header_sha256, known_sha256(source, record, name) or shard.file.stat().st_mtime_ns]
+    return Fingerprint(
+        config=source.config_sha256,
+        spec=None if record is None else record.spec_hash,
+        files={
+            name: (shard.bytes, shard.header_sha256, known_sha256(source, record, name) or shard.file.stat().st_mtime_ns)
             for name, shard in source.shards.items()
         },
-    }
+    )
 
 
 def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:
@@ -63,24 +58,24 @@ def _check(folder: Path, *, resume: bool, force: bool) -> None:
         raise TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
 
 
-def check_same(folder: Path, identity: RunIdentity) -> None:
+def check_same(folder: Path, settings: RunSettings) -> None:
     """Raises TrainingError where the run in a folder is another one."""
     path = folder / IDENTITY
+    remedy = f"Begin anew: --force, or remove {folder}."
     try:
-        begun = read_json(path, MOST_CONFIG)
-    except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise TrainingError(f"{path} cannot be read ({why}), so nothing says which run it is. Begin anew with --force.") from error
-    then = {**UNRECORDED, **begun} if isinstance(begun, dict) else {}
-    if any(then.get(what) != now for what, now in identity.items() if what != REFERENCES):
-        told = "".join(f"\n  {line}" for line in differences(then, identity))
+        begun = read_state(path, RunSettings, TrainingError, remedy)
+    except FileNotFoundError as error:
+        raise TrainingError(f"{path} is not there any more, so nothing says which run it is. {remedy}") from error
+    then, now = begun.by_option(), settings.by_option()
+    if any(then.get(what) != value for what, value in now.items() if what != REFERENCES):
+        told = "".join(f"\n  {line}" for line in differences(then, now))
         raise TrainingError(
             f"The run at {folder} was begun with other settings:{told}\nSay the same as then, or begin anew with --force."
         )
 
 
 @contextmanager
-def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool) -> Iterator[None]:
+def run_folder(folder: Path, settings: RunSettings, *, resume: bool, force: bool) -> Iterator[None]:
     """Locks the folder of a run for the block; a new one appears together with its ``run.json``, or not at all.
 
     resume: continue the folder's run. force: replace it. Raises TrainingError.
@@ -91,18 +86,18 @@ def run_folder(folder: Path, identity: RunIdentity, *, resume: bool, force: bool
             held.enter_context(_alone(folder))
             _check(folder, resume=resume, force=force)  # again, now under the lock: another run may have ended since
             if resume:
-                check_same(folder, identity)
+                check_same(folder, settings)
             else:
-                _make_anew(folder, identity)
+                _make_anew(folder, settings)
         yield
 
 
-def _make_anew(folder: Path, identity: RunIdentity) -> None:
+def _make_anew(folder: Path, settings: RunSettings) -> None:
     partial = partial_of(folder)
     for left in (partial, replaced_by(partial)):  # by a killed run
         if left.exists():
             shutil.rmtree(left)
-    write_whole(partial / IDENTITY, json.dumps(identity, indent=2))
+    write_state(partial / IDENTITY, settings)
     replaced = move_folder(partial, folder)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)

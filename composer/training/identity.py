@@ -5,12 +5,64 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer.spec.places import brief
+from pydantic import ConfigDict, Field, JsonValue
 
-RunIdentity = Mapping[str, Any]
-"""Every setting that decides a run's numbers, by its name on the command line, as JSON holds it."""
+from blocks.part import Closed
+from composer.spec.places import brief
+from composer.state import Count
+
 REFERENCES = "said"
 """The key of the data references. They identify nothing, as the data have hashes of their own; messages name them."""
+
+
+class Fingerprint(Closed):
+    """A model's identity. files: bytes, hash of the header and hash of the contents (or the time stamp) of each weight file."""
+
+    config: str
+    spec: str | None
+    files: dict[str, tuple[Count, str, str | int]]
+
+
+class TeacherFingerprint(Fingerprint):
+    """The teacher's identity, and its folder."""
+
+    folder: str
+
+
+class DataReferences(Closed):
+    """The options that name the data."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    data: tuple[str, ...] = Field(validation_alias="--data", serialization_alias="--data")
+    held_out: tuple[str, ...] = Field(validation_alias="--held-out", serialization_alias="--held-out")
+    share: float = Field(validation_alias="--share", serialization_alias="--share")
+    held_out_rows: int | None = Field(validation_alias="--held-out-rows", serialization_alias="--held-out-rows")
+
+
+class RunSettings(Closed):
+    """Every setting that decides a run's numbers, by its name on the command line. teacher: None where no stage learns from it."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    model: Fingerprint
+    teacher: TeacherFingerprint | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
+    recipe: dict[str, JsonValue]
+    stage: tuple[str, ...]
+    data: str
+    held_out_data: str | None = Field(validation_alias="held-out data", serialization_alias="held-out data")
+    seed: int
+    device: str = Field(validation_alias="kind of device", serialization_alias="kind of device")
+    autocast: bool = Field(validation_alias="--bfloat16", serialization_alias="--bfloat16")
+    backend: str = Field(validation_alias="--backend", serialization_alias="--backend")
+    stream: bool = Field(validation_alias="--stream", serialization_alias="--stream")
+    references: DataReferences = Field(validation_alias=REFERENCES, serialization_alias=REFERENCES)
+
+    def by_option(self) -> RunIdentity:
+        """The settings by their names on the command line, as JSON has them."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+RunIdentity = Mapping[str, Any]
+"""``RunSettings`` as JSON."""
 ROWS = ("recipe.sequence", "recipe.rows")
 """The settings that decide how texts are packed into rows."""
 LONG = 8
@@ -55,12 +107,11 @@ def _leaves(path: str, was: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _of_data(then: RunIdentity, now: RunIdentity, options: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The options whose values differ. Runs of earlier versions do not store them."""
-    was, new = then.get(REFERENCES), now.get(REFERENCES)
-    if isinstance(was, dict) and isinstance(new, dict):
-        for option in options:
-            if was.get(option) != new.get(option):
-                yield option, f"{option}: was {_in_words(was.get(option))}, now {_in_words(new.get(option))}"
+    """The options whose values differ."""
+    was, new = then[REFERENCES], now[REFERENCES]
+    for option in options:
+        if was[option] != new[option]:
+            yield option, f"{option}: was {_in_words(was[option])}, now {_in_words(new[option])}"
 
 
 def _files(was: Any, new: Any) -> str:

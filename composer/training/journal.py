@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
+from blocks.part import Closed
 from composer.errors import TrainingError
 from composer.files import write_whole
+from composer.state import Count, Measured, read_log
 from composer.training.processes import by_first
 from composer.training.stopping import AGAIN
-from converters.bounded import MOST_LOG, appending, parse_json, problem_with, read_bytes
+from converters.bounded import appending, problem_with
 
 if TYPE_CHECKING:
     from composer.training.event_files import Board
@@ -24,6 +29,19 @@ CURVE = "curve.png"
 BOARD = "tensorboard"
 MOST_NAMED = 12
 """The most curves that a plot's legend names; of more, it names every second, third and so on."""
+
+
+class LogLine(Closed):
+    """A line of the log after ``step`` steps of a stage: losses and gradient norms by unit, the learning rate, and the tokens so
+    far. held_out: losses on the held-out rows; None is a loss that was not finite."""
+
+    stage: str
+    step: Count
+    loss: dict[str, Measured] = Field(default_factory=dict)
+    norm: dict[str, Measured] = Field(default_factory=dict)
+    held_out: dict[str, Measured | None] = Field(default_factory=dict)
+    lr: Measured | None = None
+    tokens: Count | None = None
 
 
 class Journal:
@@ -55,15 +73,15 @@ class Journal:
         log = self._folder / LOG
         with _writable("log", self._folder, self._again):
             if os.path.lexists(log):
-                kept = [line for line in _lines(log) if line["stage"] != stage or line["step"] <= step]
-                write_whole(log, "".join(f"{json.dumps(line)}\n" for line in kept))
+                kept = [line for line in _lines(log) if line.stage != stage or line.step <= step]
+                write_whole(log, "".join(f"{json.dumps(line.model_dump(exclude_unset=True))}\n" for line in kept))
             # TensorBoard drops later steps of whatever stage, so each stage has a folder of its own.
             self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
 
     def _write(self, stage: str, step: int, figures: Mapping[str, Any]) -> None:
         with _writable("log", self._folder, self._again):
             with appending(self._folder / LOG) as stream:
-                stream.write((json.dumps({"stage": stage, "step": step, **figures}) + "\n").encode())
+                stream.write((json.dumps({"stage": stage, "step": step, **_finite(figures)}, allow_nan=False) + "\n").encode())
             self._boards[stage].write(step, dict(_flat(figures)))
 
 
@@ -76,12 +94,12 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
     with _writable("curve", target.parent, again):
         from composer.plotting import WIDTH, by_powers, plotting, save, titled, whole_ticks
 
-        lines = list(_lines(log)) if os.path.lexists(log) else []
+        lines = _lines(log)
         if not lines:
             return
-        stages: dict[str, list[dict[str, Any]]] = {}
+        stages: dict[str, list[LogLine]] = {}
         for line in lines:
-            stages.setdefault(line["stage"].partition(" ")[0], []).append(line)
+            stages.setdefault(line.stage.partition(" ")[0], []).append(line)
         with plotting() as pyplot:
             figure, axes = pyplot.subplots(1, len(stages), figsize=(WIDTH, 4), squeeze=False, layout="constrained")
             for axis, (stage, own) in zip(axes[0], stages.items(), strict=True):
@@ -93,42 +111,41 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
             save(figure, target)
 
 
-def _draw(axis: Any, own: list[dict[str, Any]]) -> None:
+def _draw(axis: Any, own: list[LogLine]) -> None:
     """The losses of one stage: colours of their own, or, of many layers, from dark to light."""
     from matplotlib import colormaps
 
     from composer.plotting import COLOURS, MAP, colour
 
-    units = list(dict.fromkeys(name for line in own for name in line.get("loss", {})))
+    units = list(dict.fromkeys(name for line in own for name in line.loss))
     every = -(-len(units) // MOST_NAMED)
     for index, unit in enumerate(units):
         shade = colour(index) if len(units) <= len(COLOURS) else colormaps[MAP](0.9 * index / (len(units) - 1))
-        axis.plot(*_series(own, "loss", unit), linewidth=0.8, alpha=0.6, color=shade)
+        axis.plot(*_series((line.step, line.loss.get(unit)) for line in own), linewidth=0.8, alpha=0.6, color=shade)
         label = unit if index % every == 0 else None
-        axis.plot(*_series(own, "held_out", unit), "o-", markersize=3, label=label, color=shade)
+        axis.plot(*_series((line.step, line.held_out.get(unit)) for line in own), "o-", markersize=3, label=label, color=shade)
     axis.legend()
 
 
-def _series(lines: list[dict[str, Any]], kind: str, unit: str) -> tuple[list[int], list[float]]:
-    points = [(line["step"], line[kind][unit]) for line in lines if unit in line.get(kind, {})]
-    return [step for step, _ in points], [loss for _, loss in points]
+def _series(points: Iterable[tuple[int, float | None]]) -> tuple[list[int], list[float]]:
+    """The steps and the losses of a curve, without missing losses."""
+    known = [(step, loss) for step, loss in points if loss is not None]
+    return [step for step, _ in known], [loss for _, loss in known]
 
 
-def _lines(log: Path) -> Iterator[dict[str, Any]]:
+def _lines(log: Path) -> list[LogLine]:
     """The lines, without an incomplete last one, which a kill may leave. Raises TrainingError where another one is damaged."""
-    lines = read_bytes(log, MOST_LOG).split(b"\n")
-    for number, text in enumerate(lines, 1):
-        try:
-            line = parse_json(text)
-            if not (isinstance(line["stage"], str) and isinstance(line["step"], int)):
-                raise ValueError("which step it is of is not said")
-        except (ValueError, LookupError, TypeError) as error:
-            if number == len(lines):
-                return
-            raise TrainingError(
-                f"{log} is damaged in line {number:,}. Remove it to go on without what it says, or begin anew with --force."
-            ) from error
-        yield line
+    return read_log(log, LogLine, TrainingError, "Remove it to continue without its curves, or begin anew with --force.")
+
+
+def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures as JSON, which has no NaN and no infinity: None takes their place."""
+    return {
+        name: {part: number if math.isfinite(number) else None for part, number in figure.items()}
+        if isinstance(figure, Mapping)
+        else figure
+        for name, figure in figures.items()
+    }
 
 
 def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

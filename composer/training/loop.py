@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
@@ -20,6 +20,7 @@ from composer.data.packing import Batch, PackedRows
 from composer.devices import seeded
 from composer.errors import Stopped, TrainingError
 from composer.spec.recipe import Stage
+from composer.state import Count, Elapsed, Measured
 from composer.training import checkpoint
 from composer.training.course import Course, Losses
 from composer.training.journal import Journal
@@ -75,12 +76,12 @@ class Outcome(Closed):
     """The result of a stage. before, after: losses on the held-out rows, by unit; empty where nothing is held out."""
 
     stage: str
-    steps: int
-    tokens: int
+    steps: Count
+    tokens: Count
     """The number of tokens of all training steps."""
-    seconds: float
-    before: dict[str, float]
-    after: dict[str, float]
+    seconds: Elapsed
+    before: dict[str, Measured]
+    after: dict[str, Measured]
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
     """The parts that calibration gave their first values, where the recipe asks for it."""
 
@@ -88,14 +89,14 @@ class Outcome(Closed):
 class StageState(Closed):
     """The progress of a stage, as its checkpoint stores it beside the units. identity: what a resumed stage must share."""
 
-    identity: dict[str, Any]
-    step: int
-    tokens: int
-    seconds: float
-    learning: float
+    identity: dict[str, JsonValue]
+    step: Count
+    tokens: Count
+    seconds: Elapsed
+    learning: Elapsed
     done: bool
-    before: dict[str, float]
-    after: dict[str, float]
+    before: dict[str, Measured]
+    after: dict[str, Measured]
 
 
 def run_stage(
@@ -211,6 +212,7 @@ class _StageRun:
         for unit in self.course.units:
             if unit.best:
                 unit.finish()
+                assert unit.progress.best is not None, "its best parameters are those of an evaluation"
                 self.after[unit.name] = unit.progress.best
 
     def _watch(self, losses: dict[str, float]) -> None:
@@ -248,6 +250,9 @@ class _StageRun:
                 f"{self.folder} was begun with another {' and another '.join(different)}: say the same as then to go on, or start "
                 "anew with --force."
             )
+        problem = self._problem_of(reached, found.name)
+        if problem is not None:
+            raise checkpoint.damaged(found, problem)
         checkpoint.restore(found, self.course.units)
         self.taken, self.tokens, self.done = reached.step, reached.tokens, reached.done
         self.seconds, self.learning = reached.seconds, reached.learning
@@ -255,6 +260,16 @@ class _StageRun:
         self.setting.journal.rewind(self.name, self.taken)
         if not self.done:
             self.setting.tell(f"Going on behind step {self.taken:,} of {self.steps:,} of {self.name}.")
+
+    def _problem_of(self, reached: StageState, name: str) -> str | None:
+        """Why the counters of a checkpoint cannot be those of this stage; None where they can. name: of its folder."""
+        if checkpoint.NAME.format(reached.step) != name:
+            return f"its folder is {name}, and its step {reached.step:,}"
+        if reached.step > self.steps:
+            return f"step {reached.step:,} of a stage of {self.steps:,} steps"
+        if reached.before.keys() != reached.after.keys():
+            return "its losses before and after are of different units"
+        return None
 
     def _autocast(self) -> AbstractContextManager[Any]:
         kind = self.setting.autocast

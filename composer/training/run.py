@@ -23,7 +23,7 @@ from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Stage
 from composer.tables import Readable, View
 from composer.training.folder import check_run_folder, check_same, fingerprint, remove_run, run_folder
-from composer.training.identity import REFERENCES, RunIdentity
+from composer.training.identity import DataReferences, RunSettings, TeacherFingerprint
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting, StepProgress
 from composer.training.measure import learned_nothing, too_few
@@ -117,7 +117,7 @@ class TrainingRun:
     rows: PackedRows
     held_out: PackedRows | None
     folder: Path
-    identity: RunIdentity
+    settings: RunSettings
 
     @contextmanager
     def in_folder(self) -> Iterator[None]:
@@ -127,7 +127,7 @@ class TrainingRun:
             yield
 
     def _take(self, held: ExitStack) -> None:
-        held.enter_context(run_folder(self.folder, self.identity, resume=self.options.resume, force=self.options.force))
+        held.enter_context(run_folder(self.folder, self.settings, resume=self.options.resume, force=self.options.force))
         check_output(self.out, self.student.source, force=self.options.force)  # again: another run may have written there meanwhile
 
     def journal(self) -> Journal:
@@ -201,35 +201,33 @@ def open_run(
     warn_or_raise(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)
-    identity = {
-        "model": fingerprint(student.source),
-        **_teacher(teacher, stages),
-        "recipe": student.recipe.model_dump(mode="json"),
-        "stage": list(stages),
-        "data": rows.hash,
-        "held-out data": None if held_out is None else held_out.hash,
-        "seed": options.seed,
-        "kind of device": options.device.partition(":")[0],
-        "--bfloat16": options.autocast,
-        "--backend": options.backend,
-        "--stream": options.stream,
-        REFERENCES: {
-            "--data": list(options.data),
-            "--held-out": list(options.held_out),
-            "--share": options.share,
-            "--held-out-rows": options.held_out_rows,
-        },
-    }
+    references = DataReferences(
+        data=tuple(options.data), held_out=tuple(options.held_out), share=options.share, held_out_rows=options.held_out_rows
+    )
+    settings = RunSettings(
+        model=fingerprint(student.source),
+        teacher=_teacher(teacher, stages),
+        recipe=student.recipe.model_dump(mode="json"),
+        stage=tuple(stages),
+        data=rows.hash,
+        held_out_data=None if held_out is None else held_out.hash,
+        seed=options.seed,
+        device=options.device.partition(":")[0],
+        autocast=options.autocast,
+        backend=options.backend,
+        stream=options.stream,
+        references=references,
+    )
     if options.resume:
-        check_same(folder, identity)
-    return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, identity)
+        check_same(folder, settings)
+    return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, settings)
 
 
-def _teacher(teacher: Teacher | None, stages: Mapping[str, Stage]) -> dict[str, Any]:
-    """The teacher's identity; nothing where no stage learns from it, so that the run's numbers do not depend on it."""
+def _teacher(teacher: Teacher | None, stages: Mapping[str, Stage]) -> TeacherFingerprint | None:
+    """The teacher's identity; None where no stage learns from it, so that the run's numbers do not depend on it."""
     if teacher is None or not learns_from_teacher(stages):
-        return {}
-    return {"teacher": {"folder": str(teacher.source.folder), **fingerprint(teacher.source)}}
+        return None
+    return TeacherFingerprint(folder=str(teacher.source.folder), **dict(fingerprint(teacher.source)))
 
 
 def load_student(student: Student, options: TrainingOptions) -> ComposedForCausalLM:

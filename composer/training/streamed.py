@@ -237,7 +237,7 @@ def _read_finished(run: TrainingRun, index: int) -> Layer | None:
         with safe_open(path, "pt") as stored:
             tensors, told = {name: stored.get_tensor(name) for name in stored.keys()}, stored.metadata() or {}  # noqa: SIM118 - no dict
         if told.get(DIGEST) == _digest(tensors, told.get(OUTCOME)):
-            return tensors, Outcome.model_validate_json(told[OUTCOME]) if OUTCOME in told else None
+            return tensors, Outcome.model_validate_json(told[OUTCOME], strict=True) if OUTCOME in told else None
     except (OSError, SafetensorError, ValueError):
         pass
     run.options.tell(f"{path} is damaged, and is made anew from the layer's last checkpoint.")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import Field
 from torch import Tensor, nn
 
+from blocks.part import Closed
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage
+from composer.state import Count, Measured
 from composer.training.processes import norm as norm_of
 
 RECENT = 20
@@ -23,19 +25,30 @@ PLATEAU = 2
 """Evaluations in a row without a gain, after which the plateau schedule halves the rate."""
 
 
+Lately = Annotated[list[Measured], Field(max_length=RECENT)]
+
+
 @dataclass
 class UnitProgress:
     """The state of a unit that is no tensor."""
 
-    best: float = math.inf
-    """The lowest loss of an evaluation."""
-    waited: int = 0
+    best: Measured | None = None
+    """The lowest loss of an evaluation; None before the first one."""
+    waited: Count = 0
     """Evaluations since the lowest loss."""
-    factor: float = 1.0
+    factor: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The factor by which the plateau schedule multiplies learning rates."""
     stopped: bool = False
-    began: list[float] = field(default_factory=list)
-    recent: list[float] = field(default_factory=list)
+    began: Lately = field(default_factory=list)
+    recent: Lately = field(default_factory=list)
+
+
+class UnitFacts(Closed):
+    """A unit's state beside its tensors. best: whether the best parameters are stored. moved: parameters with optimiser states."""
+
+    progress: UnitProgress
+    best: bool
+    moved: tuple[str, ...]
 
 
 class Unit:
@@ -85,7 +98,7 @@ class Unit:
                 f"{self.name}: the loss of an evaluation is {loss}. Learn more slowly: a lower lr, a longer warmup."
             )
         progress = self.progress
-        if loss < progress.best:
+        if progress.best is None or loss < progress.best:
             progress.best, progress.waited = loss, 0
             if self._stage.keep == "best":
                 self.best = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
@@ -109,20 +122,18 @@ class Unit:
             held |= {f"optimizer/{name}/{key}": value for key, value in self._optimizer.state[parameter].items()}
         return held
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> UnitFacts:
         """The facts that a checkpoint stores beside the tensors: the progress, and the names of the tensors."""
-        return {
-            "progress": asdict(self.progress),
-            "best": bool(self.best),
-            "moved": [name for name in self.parameters if self._moved(name)],
-        }
+        progress = replace(self.progress, began=list(self.progress.began), recent=list(self.progress.recent))
+        moved = tuple(name for name in self.parameters if self._moved(name))
+        return UnitFacts(progress=progress, best=bool(self.best), moved=moved)
 
-    def restore(self, facts: Mapping[str, Any]) -> None:
+    def restore(self, facts: UnitFacts) -> None:
         """Allocate the tensors of a checkpoint with these facts, and take over its progress."""
-        self.progress = TypeAdapter(UnitProgress).validate_python(facts["progress"])
-        self.best = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()} if facts["best"] else {}
+        self.progress = facts.progress
+        self.best = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()} if facts.best else {}
         self._optimizer.state.clear()
-        for name in facts["moved"]:
+        for name in facts.moved:
             parameter = self.parameters[name]
             moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}

@@ -15,12 +15,12 @@ import torch
 
 import composer
 from composer.ablation.ablate import REPORT, STEPS, TABLE, ablate
+from composer.ablation.figures import Figures
 from composer.ablation.models import VARIANTS
 from composer.ablation.pictures import PLOT
 from composer.ablation.plan import AblationStep, Request
 from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
-from composer.ablation.steps import Figures
 from composer.errors import AblationError, Stopped
 from composer.evaluation import EvaluationOptions, evaluate
 from composer.training import checkpoint

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Picture
 
+from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.pictures import draw
 from composer.ablation.plan import Chain, Request
 from composer.ablation.report import AblationReport, Column, Figure, make_report
-from composer.ablation.steps import FAILURE, Figures
 from composer.ablation.table import cells, markdown
 from composer.plotting import RESOLUTION
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -17,9 +18,10 @@ import pytest
 
 import composer
 from composer.ablation import runner, steps
+from composer.ablation.figures import FAILURE, WARNINGS, Figures
 from composer.ablation.plan import AblationStep, Chain, Request
 from composer.ablation.runner import one_process, processes, run_chains
-from composer.ablation.steps import FAILURE, MARK, WARNINGS, Figures
+from composer.ablation.steps import MARK
 from composer.errors import AblationError
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
@@ -85,10 +87,12 @@ def test_one_chain_is_done_before_the_next_begins(chains: list[Chain], tmp_path:
 
 def test_what_is_found_done_is_not_run(chains: list[Chain], tmp_path: Path) -> None:
     name = chains[0].steps[0].name
-    (tmp_path / f"{name}.json").write_text('{"found": true}')
+    figures = {"seconds": 1.0, "spec_hash": "0a"}
+    (tmp_path / f"{name}.json").write_text(json.dumps(figures))
+    (tmp_path / name).mkdir()
     workers, told = Recorded(done=name), []
     results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: told.append(done))
-    assert results[name] == {"found": True}
+    assert results[name] == figures
     assert told == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -160,11 +164,12 @@ def test_ctrl_c_waits_while_processes_are_started() -> None:
 
 def test_one_process_is_this_one(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / MARK).touch()
+    ran = list[int]()
     for kind in steps.RUN:
-        monkeypatch.setitem(steps.RUN, kind, lambda step, folder: {"process": os.getpid()})
+        monkeypatch.setitem(steps.RUN, kind, lambda step, folder: ran.append(os.getpid()) or {FAILURE: "no"})
     with one_process() as workers:
-        results = run_chains(chains, tmp_path, workers)
-    assert {figures["process"] for figures in results.values()} == {os.getpid()}
+        run_chains(chains, tmp_path, workers)
+    assert ran == [os.getpid()]
 
 
 def _threads(process: int) -> int:

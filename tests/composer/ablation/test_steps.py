@@ -14,8 +14,9 @@ import torch
 
 from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
+from composer.ablation.figures import FAILURE
 from composer.ablation.plan import AblationStep, Request
-from composer.ablation.steps import FAILURE, MARK, found, model_of, run_step
+from composer.ablation.steps import MARK, found, model_of, run_step
 from composer.errors import AblationError, TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec
 from tests.composer.training.processes import ending, forked
@@ -53,12 +54,77 @@ def test_once(steps: Steps, folder: Path) -> None:
     assert listed(folder) == [step.name, f"{step.name}.json"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "[" * 200_000, "\udcff"], ids=range(4))
-def test_damaged_figures_are_told(steps: Steps, folder: Path, text: str) -> None:
-    path = folder / f"{steps['build'].name}.json"
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(AblationError, match=r"\.json is damaged .*Remove it: the step is then done again"):
-        found(steps["build"], folder)
+LOSSES = {"model": 2.0}
+CELL = {
+    **{"model": "student", "task": "mqar,pairs=2", "length": 12, "scored": "tokens", "mean": 0.5, "standard_error": 0.25},
+    **{"interval": None, "nats": None, "perplexity": None, "samples": 4, "seconds": 1.0, "failure": None},
+    **{"by_depth": [], "by_position": []},
+}
+TRAINED = {"before": LOSSES, "after": LOSSES, "loss": 2.0, "teacher_loss": 1.0, "steps": 2, "tokens": 64, "seconds": 1.0}
+GOOD: dict[str, dict[str, Any]] = {
+    "build": {"spec_hash": "0a", "seconds": 1.0},
+    "transfer": TRAINED,
+    "compare": {"loss": 2.0, "teacher_loss": 1.0, "layers": [{"mse": 0.5, "divergence": None}], "seconds": 1.0},
+    "finetune": TRAINED,
+    "evaluate": {"cells": [CELL], "seconds": 1.0},
+}
+"""Figures as the files of finished steps have them."""
+
+
+def kept(step: AblationStep, folder: Path, text: str) -> Any:
+    """The figures of a step whose file has this text."""
+    (folder / step.name).mkdir(exist_ok=True)
+    (folder / f"{step.name}.json").write_bytes(text.encode(errors="surrogateescape"))
+    return found(step, folder)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_figures_are_read_by_the_schema_of_their_step(steps: Steps, folder: Path, kind: str) -> None:
+    step, good = steps[kind], GOOD[kind]
+    assert kept(step, folder, json.dumps(good)) == good
+    other = GOOD["build" if kind != "build" else "compare"]
+    for text in ("{}", "[]", "null", "", "{", "[" * 200_000, "\udcff", json.dumps(other), json.dumps(good | {"more": 1})):
+        with pytest.raises(AblationError, match=r"\.json is damaged: .*\. Remove it: the step is then run again\."):
+            kept(step, folder, text)
+    for name in good:
+        optional = [] if name in ("loss", "teacher_loss") else [None]
+        for bad in ("x", [], True, {"x": "y"}, -1e308, float("nan"), float("inf"), 10**400, *optional):
+            with pytest.raises(AblationError, match=r"\.json is damaged: .*\. Remove it: the step is then run again\."):
+                kept(step, folder, json.dumps(good | {name: bad}))
+        with pytest.raises(AblationError, match=f"is damaged: {name}: the field is missing"):
+            kept(step, folder, json.dumps({key: one for key, one in good.items() if key != name}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"mean": 1e308}, r"mean: expected at most 1e\+39, got 1e\+308"),
+        ({"mean": 1.5}, "expected a mean from 0 to 1, got 1.5"),
+        ({"samples": 0}, "a mean of 0 samples"),
+        ({"mean": None}, "expected the scores of mqar,pairs=2 at 12 tokens, got nothing"),
+        ({"failure": "out of memory"}, "expected the scores of mqar,pairs=2 at 12 tokens, got nothing"),
+        ({"length": 13}, "got mqar,pairs=2 at 13 tokens"),
+        ({"task": "passkey"}, "got passkey at 12 tokens"),
+    ],
+)
+def test_an_evaluation_that_is_not_the_one_asked_for_is_not_done(
+    steps: Steps, folder: Path, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(AblationError, match=rf"is damaged: .*{problem}"):
+        kept(steps["evaluate"], folder, json.dumps({"cells": [CELL | changes], "seconds": 1.0}))
+
+
+def test_a_model_that_is_gone_is_told(steps: Steps, folder: Path) -> None:
+    kept(steps["finetune"], folder, json.dumps(GOOD["finetune"]))
+    (folder / steps["finetune"].name).rmdir()
+    with pytest.raises(AblationError, match=r"does not exist, and finetune-\w+\.json says that it was made\. Remove it"):
+        found(steps["finetune"], folder)
+
+
+def test_figures_that_are_not_finite_are_a_failure(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.RUN, "compare", lambda *_: GOOD["compare"] | {"loss": float("nan")})
+    assert run_step(steps["compare"], folder)[FAILURE] == "loss: input should be a finite number, got nan"
+    assert found(steps["compare"], folder) is None
 
 
 def test_a_kill_between_a_result_and_its_figures(steps: Steps, folder: Path) -> None:
@@ -131,19 +197,12 @@ def test_who_comes_later_waits_and_finds_it_done(steps: Steps, folder: Path, mon
     def slow(*_: Any) -> dict[str, Any]:
         os.write(writing, b".")
         time.sleep(0.5)
-        return {"process": os.getpid()}
+        (folder / step.name).mkdir()
+        return {"spec_hash": f"{os.getpid():x}"}
 
     monkeypatch.setitem(module.RUN, "build", slow)
     child = forked(lambda: run_step(step, folder))
     os.read(reading, 1)
-    assert run_step(step, folder)["process"] == child
+    assert run_step(step, folder)["spec_hash"] == f"{child:x}"
     assert ending(child) == 0
-    assert json.loads((folder / f"{step.name}.json").read_text())["process"] == child
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "\udce9", '{"a":' + "[" * 500_000 + "]" * 500_000 + "}"])
-def test_what_is_kept_and_damaged_is_told(steps: Steps, folder: Path, text: str) -> None:
-    path = folder / f"{steps['build'].name}.json"
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(AblationError, match=r"Remove it: the step is then done again"):
-        found(steps["build"], folder)
+    assert json.loads((folder / f"{step.name}.json").read_text())["spec_hash"] == f"{child:x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import random
@@ -117,6 +118,17 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no random state": lambda facts: facts["processes"][0].update(random="00" * (len(facts["processes"][0]["random"]) // 2)),
     "no hexadecimal digits": lambda facts: facts["processes"][0].update(random="zz"),
     "steps of words": lambda facts: facts["told"].update(step="three"),
+    "a step in quotation marks": lambda facts: facts["told"].update(step="3"),
+    "a step beyond the last": lambda facts: facts["told"].update(step=10**6),
+    "a step before": lambda facts: facts["told"].update(step=1),
+    "tokens below 0": lambda facts: facts["told"].update(tokens=-1),
+    "seconds that are not finite": lambda facts: facts["told"].update(seconds=math.inf),
+    "a loss that is not finite": lambda facts: facts["told"].update(before={"layer 0": math.nan}),
+    "losses after of other units": lambda facts: facts["told"].update(after={"layer 9": 1.0}),
+    "a loss beyond all floats": lambda facts: facts["units"]["layer 0"]["progress"].update(best=1e308),
+    "a factor above 1": lambda facts: facts["units"]["layer 0"]["progress"].update(factor=2.0),
+    "no progress": lambda facts: facts["units"]["layer 0"].pop("progress"),
+    "more of a unit": lambda facts: facts["units"]["layer 0"].update(more=1),
     "nothing told": lambda facts: facts["told"].clear(),
 }
 

@@ -6,16 +6,37 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer.errors import TrainingError
 from composer.training.folder import IDENTITY, check_run_folder, check_same, remove_run, run_folder
+from composer.training.identity import DataReferences, Fingerprint, RunSettings
 from tests.composer.training.processes import ending, forked
 
 
+def settings_of(seed: int, **changes: Any) -> RunSettings:
+    """The settings of a run."""
+    references = DataReferences(data=("a.txt",), held_out=(), share=0.1, held_out_rows=None)
+    settings = RunSettings(
+        model=Fingerprint(config="a", spec="s", files={"w": (1, "h", 5)}),
+        recipe={"sequence": 16},
+        stage=("transfer",),
+        data="d",
+        held_out_data=None,
+        seed=seed,
+        device="cpu",
+        autocast=False,
+        backend="auto",
+        stream=False,
+        references=references,
+    )
+    return settings.model_copy(update=changes)
+
+
 def take(folder: Path, run: int = 0, *, resume: bool = False, force: bool = False) -> None:
-    with run_folder(folder, {"seed": run}, resume=resume, force=force):
+    with run_folder(folder, settings_of(run), resume=resume, force=force):
         assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == [f".{folder.name}.lock"]
 
 
@@ -28,7 +49,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> Non
         while not go.exists():
             time.sleep(0.001)
         try:
-            with run_folder(folder, {"seed": run}, resume=False, force=force):
+            with run_folder(folder, settings_of(run), resume=False, force=force):
                 time.sleep(1.0)
         except TrainingError as error:
             raise SystemExit(2) from error
@@ -37,7 +58,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> Non
     go.touch()
     endings = [ending(process) for process in started]
     assert sorted(endings) == [0, 2, 2, 2, 2]
-    check_same(folder, {"seed": endings.index(0)})
+    check_same(folder, settings_of(endings.index(0)))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -54,7 +75,7 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
     assert (folder / "checkpoint").exists()
     take(folder, 2, force=True)
     assert [path.name for path in folder.iterdir()] == [IDENTITY]
-    check_same(folder, {"seed": 2})
+    check_same(folder, settings_of(2))
 
 
 def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +114,34 @@ def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.run"]
 
 
-def test_an_identity_that_is_none(tmp_path: Path) -> None:
-    for text in ("{", "[" * 200_000, "\udcff", json.dumps([])):
-        (tmp_path / IDENTITY).write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(TrainingError, match="Begin anew with --force|begin anew with --force"):
-            check_same(tmp_path, {"seed": 1})
+def stored(**changes: Any) -> str:
+    return json.dumps(settings_of(1).by_option() | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "invalid JSON"),
+        ("[" * 200_000, "invalid JSON: recursion limit"),
+        ("\udcff", "invalid JSON"),
+        ("[]", "input should be an object"),
+        ("{}", "model: the field is missing"),
+        (stored(seed="1"), "seed: input should be a valid integer, got '1'"),
+        (stored(seed=True), "seed: input should be a valid integer, got True"),
+        (stored(more=1), "more: the field is unknown"),
+        (stored(model={}), "model.config: the field is missing"),
+        (stored(recipe={"sequence": float("nan")}), "invalid JSON"),
+        (stored(said=None), "said: input should be an object, got None"),
+    ],
+)
+def test_settings_that_are_none(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / IDENTITY).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TrainingError, match=rf"{IDENTITY} is damaged: {problem}.*\. Begin anew: --force, or remove {tmp_path}"):
+        check_same(tmp_path, settings_of(1))
+
+
+def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / IDENTITY).write_text(stored())
+    check_same(tmp_path, settings_of(1))
+    with pytest.raises(TrainingError, match="seed: was 1, now 2"):
+        check_same(tmp_path, settings_of(2))

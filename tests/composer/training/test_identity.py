@@ -59,12 +59,6 @@ def test_what_differs_and_nothing_else(case: str) -> None:
     assert differences(THEN, changed(**settings)) == told
 
 
-def test_runs_of_earlier_versions_say_less() -> None:
-    then = {key: value for key, value in THEN.items() if key != "said"}
-    assert differences(then, changed(**ROWS_ARE_OTHERS)) == ["data: the texts are others than then"]
-    assert differences(then, changed()) == []
-
-
 def test_not_all_of_many() -> None:
     many = {str(number): number for number in range(LONG + 3)}
     told = differences(THEN, changed(recipe={**RECIPE, "transfer": many}))

@@ -47,15 +47,33 @@ def test_half_a_line_is_no_line(journal: Journal, tmp_path: Path) -> None:
     assert log(tmp_path) == before
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"stage": 1, "step": 1}', "[" * 200_000, "\udcff"], ids=range(6))
+DAMAGED = [
+    *("{", "[]", '{"step": 1}', '{"stage": 1, "step": 1}', "[" * 200_000, "\udcff"),
+    *('{"stage": "one", "step": true}', '{"stage": "one", "step": -1}', '{"stage": "one", "step": 1, "loss": 2.0}'),
+    *('{"stage": "one", "step": 1, "loss": {"model": NaN}}', '{"stage": "one", "step": 1, "loss": {"model": 1e308}}'),
+    '{"stage": "one", "step": 1, "more": 1}',
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> None:
     """Where it is not the last: what stands behind it would be lost with it."""
     lines = (tmp_path / LOG).read_bytes().splitlines()
     (tmp_path / LOG).write_bytes(b"\n".join([*lines[:2], line.encode(errors="surrogateescape"), *lines[2:], b""]))
     for act in (lambda: journal.rewind("one", 99), lambda: draw(tmp_path / LOG, tmp_path / "curve.png")):
-        with pytest.raises(TrainingError, match=rf"{LOG} is damaged in line 3\. Remove it to go on without what it says, or begin"):
+        with pytest.raises(
+            TrainingError, match=rf"{LOG}, line 3 is damaged: .*\. Remove it to continue without its curves, or begin"
+        ):
             act()
     assert (tmp_path / LOG).read_bytes().count(b"\n") == len(lines) + 1
+
+
+def test_a_loss_that_is_not_finite_is_read_back(journal: Journal, tmp_path: Path) -> None:
+    """An evaluation that diverges is logged before the run ends with an error."""
+    journal.write("one", 4, held_out={"model": float("nan")})
+    journal.rewind("one", 4)
+    assert {"stage": "one", "step": 4, "held_out": {"model": None}} in log(tmp_path)
+    draw(tmp_path / LOG, tmp_path / "curve.png")
 
 
 def test_a_kill_while_it_is_rewound_costs_nothing(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

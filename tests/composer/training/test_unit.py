@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from composer.errors import TrainingError
 from composer.spec.recipe import Stage
-from composer.training.unit import DIVERGED, RECENT, Unit, share_of_rate
+from composer.training.unit import DIVERGED, RECENT, Unit, UnitFacts, share_of_rate
 
 LENGTH = 10
 
@@ -208,7 +207,7 @@ def test_facts_and_tensors_bring_it_back() -> None:
         here.grad = gradient(here, step)
         one.update(step, LENGTH, loss)
         one.judge(loss)
-    other.restore(json.loads(json.dumps(one.facts())))
+    other.restore(UnitFacts.model_validate_json(one.facts().model_dump_json()))
     assert other.progress == one.progress
     assert (other.progress.best, other.progress.waited, other.progress.factor) == (1.0, 2, 0.5)
     saved, room = one.tensors(), other.tensors()
