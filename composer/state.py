@@ -81,7 +81,7 @@ def first_problem(error: ValidationError) -> str:
     field, kind = ".".join(shortened(str(part)) for part in details["loc"]), details["type"]
     if kind in BOUNDS:
         words, bound = BOUNDS[kind]
-        problem = f"expected {words} {details['ctx'][bound]:,g}"
+        problem = f"expected {words} {details.get('ctx', {})[bound]:,g}"
     else:
         problem = PROBLEMS.get(kind, details["msg"][:1].lower() + details["msg"][1:])
     value = "" if kind in (*PROBLEMS, "json_invalid") else f", got {brief(details['input'])}"

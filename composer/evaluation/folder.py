@@ -8,14 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from composer.errors import EvaluationError
-from composer.evaluation.report import (
-    CellKey,
-    EvaluationReport,
-    EvaluationSetting,
-    HarnessResult,
-    LoggedSample,
-    SampleResult,
-)
+from composer.evaluation.harness_results import HarnessResult
+from composer.evaluation.report import CellKey, EvaluationReport, EvaluationSetting, LoggedSample, SampleResult
 from composer.evaluation.resuming import joined, samples_of
 from composer.files import failing_as, visible_in
 from composer.locks import working_in

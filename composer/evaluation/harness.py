@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from composer.errors import EvaluationError
 from composer.evaluation.folder import SAMPLES_OF_HARNESS, writable
+from composer.evaluation.harness_results import HarnessFacts, HarnessFigure, HarnessResult
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResult
 from composer.evaluation.table import cut_in_words
 from composer.files import failing_as, sha256, write_whole
 from composer.notices import warn_user
@@ -154,7 +154,8 @@ def _write_samples(folder: Path, samples: Mapping[str, list[dict[str, Any]]]) ->
             tracker = EvaluationTracker(output_path=written)
             tracker.general_config_tracker.model_name_sanitized = task
             tracker.date_id = ""  # lm-eval sets it as it writes its own report; it is the end of the file's name
-            tracker.save_results_samples(task, own)
+            save: Any = tracker.save_results_samples  # its annotation is of another type than lm-eval passes
+            save(task, own)
             (file,) = (Path(written) / task).glob("*.jsonl")
             write_whole(folder / f"samples_{task}.jsonl", read_text(file, MOST_LOG))
 

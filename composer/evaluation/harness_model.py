@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from lm_eval.models.huggingface import HFLM
+from lm_eval.models import huggingface
 
-from composer.evaluation.report import CutRequests
+from composer.evaluation.harness_results import CutRequests
 from composer.notices import warn_user
+
+HFLM: Any = huggingface.HFLM
+"""Without its type: decorators of lm-eval hide its parameters."""
 
 
 class HarnessModel(HFLM):

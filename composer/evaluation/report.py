@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, JsonValue, model_validator
 
 from blocks.part import Closed
+from composer.evaluation.harness_results import HarnessFacts, HarnessFigure, ModelCutRequests
 from composer.graph.lowering import AUTO
 from composer.state import Count, Elapsed, Measured
 from composer.tables import Readable, View, cell_at
@@ -138,19 +139,6 @@ class TaskIdentity(Closed):
     provenance: dict[str, str] | None = None
 
 
-class HarnessFacts(Closed):
-    """The tasks that lm-eval runs, and its options. files: SHA-256 of those in the included folder."""
-
-    tasks: tuple[str, ...]
-    limit: Count | float | None
-    files: dict[str, str]
-    num_fewshot: Count | None = None
-    max_length: Count | None = None
-    chat_template: bool | str = False
-    system_instruction: str | None = None
-    fewshot_as_multiturn: bool = True
-
-
 class EvaluationSetting(Closed):
     """The settings that decide the numbers of an evaluation."""
 
@@ -168,45 +156,6 @@ class EvaluationSetting(Closed):
     def identity(self) -> dict[str, Any]:
         """The settings that a continued evaluation must share: all but the models' folders."""
         return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
-
-
-class CutRequests(Closed):
-    """The requests of a task of lm-eval that were longer than ``max_length`` and lost their first tokens.
-
-    requests: all requests of the task; of a multiple-choice task each choice is one. longest: in tokens. For a task that
-    generates, a prompt also leaves room for the tokens to generate.
-    """
-
-    task: str
-    requests: Count
-    cut: Count
-    longest: Count
-    max_length: Count
-
-
-class ModelCutRequests(CutRequests):
-    """The same, with the model."""
-
-    model: str
-
-
-class HarnessResult(Closed):
-    """lm-eval's results for one model: figures by task and ``metric,filter``, and the tasks whose requests were cut."""
-
-    model: str
-    results: dict[str, dict[str, float]]
-    cut: tuple[CutRequests, ...] = ()
-
-
-class HarnessFigure(Closed):
-    """One figure of lm-eval."""
-
-    model: str
-    task: str
-    metric: str
-    filter: str
-    value: float
-    standard_error: float | None
 
 
 class EvaluationReport(Readable, Closed):

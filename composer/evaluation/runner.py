@@ -15,10 +15,11 @@ from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.facts import task_facts
 from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, open_score_log, writable
 from composer.evaluation.harness import check_harness, harness_facts, harness_figures, open_harness, run_harness, samples_folder
+from composer.evaluation.harness_results import ModelCutRequests
 from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
-from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, ModelCutRequests, make_cell
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, make_cell
 from composer.evaluation.resuming import HARNESS_PACKAGE, all_cells
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
 from composer.evaluation.subjects import Subject, open_subjects

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from composer.escape import escape_markdown
-from composer.evaluation.report import CellKey, CutRequests, EvaluationCell, EvaluationReport, interval_of
+from composer.evaluation.harness_results import CutRequests
+from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, interval_of
 from composer.tables import Table
 from composer.tasks.base import Scored
 from composer.words import plural

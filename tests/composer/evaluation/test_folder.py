@@ -11,7 +11,8 @@ import pytest
 
 from composer.errors import EvaluationError
 from composer.evaluation.folder import HARNESS, PLOTS, RESULTS, RUN, SAMPLES, ScoreLog, open_score_log
-from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, HarnessResult, SampleResult, TaskIdentity
+from composer.evaluation.harness_results import HarnessResult
+from composer.evaluation.report import CellKey, EvaluatedModelFacts, EvaluationSetting, SampleResult, TaskIdentity
 from composer.evaluation.resuming import differences
 from composer.files import write_whole
 from tests.composer.training.processes import ending, forked
