@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from composer.commands.drawing import draw
     from composer.commands.evaluation import evaluate
     from composer.commands.inspecting import inspect
+    from composer.commands.logits import logits
     from composer.commands.parts import parts
     from composer.commands.selection import select
     from composer.commands.specs import check, code, diff, show
@@ -59,6 +60,7 @@ __all__ = [
     "known_tasks",
     "load",
     "load_spec",
+    "logits",
     "merge",
     "new",
     "parts",
@@ -81,6 +83,7 @@ _ROOMS = {
     "commands.drawing": ["draw"],
     "commands.evaluation": ["evaluate"],
     "commands.inspecting": ["inspect"],
+    "commands.logits": ["logits"],
     "commands.parts": ["parts"],
     "commands.selection": ["select"],
     "commands.specs": ["check", "code", "diff", "show"],

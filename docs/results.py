@@ -16,13 +16,16 @@ from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
 from composer.commands.texts import Sampled
 from composer.commands.training import MergeReport
+from composer.evaluation.harness_results import HarnessResult
 from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
 from composer.selection.report import Selection
 from composer.spec.explain import Explanation
 from composer.spec.resolve import Resolved
+from composer.training.logits_writing import WrittenLogits
 from composer.training.run import TrainingReport
+from composer.training.stored_logits import LogitsRecord
 from composer.weights.build import BuildReport
 from composer.weights.findings import VerifyReport
 from composer.weights.record import Record
@@ -38,6 +41,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "explain": ("", Explanation),
     "generate": ("", ("prompt", "text", "new_text", "prompt_tokens", "new_tokens", "seconds")),
     "inspect": ("", Findings),
+    "logits": ("", WrittenLogits),
     "merge": ("", MergeReport),
     "parts": ("a list, one a part", ("role", "kind", "description", "equation", "source", "fields")),
     "sample": ("", Sampled),
@@ -53,10 +57,11 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     "`composition.json` of a model": ("where it comes from, and what it is:", Record),
     "`config.json` of a model": ("transformers' config, with `spec`, the resolved document, and `spec_hash`", None),
     "`results.json` of `eval`": ("", EvaluationReport),
-    "`run.json` of `eval`": ("its `setting`, without the models' `reference`", None),
+    "`run.json` of `eval`": ("its `setting`", None),
     "`samples.jsonl` of `eval`": (f"a line a sample: {KEY}, and the fields of", SampleResult),
-    "`lm-eval.jsonl` of `eval`": ("a line a model: `model`, `results` as lm-eval has them", None),
+    "`lm-eval.jsonl` of `eval`": ("a line a model:", HarnessResult),
     "`bench.json` of `bench`": ("", BenchReport),
+    "`logits.json` of `logits`": ("", LogitsRecord),
     "`report.json` of `ablate`": ("", AblationReport),
     "`selection.json` of `select`": ("and `rules`, what stands below `layers` of its `document`; no `out`", Selection),
     f"`{SUMMARY}` of `inspect`": (

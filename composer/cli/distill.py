@@ -45,6 +45,12 @@ def distill(
     teacher: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="The model to learn from; left out, the one that MODEL was built from.")
     ] = None,
+    teacher_logits: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="With --stage finetune: logits that `compose logits` has written, in place of a teacher."
+        ),
+    ] = None,
     stage: Annotated[Literal["transfer", "finetune", "all"], typer.Option(help="Which stages of the recipe to run.")] = "all",
     out: Annotated[
         Path | None,
@@ -84,6 +90,7 @@ def distill(
             share=share,
             held_out_rows=held_rows,
             teacher=teacher,
+            teacher_logits=teacher_logits,
             stage=stage,
             overrides=settings or (),
             seed=seed,

@@ -23,6 +23,7 @@ from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.generate import generate
 from composer.cli.inspect import inspect
+from composer.cli.logits import logits
 from composer.cli.merge import merge
 from composer.cli.new import new
 from composer.cli.parts import parts
@@ -148,6 +149,7 @@ COMMANDS = (
     explain,
     inspect,
     generate,
+    logits,
     sample,
     verify,
     view,

@@ -38,6 +38,7 @@ def distil(
     share: float = SHARE,
     held_out_rows: int | None = None,
     teacher: Reference | None = None,
+    teacher_logits: Reference | None = None,
     stage: Which = "all",
     overrides: Overrides = (),
     seed: int = 0,
@@ -60,7 +61,8 @@ def distil(
     - data: references: a file (``texts.jsonl``), ``hub:OWNER/NAME``, or a task such as ``"passkey,samples=2000"``.
     - out: a folder; left out, ``<model>-distilled`` here. Until the end, checkpoints and the log are in ``<out>.run``.
     - held_out: data to evaluate on; else a ``share`` of ``data`` is held out. held_out_rows: of them, evaluated on at most.
-    - teacher: a folder or a model of the Hub; left out, the one that the model was built from.
+    - teacher: a folder or a model of the Hub; left out, the one that the model was built from. teacher_logits: a folder that
+      ``write_logits`` has written, in place of a teacher in memory.
     - stage: of the recipe, ``"transfer"``, ``"finetune"`` or ``"all"``.
     - overrides: of the recipe, such as ``"recipe.transfer.steps=200"``.
     - stream: with ``stage="transfer"``, one layer in memory at a time. merge: fold adapters into the weights at the end.
@@ -87,6 +89,7 @@ def distil(
             share=share,
             held_out_rows=held_out_rows,
             teacher=None if teacher is None else str(teacher),
+            teacher_logits=path_of(teacher_logits),
             seed=seed,
             device=device,
             backend=backend,

@@ -21,6 +21,7 @@ from composer.training.model_transfer import ModelTransferCourse
 from composer.training.processes import count, is_first, loaded_on, shard, take_gpu, together, whole
 from composer.training.rules import learns_from_teacher
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
+from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import Student, Which, stages_of
 from composer.training.teacher import Teacher, open_teacher
@@ -40,14 +41,18 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         stages = stages_of(student.record, student.recipe, which)
         if options.stream:
             _check_streamed(stages, options)
-        run = open_run(student, _teacher(student, stages, options), stages, out, options)
+        teacher = None if options.teacher_logits is not None else _teacher(student, stages, options)
+        if options.teacher_logits is not None:
+            _check_stored(stages, options)
+        run = open_run(student, teacher, stages, out, options)
         return _streamed(run) if options.stream else _in_memory(run)
 
 
 def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOptions) -> Teacher | None:
     """The teacher; None, with a message to the user, where the student's source is missing and no stage learns from it."""
+    by_logits = not any(isinstance(stage, Transfer) for stage in stages.values())
     try:
-        return open_teacher(student.record, options.teacher)
+        return open_teacher(student.record, options.teacher, student=student.source.folder if by_logits else None)
     except ComposerError as error:
         if learns_from_teacher(stages) or options.teacher is not None or student.record.source is None:
             raise
@@ -67,6 +72,8 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         return loss_of(model.eval(), run.held_out, 1, finetune.average)
 
     teacher, teacher_loss, start = None, None, None
+    if isinstance(run.held_out, TaughtRows) and isinstance(finetune, Finetune):
+        teacher_loss = stored_loss(run.held_out, finetune.average)
     if run.teacher is not None and (learns_from_teacher(stages) or (finetune is not None and run.held_out is not None)):
         teacher = run.teacher.load(loaded_on(options.device), options.backend)
     if teacher is not None and not learns_from_teacher(stages):
@@ -107,6 +114,17 @@ def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalL
         for name, tensor in whole(learned).items():
             student.get_parameter(name).copy_(tensor)
     return student
+
+
+def _check_stored(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
+    """Raises TrainingError where a run cannot learn from stored logits."""
+    if options.teacher is not None:
+        raise TrainingError("--teacher-logits takes the place of --teacher: leave one of the two out.")
+    stage = next(iter(stages.values()))
+    if len(stages) != 1 or not isinstance(stage, Finetune):
+        raise TrainingError("--teacher-logits: attention transfer needs the teacher itself. Say --stage finetune.")
+    if not stage.distill:
+        raise TrainingError("--teacher-logits: the recipe does not learn from logits. Say --set recipe.finetune.distill=1")
 
 
 def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> None:

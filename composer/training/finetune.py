@@ -17,6 +17,7 @@ from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.course import WholeCourse
 from composer.training.losses import next_token_losses
 from composer.training.processes import added, count, shares
+from composer.training.stored_logits import TaughtBatch, stored_divergence
 from composer.training.unit import Unit
 from composer.weights.trained import Adapter
 from converters.adapter import OTHERS
@@ -29,7 +30,7 @@ MODEL = "model"
 
 
 class FinetuneCourse(WholeCourse):
-    """teacher: None where the loss does not use its distribution."""
+    """teacher: None where the loss does not use its distribution, and where its logits come with the batches."""
 
     def __init__(self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None) -> None:
         super().__init__(student, unit)
@@ -44,10 +45,16 @@ class FinetuneCourse(WholeCourse):
         if self._stage.next_token:
             backend = cast("ComposedForCausalLM", self._student).base.backend
             losses = losses + self._stage.next_token * next_token_losses(logits, targets, backend)
-        if self._stage.distill and self._teacher is not None:
+        if self._stage.distill and isinstance(batch, TaughtBatch):
+            divergences = stored_divergence(logits, batch, predicted_mask(batch), self._stage.temperature)
+            losses = losses + self._stage.distill * divergences
+        elif self._stage.distill and self._teacher is not None:
             with torch.no_grad():
                 wanted, _ = logits_at_targets(self._teacher, batch)
-            losses = losses + self._stage.distill * divergence(logits.float(), wanted.float(), self._stage.temperature)
+            # Embeddings may be padded by rows that no token has; of these the shorter of the two has fewer, or none.
+            columns = min(logits.shape[-1], wanted.shape[-1])
+            found, wanted = (own[:, :columns].float() for own in (logits, wanted))
+            losses = losses + self._stage.distill * divergence(found, wanted, self._stage.temperature)
         return _sum(losses, batch, self._stage.average) / total
 
 

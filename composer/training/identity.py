@@ -45,6 +45,13 @@ class RunSettings(Closed):
     model_config = ConfigDict(populate_by_name=True)
     model: Fingerprint
     teacher: TeacherFingerprint | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
+    teacher_logits: str | None = Field(
+        default=None,
+        validation_alias="--teacher-logits",
+        serialization_alias="--teacher-logits",
+        exclude_if=lambda logits: logits is None,
+    )
+    """SHA-256 of the record of the stored logits; None where no stage learns from any."""
     recipe: dict[str, JsonValue]
     stage: tuple[str, ...]
     data: str

@@ -15,12 +15,13 @@ from torch import Tensor
 from blocks.part import Closed
 from composer.data.loading import SHARE
 from composer.data.packing import PackedRows
+from composer.errors import TrainingError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
-from composer.spec.recipe import Stage
+from composer.spec.recipe import Finetune, Stage
 from composer.tables import Readable, View
 from composer.training.folder import check_run_folder, check_same, fingerprint, remove_run, run_folder
 from composer.training.identity import DataReferences, RunSettings, TeacherFingerprint
@@ -31,11 +32,13 @@ from composer.training.processes import by_first, is_first, loaded_on, shard, wh
 from composer.training.rows import bounded, rows_of, unwritten, warn_or_raise
 from composer.training.rules import check_held_out, learns_from_teacher
 from composer.training.stopping import AGAIN
+from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student
 from composer.training.table import losses, remarks
-from composer.training.teacher import Teacher
+from composer.training.teacher import Teacher, tokens_of
 from composer.weights.loading import load_model
 from composer.weights.output import check_output
+from composer.weights.positions import check_positions
 from composer.weights.record import TrainedStage
 from composer.weights.trained import Adapter, Trained, write_trained
 
@@ -49,6 +52,7 @@ class TrainingOptions:
     - held_out_rows: evaluate on at most so many of the held-out rows, evenly spaced; None: so many that evaluations take about a
       fifth of each stage's time.
     - teacher: None takes the model that the student was built from.
+    - teacher_logits: a folder with a teacher's stored logits, to fine-tune by without the teacher in memory.
     - seed: of the order of the data, and of adapters.
     - device: where both models run; backend: which forms run their heads.
     - autocast: let projections compute in bfloat16.
@@ -71,6 +75,7 @@ class TrainingOptions:
     share: float = SHARE
     held_out_rows: int | None = None
     teacher: str | None = None
+    teacher_logits: Path | None = None
     seed: int = 0
     device: str = "cpu"
     backend: str = AUTO
@@ -166,7 +171,7 @@ class TrainingRun:
             TrainedStage(
                 recipe=self.stages[outcome.stage].model_dump(mode="json"),
                 data=data,
-                teacher=None if self.teacher is None else self.teacher.reference,
+                teacher=self._teacher_reference(),
                 seed=self.options.seed,
                 backend=self.options.backend,
                 **outcome.model_dump(),
@@ -176,6 +181,12 @@ class TrainingRun:
         logs = {name: self.folder / name for name in (LOG, CURVE)}
         by_first(lambda: self._write(Trained(changed, adapter, records, logs, model)))
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
+
+    def _teacher_reference(self) -> str | None:
+        """The teacher as the user named it, here or for the stored logits."""
+        if isinstance(self.rows, TaughtRows) and self.rows.stored is not None:
+            return self.rows.stored.record.teacher
+        return None if self.teacher is None else self.teacher.reference
 
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE, self.options.again)
@@ -197,6 +208,10 @@ def open_run(
     folder = target.parent / f"{target.name}.run"
     by_first(lambda: check_run_folder(folder, resume=options.resume, force=options.force))
     rows, held_out = rows_of(student, options)
+    if teacher is not None:
+        check_positions(
+            teacher.source.trunk, f"The teacher {teacher.reference}", rows.sequence, "set recipe.sequence to at most", TrainingError
+        )
     warn_or_raise(unwritten(student.source.folder, rows), options)
     warn_or_raise(too_few(stages, rows), options)
     if held_out is not None:
@@ -204,6 +219,9 @@ def open_run(
     references = DataReferences(
         data=tuple(options.data), held_out=tuple(options.held_out), share=options.share, held_out_rows=options.held_out_rows
     )
+    stored = None
+    if options.teacher_logits is not None:
+        stored, rows, held_out = _taught(options.teacher_logits, student, stages, rows, held_out, references, options.seed)
     settings = RunSettings(
         model=fingerprint(student.source),
         teacher=_teacher(teacher, stages),
@@ -217,10 +235,30 @@ def open_run(
         backend=options.backend,
         stream=options.stream,
         references=references,
+        teacher_logits=None if stored is None else stored.identity,
     )
     if options.resume:
         check_same(folder, settings)
     return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, settings)
+
+
+def _taught(
+    folder: Path,
+    student: Student,
+    stages: Mapping[str, Stage],
+    rows: PackedRows,
+    held_out: PackedRows | None,
+    references: DataReferences,
+    seed: int,
+) -> tuple[StoredLogits, PackedRows, PackedRows | None]:
+    """The stored logits of a folder, and the rows with them. Raises TrainingError where they do not fit the student or the rows."""
+    stored = StoredLogits(folder)
+    (finetune,) = stages.values()
+    assert isinstance(finetune, Finetune), "other stages do not learn from logits"
+    stored.check_student(tokens_of(student.source.folder), finetune.temperature)
+    taught = stored.taught(rows, "to learn from", references, seed)
+    judged = None if held_out is None else stored.taught(held_out, "that are held out", references, seed)
+    return stored, taught, judged
 
 
 def _teacher(teacher: Teacher | None, stages: Mapping[str, Stage]) -> TeacherFingerprint | None:

@@ -12,8 +12,10 @@ from composer.api import build, load
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedForCausalLM
+from composer.trust import load_tokenizer
 from composer.weights.record import Record
 from composer.weights.sources import describe_model, open_model
+from converters.bounded import shortened
 from converters.source import Source
 
 SIZES = {
@@ -48,13 +50,20 @@ class Teacher:
         return model.requires_grad_(False).eval()
 
 
-def open_teacher(record: Record, said: str | os.PathLike[str] | None) -> Teacher:
-    """The model that the user names, or the student's source. Raises TrainingError where it does not fit, and SourceError."""
+def open_teacher(record: Record, said: str | os.PathLike[str] | None, *, student: Path | None = None) -> Teacher:
+    """The model that the user names, or the student's source. Raises TrainingError where it does not fit, and SourceError.
+
+    student: the student's folder, where only the teacher's logits are learned from. Such a teacher may have other sizes, and needs
+    the student's vocabulary. None: hidden states or heads are compared, so all sizes have to be equal.
+    """
     reference = os.fspath(said) if said is not None else _reference(record)
     # The revision that the student was built from goes with its repository.
     revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
     teacher = open_language_model(reference, None if Path(reference).expanduser().is_dir() else revision)
-    check_fits(teacher, record.trunk)
+    if student is None:
+        check_fits(teacher, record.trunk)
+    elif said is not None:
+        check_vocabulary(teacher, student, record.trunk["vocabulary_size"])
     return teacher
 
 
@@ -65,8 +74,36 @@ def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
         if theirs != ours:
             raise TrainingError(
                 f"The teacher {teacher.reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "
-                "Name the model that the student was built from, or one of the same sizes."
+                "Name the model that the student was built from, or one of the same sizes. Only fine-tuning learns from a teacher "
+                "of other sizes, by its logits: --stage finetune --set recipe.finetune.distill=1"
             )
+
+
+def check_vocabulary(teacher: Teacher, student: Path, embeddings: int) -> None:
+    """Raises TrainingError where two models' tokens do not mean the same, so that their logits cannot be compared.
+
+    Embeddings may be padded by rows that no token has, and then differ in number. student: its folder. embeddings: their number.
+    """
+    theirs, ours = tokens_of(teacher.source.folder), tokens_of(student)
+    differs = next((token for token in sorted(theirs.keys() | ours.keys()) if theirs.get(token) != ours.get(token)), None)
+    if differs is not None:
+        was, now = (f'"{shortened(found[differs])}"' if differs in found else "missing" for found in (theirs, ours))
+        raise TrainingError(
+            f"The teacher {teacher.reference} has another vocabulary: token {differs:,} is {was} in its tokenizer and {now} in the "
+            "student's. Its logits mean other tokens. Name a teacher with the student's tokenizer."
+        )
+    theirs_padded, needed = teacher.source.trunk.vocabulary_size, max(ours, default=-1) + 1
+    if theirs_padded != embeddings and min(theirs_padded, embeddings) < needed:
+        raise TrainingError(
+            f"The teacher {teacher.reference} has {theirs_padded:,} embeddings, the student {embeddings:,}, and their tokenizer "
+            f"has {needed:,} tokens. Only embeddings that no token has may differ. Name a teacher with as many."
+        )
+
+
+def tokens_of(folder: Path) -> dict[int, str]:
+    """The tokens of a folder's tokenizer by their numbers. Raises TrainingError where there is none."""
+    problem = f"{folder} has no tokenizer that transformers can read, so nothing says what its logits mean"
+    return {number: token for token, number in load_tokenizer(folder, TrainingError, problem).get_vocab().items()}
 
 
 def open_language_model(reference: str, revision: str | None = None) -> Teacher:

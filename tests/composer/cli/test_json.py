@@ -25,6 +25,7 @@ RUN: dict[str, tuple[str | int | Path, ...]] = {
     "inspect": ("inspect", "student", "--text", "text.txt", "--queries", "2", "--alone", "-o", "inside"),
     "generate": ("generate", "student", "--prompt", "once upon", "--max-new-tokens", "2"),
     "sample": ("sample", ROOT / "examples" / "teacher", "-o", "made/texts.jsonl", "--texts", 1, "--length", 4),
+    "logits": ("logits", "teacher", "--data", "text.txt", "--share", 0, "--sequence", 4, "--top-k", 2, "-o", "logits"),
     "parts": ("parts", "hedgehog"),
     "tasks": ("tasks", "passkey"),
     "verify": ("verify", "student"),

@@ -72,6 +72,7 @@ def test_the_commands() -> None:
         "explain",
         "generate",
         "inspect",
+        "logits",
         "merge",
         "new",
         "parts",

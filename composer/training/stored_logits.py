@@ -1,0 +1,253 @@
+"""A teacher's logits in a folder: written once, and learned from by any number of students without the teacher in memory.
+
+For each token that is predicted, the folder has the ``top_k`` largest log-probabilities at a temperature, their tokens, the
+log-probability of all other tokens together, and that of the text's own token at temperature 1. Files are ``logits.json`` and
+``logits-00000.safetensors`` and so on, each with as many whole rows of data as fit into about 64 MiB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from blocks.part import Closed
+from composer.data.packing import IGNORED, Batch, PackedRows
+from composer.errors import TrainingError
+from composer.spec.inherit import shown
+from composer.spec.recipe import Average
+from composer.state import Count, Measured, read_state
+from composer.training.identity import DataReferences, Fingerprint
+
+LOGITS, SHARD, SHARDS = "logits.json", "logits-{:05d}.safetensors", "logits-*.safetensors"
+REMEDY = "Write the logits anew: compose logits … --force"
+
+
+class LogitsRecord(Closed):
+    """The contents of ``logits.json``: all that decides the logits. data, held_out: hashes of the rows."""
+
+    format: Literal[1] = 1
+    teacher: str
+    """As the user named it."""
+    model: Fingerprint
+    vocabulary: str
+    """SHA-256 of the tokens and their numbers."""
+    columns: Count
+    """The number of the teacher's logits."""
+    data: str
+    held_out: str | None
+    rows: Count
+    sequence: Count
+    packing: str
+    seed: int
+    references: DataReferences
+    top_k: Count
+    temperature: Measured
+    rows_per_shard: Count
+    complete: bool = False
+    """Whether all shards have been written."""
+
+
+@dataclass(frozen=True, eq=False)
+class TaughtBatch(Batch):
+    """Rows with a teacher's stored logits for each position that may be predicted: ``B T-1 K``, and ``B T-1``."""
+
+    tokens: Tensor
+    log_probabilities: Tensor
+    log_rest: Tensor
+    """Of all other tokens together."""
+    log_target: Tensor
+    """Of the text's own token, at temperature 1."""
+    columns: Tensor
+    """The number of the teacher's logits, ``B``."""
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (*super()._tensors(), self.tokens, self.log_probabilities, self.log_rest, self.log_target, self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class TaughtRows(PackedRows):
+    """Rows whose batches have a teacher's stored logits. places: of each row in the store."""
+
+    stored: StoredLogits | None = None
+    places: np.ndarray | None = None
+
+    def batch(self, indices: Any) -> TaughtBatch:
+        assert self.stored is not None, "``StoredLogits.taught`` sets it"
+        assert self.places is not None, "``StoredLogits.taught`` sets them"
+        batch = super().batch(indices)
+        tokens, log_probabilities, log_rest, log_target = self.stored.tensors(self.places[np.asarray(indices)], batch.labels)
+        return TaughtBatch(
+            ids=batch.ids,
+            labels=batch.labels,
+            position=batch.position,
+            valid=batch.valid,
+            tokens=tokens,
+            log_probabilities=log_probabilities,
+            log_rest=log_rest,
+            log_target=log_target,
+            columns=torch.full((len(batch),), self.stored.record.columns),
+        )
+
+
+class StoredLogits:
+    """The logits of a folder, of which a batch is read at a time. Raises TrainingError where they are damaged or not complete."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.record = read_state(folder / LOGITS, LogitsRecord, TrainingError, REMEDY)
+        except FileNotFoundError as error:
+            raise TrainingError(f"{folder} has no {LOGITS}. Write one: compose logits TEACHER --data … -o {folder}") from error
+        if not self.record.complete:
+            raise TrainingError(f"The logits in {folder} are not complete. Run the same `compose logits` again to continue.")
+        count = -(-self.record.rows // self.record.rows_per_shard)
+        self._shards = [_opened(folder / SHARD.format(index)) for index in range(count)]
+        hashes = [_tensor(self.folder, shard, "rows").numpy() for shard in self._shards]
+        self._offsets = [_tensor(self.folder, shard, "offsets").tolist() for shard in self._shards]
+        self._hashes = np.concatenate(hashes) if hashes else np.empty(0, np.int64)
+        if len(self._hashes) != self.record.rows:
+            raise TrainingError(f"{folder} has the logits of {len(self._hashes):,} rows, expected {self.record.rows:,}. {REMEDY}")
+        self._order = np.argsort(self._hashes, kind="stable")
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all that decides the logits."""
+        return hashlib.sha256(self.record.model_dump_json().encode()).hexdigest()
+
+    def check_student(self, tokens: dict[int, str], temperature: float) -> None:
+        """Raises TrainingError where a student cannot learn from these logits."""
+        if hash_of_tokens(tokens) != self.record.vocabulary:
+            raise TrainingError(
+                f"The logits in {self.folder} are of a teacher with another vocabulary ({self.record.teacher}). "
+                "Name logits of a teacher with the student's tokenizer."
+            )
+        if temperature != self.record.temperature:
+            raise TrainingError(
+                f"recipe.finetune.temperature is {temperature:g}, and the logits in {self.folder} were written with "
+                f"{self.record.temperature:g}. Write them anew with --temperature {temperature:g}, or --set "
+                f"recipe.finetune.temperature={self.record.temperature:g}"
+            )
+
+    def taught(self, rows: PackedRows, what: str, references: DataReferences, seed: int) -> TaughtRows:
+        """The rows with the logits. Raises TrainingError where the store lacks one of them. what: the rows in words."""
+        record = self.record
+        wanted = hashes_of(rows)
+        found = np.searchsorted(self._hashes, wanted, sorter=self._order) if len(self._order) else np.zeros(len(wanted), np.int64)
+        places = self._order[np.minimum(found, len(self._order) - 1)] if len(self._order) else found
+        missing = int((self._hashes[places] != wanted).sum()) if len(self._order) else len(wanted)
+        if missing:
+            pairs = [
+                ("recipe.sequence", record.sequence, rows.sequence),
+                ("--data", list(record.references.data), list(references.data)),
+                ("--held-out", list(record.references.held_out), list(references.held_out)),
+                ("--share", record.references.share, references.share),
+                ("--seed", record.seed, seed),
+            ]
+            differ = [f"\n  {name}: was {was}, now {now}" for name, was, now in pairs if was != now]
+            raise TrainingError(
+                f"{shown(self.folder)} lacks the logits of {missing:,} of the {len(rows):,} rows {what}."
+                f"{''.join(differ) or ' The texts, or recipe.rows, are others than then.'}\n"
+                "Train on the rows that the logits were written for, or write them anew: compose logits"
+            )
+        return TaughtRows(rows.ids, rows.labels, rows.position, rows.valid, rows.dropped, rows.report, self, places)
+
+    def tensors(self, places: np.ndarray, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The stored logits of some rows, at the positions that are predicted. labels: of the rows, ``B T``."""
+        asked, k = labels[:, 1:] != IGNORED, self.record.top_k
+        tokens = torch.zeros(*asked.shape, k, dtype=torch.int64)
+        log_probabilities = torch.zeros(*asked.shape, k)
+        log_rest, log_target = torch.zeros(asked.shape), torch.zeros(asked.shape)
+        for row, place in enumerate(places.tolist()):
+            number, inside = divmod(place, self.record.rows_per_shard)
+            shard, (start, end) = self._shards[number], self._offsets[number][inside : inside + 2]
+            if end - start != int(asked[row].sum()):
+                raise TrainingError(
+                    f"{self.folder / SHARD.format(number)} is damaged: row {inside} has {end - start} tokens. {REMEDY}"
+                )
+            for name, target in (
+                ("tokens", tokens),
+                ("log_probabilities", log_probabilities),
+                ("log_rest", log_rest),
+                ("log_target", log_target),
+            ):
+                target[row][asked[row]] = _slice(self.folder, shard, name, start, end).to(target.dtype)
+        if int(tokens.max()) >= self.record.columns or int(tokens.min()) < 0:
+            raise TrainingError(
+                f"{self.folder} is damaged: it has tokens beyond the {self.record.columns:,} of its teacher. {REMEDY}"
+            )
+        return tokens, log_probabilities, log_rest, log_target
+
+
+def stored_divergence(logits: Tensor, batch: TaughtBatch, asked: Tensor, temperature: float) -> Tensor:
+    """KL(teacher ‖ student) over the stored tokens and a bucket of all others, times the squared temperature. N.
+
+    This is at most the divergence over all tokens, and equal to it where all are stored. asked: ``B T-1``, the N tokens.
+    """
+    columns = int(batch.columns[0])
+    log_found = (logits[:, :columns].float() / temperature).log_softmax(-1)
+    tokens, wanted = batch.tokens[asked], batch.log_probabilities[asked]
+    largest = int(tokens.max()) if tokens.numel() else 0
+    if largest >= log_found.shape[1]:
+        raise TrainingError(
+            f"The teacher's logits include token {largest:,}, and the student has {log_found.shape[1]:,} embeddings. The teacher's "
+            "embeddings are padded. Write its logits anew with a smaller --top-k, which leaves tokens of padding out."
+        )
+    losses = (wanted.exp() * (wanted - log_found.gather(1, tokens))).sum(-1)
+    if tokens.shape[1] < log_found.shape[1]:
+        rest = log_found.scatter(1, tokens, -torch.inf).logsumexp(-1)
+        losses = losses + batch.log_rest[asked].exp() * (batch.log_rest[asked] - rest)
+    return losses * temperature**2
+
+
+def stored_loss(rows: PackedRows, average: Average) -> float:
+    """The teacher's mean loss on rows, in nats: over the tokens that are predicted, or over rows."""
+    total, counted = 0.0, 0
+    for batch in rows.in_order(1):
+        assert isinstance(batch, TaughtBatch), "the rows are taught"
+        own = -batch.log_target[batch.labels[:, 1:] != IGNORED].double()
+        total, counted = (
+            (total + float(own.mean()), counted + 1) if average == "rows" else (total + float(own.sum()), counted + len(own))
+        )
+    return total / max(1, counted)
+
+
+def hashes_of(rows: PackedRows) -> np.ndarray:
+    """64 bits of a hash of each row's contents, int64."""
+    digests = (
+        hashlib.blake2b(b"".join(np.ascontiguousarray(array[index]).tobytes() for array in rows._arrays()), digest_size=8).digest()
+        for index in range(len(rows))
+    )
+    return np.frombuffer(b"".join(digests), np.int64)
+
+
+def hash_of_tokens(tokens: dict[int, str]) -> str:
+    """SHA-256 of a vocabulary's tokens and their numbers."""
+    return hashlib.sha256(repr(sorted(tokens.items())).encode(errors="surrogatepass")).hexdigest()
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, "pt")
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"{path} is damaged or missing: {error}. {REMEDY}") from error
+
+
+def _tensor(folder: Path, shard: Any, name: str) -> Tensor:
+    try:
+        return shard.get_tensor(name)
+    except SafetensorError as error:
+        raise TrainingError(f"A file of {folder} is damaged: {error}. {REMEDY}") from error
+
+
+def _slice(folder: Path, shard: Any, name: str, start: int, end: int) -> Tensor:
+    try:
+        return shard.get_slice(name)[start:end]
+    except (SafetensorError, ValueError, IndexError) as error:
+        raise TrainingError(f"A file of {folder} is damaged: {error}. {REMEDY}") from error
