@@ -17,7 +17,7 @@ what the state would have made of them (``blocks.fused.cascade_errors``). A docu
     resolution B H S+E; or the errors of each in the window, which the walk adds to
     members B H S: of the pairs that are kept, where they stand among the S that were held and, behind these, the entries
 
-Scores and sums are of 32 bits; of equals the older stay, as ``blocks.scores.base.order`` has it.
+Scores and sums are float32. Of equal scores the older pairs stay, as in ``blocks.scores.base.falling``.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

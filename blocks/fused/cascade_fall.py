@@ -13,9 +13,10 @@ import triton.language as tl
 
 from blocks.fused.tiles import put, tile
 from blocks.fused.window_and_state import LEAST
-from blocks.scores.base import RESOLUTION
+from blocks.scores.base import ROUNDING
 
-RESOLVED = tl.constexpr(RESOLUTION)
+ROUNDED = tl.constexpr(ROUNDING * 2.0**-23)
+"""The relative rounding error of scores in float32, as in ``blocks.scores.base.rounding_error``."""
 NONE = tl.constexpr(-1e38)
 """The score of no pair: two of them differ by 0."""
 
@@ -63,7 +64,7 @@ def let_fall(
             found *= tl.where(mass > LEAST, 1.0 / tl.where(mass > LEAST, mass, 1.0), 0.0)[:, None]
             length = tl.sqrt(tl.sum(numbers * numbers, 1))
             score = tl.sqrt(tl.sum((found - numbers) * (found - numbers), 1))
-            within = (score + length) * RESOLVED
+            within = (score + length) * ROUNDED
             if KEEP == "relative_recall":
                 score, within = score / tl.maximum(length, 1e-19), within / tl.maximum(length, 1e-19)
         else:
@@ -73,7 +74,7 @@ def let_fall(
             elif KEEP == "pair":
                 within = tl.load(resolution + entry, mask=there, other=0.0)
             else:
-                within = tl.abs(score) * RESOLVED
+                within = tl.abs(score) * ROUNDED
         tl.store(scored + place, tl.where(there, score, NONE), mask=asked)
         tl.store(scored + EB + place, tl.where(there, within, 0.0), mask=asked)
     tl.debug_barrier()

@@ -42,8 +42,8 @@ class Sparse(Holding):
 
     As pairs fall in, they and those that are here are scored against the state below, as the token before left it: neither
     decayed by this one nor with anything in it that falls now. The ``size`` best stay, of equals the older, and the others
-    fall on. Scores that rounding could swap are equal (``blocks.scores.base.falling``), so that pairs that are worth the same
-    are kept by age, however a text is split into calls. Which stay is not differentiated.
+    fall on. Scores that differ by no more than their own rounding errors are equal (``blocks.scores.base.falling``), so that pairs
+    of repeated tokens are kept by age, however a text is split into calls. Which stay is not differentiated.
     """
 
     equation: ClassVar[str] = "G_t = the size pairs of G_{t-1} ∪ {fallen} with the largest ‖φ(k)S/φ(k)·z - v‖; softmax over G_t"

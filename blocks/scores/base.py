@@ -11,9 +11,15 @@ from blocks.part import Part
 
 LARGEST = 40.0
 """Exponents of the weights that are compared stop here, where squares still fit float32."""
-RESOLUTION = 2.0**-10
-"""Scores say nothing finer than this share of what they are made of, which rounding does not reach: what is worth the same is told
-apart by age. Rounding can turn a choice only between two scores that lie just as far apart as their resolutions."""
+ROUNDING = 16
+"""The rounding error of a score: so many machine epsilons of its dtype, times the size of the numbers that it is computed from.
+Two scores within their rounding errors are equal, and then age decides. A larger number would let age decide more often. With a
+smaller one, rounding would decide between the pairs of repeated tokens."""
+
+
+def rounding_error(dtype: torch.dtype) -> float:
+    """Return the relative rounding error of scores of this dtype: 2^-19 for float32 and 2^-48 for float64."""
+    return ROUNDING * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,8 @@ class Score(Part):
         raise NotImplementedError
 
     def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
-        """How far each of these scores may lie from what it would be without rounding."""
-        return torch.zeros_like(score) if self.by_position else RESOLUTION * score.abs()
+        """Return how far each of these scores may be from its value in exact arithmetic."""
+        return torch.zeros_like(score) if self.by_position else rounding_error(score.dtype) * score.abs()
 
     def error(self, exact: Float[Tensor, "B H t e"], product: Float[Tensor, "B H t e"]) -> Float[Tensor, "B H t e"]:
         """Where it reads the window: how far the product of features is from the weight exp(q·k / √D) that it stands for."""
@@ -80,9 +86,9 @@ def falling(
 
     there: which are pairs; a place without one is worth -inf. gone: which do not compete.
 
-    The bar is the smallest score of those that would stay by scores alone, and two scores are equal where they lie no farther
-    apart than their resolutions together. Those below the bar fall, and of its equals the youngest: of equals the older stay.
-    So whatever falls is worth no more than what stays, as far as the resolutions tell.
+    The bar is the smallest score that stays by scores alone. Two scores are equal where they differ by no more than the sum of
+    their resolutions, which are their rounding errors. Pairs below the bar fall, and of those equal to it the youngest.
+    Wherever scores differ by more than rounding, these are the pairs of the ``count`` smallest scores.
     """
     age = torch.arange(score.shape[1], device=score.device)[:, None]
     if count == score.shape[1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from blocks.legend import Float, Tensor
-from blocks.scores.base import RESOLUTION, Contenders, Score
+from blocks.scores.base import Contenders, Score, rounding_error
 
 
 class SelfRecall(Score):
@@ -21,8 +21,8 @@ class SelfRecall(Score):
         return pairs.distance
 
     def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
-        """A share of the distance and the value's length together, which no answer is longer than: what the state knows well has a
-        score that is nothing but rounding."""
+        """Return the rounding error of ‖v̂ - v‖: a share of ‖v̂ - v‖ + ‖v‖, which bounds ‖v̂‖. A share of the score alone would be too
+        little where v̂ is almost v, since the score is then a difference of two nearly equal vectors."""
         assert pairs.distance is not None, "the graph wires the state below"
         assert pairs.norm is not None
-        return RESOLUTION * (pairs.distance + pairs.norm)
+        return rounding_error(score.dtype) * (pairs.distance + pairs.norm)

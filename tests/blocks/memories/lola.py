@@ -24,7 +24,7 @@ from blocks.softmax import dense, native
 from blocks.tensors import accumulating
 from tests.blocks.memories.by_hand import Call, Row, Stream
 from tests.blocks.support import computed, empty, owner, recalled
-from tests.composer.graph.memories_by_hand import best_of, uniform
+from tests.composer.graph.memories_by_hand import ROUNDING, best_of, uniform
 
 ROPE = Rope(theta=20.0)
 """Of the window and the cache. The state sees the convolved keys as they are."""
@@ -113,12 +113,12 @@ class ByHand:
         if isinstance(self.sparse.keep, Random):
             return uniform(self.sparse.keep.seed, PLACE[0], PLACE[1] + self.head, self.places[pair][1]), 0.0
         if self.sparse.keep.reads == "window":
-            return self.errors[pair], self.errors[pair] / 1024
+            return self.errors[pair], ROUNDING * self.errors[pair]
         key, value = self.key_features[pair], self.value[pair]
         predicted = key @ self.H / (key @ self.s) if self.s.any() else torch.zeros_like(value)
         share = math.hypot(*value.tolist()) if self.sparse.keep.kind == "relative_recall" else 1.0
         distance = math.dist(predicted.tolist(), value.tolist())
-        return distance / share, (distance + math.hypot(*value.tolist())) / share / 1024
+        return distance / share, ROUNDING * (distance + math.hypot(*value.tolist())) / share
 
     def error(self, token: int, pair: int) -> float:
         """What one query adds to the sums of Appendix D."""

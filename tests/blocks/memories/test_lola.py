@@ -11,7 +11,7 @@ from torch import Tensor
 from blocks.flow import Tokens
 from blocks.kernels import Refused
 from blocks.legend import Shape
-from blocks.memories import lola
+from blocks.memories import lola, sparse
 from blocks.operation import Setting
 from blocks.scores.base import Contenders, Score, falling, places
 from blocks.scores.self_recall import SelfRecall
@@ -25,6 +25,7 @@ from tests.blocks.fused.kernels import choose
 from tests.composer.graph.heads import graph_of
 from tests.interpreter import nothing_refused
 from tests.laws.cases import built, complete, inputs, run
+from tests.laws.test_ties import strictly
 
 WINDOW = {"kind": "window", "size": 4, "shape": "terraced", "weight": "learned"}
 SPARSE = {"kind": "sparse", "size": 5, "weight": "same"}
@@ -134,6 +135,16 @@ def test_scores_that_look_at_nothing_else_may_be_any() -> None:
         found, kept = run(built(spec, GROUPED).float(), data.to(torch.float32), backend="triton")
     assert_close(found, expected)
     assert_close(kept["sparse.value"], held["sparse.value"])
+
+
+def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One choice is between scores that differ by less than a 512th part."""
+    spec, data = complete(LOLA), inputs(GROUPED, 1, 25, seed=19).to(torch.float32)
+    with torch.no_grad(), nothing_refused():
+        _, found = run(built(spec, GROUPED).float(), data, backend="triton")
+        monkeypatch.setattr(sparse, "falling", strictly)
+        _, wanted = run(built(spec, GROUPED).double(), data.to(torch.float64), backend="reference")
+    assert torch.equal(found["sparse.position"], wanted["sparse.position"])
 
 
 @pytest.mark.parametrize("there", [0, 3, 5, 12])

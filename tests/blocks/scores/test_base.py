@@ -7,7 +7,9 @@ import math
 import torch
 from hypothesis import given, strategies
 
-from blocks.scores.base import RESOLUTION, falling
+from blocks.scores.base import falling
+
+RESOLUTION = 2.0**-10
 
 NUMBERS = (0.0, 1.0, 1.0 + RESOLUTION / 2, 1.0 + 3 * RESOLUTION, -2.0, math.inf, -math.inf)
 PAIRS = strategies.lists(strategies.tuples(strategies.sampled_from(NUMBERS), strategies.booleans()), min_size=2, max_size=9)

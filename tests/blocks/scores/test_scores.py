@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blocks.scores import SCORES
-from blocks.scores.base import Contenders, Score
+from blocks.scores.base import Contenders, Score, falling
 from blocks.scores.overestimate import Overestimate
 from blocks.scores.recent import Recent
 from blocks.scores.relative_recall import RelativeRecall
@@ -64,3 +64,25 @@ def test_what_it_reads_is_all_that_it_takes(kind: str) -> None:
     found = score.score(Contenders(position, value, distance, norm, errors, (1, 2)))
     assert found.shape == (2, 5, 3)
     assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", SCORES)
+def test_what_is_apart_by_more_than_rounding_is_not_equal(kind: str, dtype: torch.dtype) -> None:
+    """The smallest scores fall, although all scores are within a thousandth of each other. Of scores that are apart by an epsilon
+    the older stays."""
+    score, count = SCORES[kind](), 40
+    assert isinstance(score, Score)
+    mixed = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    numbers = (1 + 250 * torch.finfo(dtype).eps * mixed.to(dtype))[None, :, None]
+    position, norm, here = mixed[None, :, None], torch.ones_like(numbers), torch.ones(1, count, 1, dtype=torch.bool)
+
+    def fallen(numbers: torch.Tensor) -> list[int]:
+        pairs = Contenders(position, norm[..., None], numbers, norm, numbers, (0, 0))
+        worth = score.score(pairs)
+        return falling(worth, score.resolution(pairs, worth), here, ~here, 17).flatten().tolist()
+
+    wanted = score.score(Contenders(position, norm[..., None], numbers, norm, numbers, (0, 0))).double().flatten()
+    assert fallen(numbers) == sorted(wanted.argsort()[:17].tolist())
+    if not score.by_position:
+        assert fallen(1 + torch.finfo(dtype).eps * (mixed % 3).to(dtype)[None, :, None]) == list(range(count - 17, count))

@@ -14,6 +14,8 @@ from blocks.memories.window import Window
 from blocks.scores.random import Random
 
 WORD = 1 << 64
+ROUNDING = 16 * 2.0**-52
+"""The relative rounding error of scores in float64."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def best_of(eligible: list[int], scores: dict[int, tuple[float, float]], size: i
 def _score(
     sparse: Sparse, one: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
 ) -> tuple[float, float]:
-    """The pair's score, and what it cannot tell apart: a 1024th part of what it is made of."""
+    """The pair's score, and its rounding error: 16 machine epsilons of float64 of what it is computed from."""
     if sparse.keep.kind == "recent":
         return float(pair), 0.0
     if isinstance(sparse.keep, Random):
@@ -197,7 +199,7 @@ def _score(
         value, recalled = one.value[pair], state.recall(pair)
         share = value.norm().item() if sparse.keep.kind == "relative_recall" else 1.0
         error = (recalled - value).norm().item()
-        return error / share, (error + value.norm().item()) / share / 1024
+        return error / share, ROUNDING * (error + value.norm().item()) / share
     total = 0.0
     for t, pairs in enumerate(seen):
         if pair in pairs:
@@ -205,7 +207,7 @@ def _score(
             product = state.product(t, pair).item()
             errors = {"squared_error": (weight - product) ** 2, "absolute_error": abs(weight - product)}
             total += errors.get(sparse.keep.kind, product / weight)
-    return total, total / 1024
+    return total, ROUNDING * total
 
 
 def uniform(seed: int, layer: int, head: int, position: int) -> float:
