@@ -11,7 +11,7 @@ import composer
 FLOORS = (
     {"escape"},
     {"errors", "files", "notices", "progress", "tables", "versions", "words"},
-    {"devices", "locks", "plotting", "state", "trust"},
+    {"devices", "locks", "plotting", "state", "template_worker", "templates", "trust"},
     {"graph"},
     {"spec"},
     {"drawing", "model", "numbers", "tasks"},

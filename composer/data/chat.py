@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from composer.data.conversation import ASSISTANT, Conversation
 from composer.errors import DataError
+from composer.templates import Rendered, TemplateError, render_many
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,11 +18,8 @@ MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The statement by which a template marks what the assistant writes."""
 
 
-class Rendered(NamedTuple):
-    """A text, and the spans of it that the assistant wrote, each from a first character to the one after its last."""
-
-    text: str
-    spans: tuple[tuple[int, int], ...] = ()
+MOST_RENDERED = 2**26
+"""Characters of a conversation, times the turns of the assistant that are rendered one by one."""
 
 
 def render(
@@ -38,31 +36,30 @@ def render(
     - settings: further variables of the template.
     - generation_prompt: whether the text ends where the assistant's next turn begins.
 
-    The spans are those between ``{% generation %}`` and ``{% endgeneration %}``; a template without them has none. Raises DataError
-    with the template's own reason.
+    The ``answers`` are those between ``{% generation %}`` and ``{% endgeneration %}``. A template without them has none. Raises
+    DataError with the template's own reason.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     try:
         template = tokenizer.get_chat_template(None, tools)
-        has_markers = MARKERS.search(template) is not None
-        rendered: Any = render_jinja_template(
-            conversations=[[dict(message) for message in messages]],
-            tools=tools,
-            documents=documents,
-            chat_template=template,
-            return_assistant_tokens_mask=has_markers,
-            add_generation_prompt=generation_prompt,
-            **{**tokenizer.special_tokens_map, **(settings or {})},
+        (rendered,) = render_many(
+            tokenizer,
+            [messages],
+            **{
+                **(settings or {}),
+                "tools": tools,
+                "documents": documents,
+                "chat_template": template,
+                "return_assistant_tokens_mask": MARKERS.search(template) is not None,
+                "add_generation_prompt": generation_prompt,
+            },
         )
-    except Exception as error:  # templates are programs, which raise errors of any class
+    except (TemplateError, ValueError) as error:
         raise DataError(f"the chat template refuses these messages: {error}") from error
-    (text,), spans = rendered
-    return Rendered(text, tuple((start, end) for start, end in spans[0] if start < end) if has_markers else ())
+    return Rendered(rendered.text, tuple((start, end) for start, end in rendered.answers if start < end))
 
 
 def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> list[Rendered]:
-    """Return the texts to learn the assistant's turns from, with the spans of these turns.
+    """Return the texts to learn the assistant's turns from, with the ``answers`` at these turns.
 
     One text, of the whole conversation, where the template marks what the assistant writes, or where it writes each turn in the
     same way whatever follows it. Otherwise one text for each turn of the assistant, which ends with that turn: earlier turns are in
@@ -84,13 +81,19 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
         messages, whole = filled, render(tokenizer, filled, **options)
     if MARKERS.search(tokenizer.get_chat_template(None, conversation.tools)):
         return [_marked(whole, messages, conversation.prompt, tokenizer, options)]
+    turns = sum(message["role"] == ASSISTANT for message in messages)
+    if len(whole.text) * turns > MOST_RENDERED:
+        raise DataError(
+            f"{len(messages):,} messages of {len(whole.text):,} characters are too many, as every turn of the assistant is "
+            "rendered with all those before it: split the conversation"
+        )
     texts = []
     for number in range(conversation.prompt, len(messages)):
         if messages[number]["role"] == ASSISTANT:
             text = whole.text if number + 1 == len(messages) else render(tokenizer, messages[: number + 1], **options).text
             begin = _begin(text, messages, number, tokenizer, options)
             texts.append(Rendered(text, ((begin, len(text)),)))
-    spans = tuple(span for text in texts for span in text.spans)
+    spans = tuple(span for text in texts for span in text.answers)
     bounds = [bound for span in spans for bound in span]
     if all(whole.text.startswith(text.text) for text in texts) and bounds == sorted(bounds):
         return [Rendered(whole.text, spans)]
@@ -102,7 +105,7 @@ def _marked(
 ) -> Rendered:
     """The conversation with the template's own marks, without those in the prompt."""
     begin = _begin(whole.text, messages, prompt, tokenizer, options) if prompt else 0
-    spans = tuple((max(start, begin), end) for start, end in whole.spans if end > begin)
+    spans = tuple((max(start, begin), end) for start, end in whole.answers if end > begin)
     if not spans:
         raise DataError("the chat template has {% generation %}, but marks no text of the assistant in this conversation")
     return Rendered(whole.text, spans)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from composer.data.bounds import MOST_TEXT, too_long
 from composer.errors import DataError
 from composer.spec.places import brief
 from converters.bounded import parse_json
@@ -26,6 +27,8 @@ def text_of(place: str, fields: Mapping[str, Any], column: str) -> str:
         raise Empty(f"{place}: {column} is {shown}; mend the record, or leave such records out: empty=skip")
     if not isinstance(text, str):
         raise DataError(f"{place}: {column} is {brief(text)}, of type {type(text).__name__}; expected text")
+    if len(text) > MOST_TEXT:
+        raise too_long(f"{place}: {column}")
     check_characters(place, column, text)
     return text
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from composer.data.chat import Rendered, render_answers
+from composer.data.chat import render_answers
 from composer.data.columns import Empty, check_characters, text_of
 from composer.data.conversation import conversation_of, is_messages
 from composer.data.document import Document
@@ -15,6 +16,8 @@ from composer.data.reading import DataRecord
 from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError
 from composer.spec.places import nearest
+from composer.templates import Rendered
+from converters.bounded import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +30,8 @@ COLUMNS: tuple[tuple[RowFormat, tuple[str, ...]], ...] = (
     ("text", ("text",)),
 )
 """The columns that each form needs, in the order in which they are looked for. Alpaca may have an ``input``, too."""
+MOST_NAMED = 100
+"""Columns, and characters of one, that are compared with those that are known, where none of them is."""
 TASK = "Below is an instruction that describes a task"
 REQUEST = "Write a response that appropriately completes the request.\n\n"
 INPUT = ", paired with an input that provides further context"
@@ -100,8 +105,9 @@ def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
 
 
 def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
-    found = ", ".join(record.fields) or "none"
-    guess = next((hint for name in record.fields if (hint := nearest(name, wanted))), ".")
+    found = listed(record.fields) or "none"
+    names = (name for name in islice(record.fields, MOST_NAMED) if len(name) < MOST_NAMED)
+    guess = next((hint for name in names if (hint := nearest(name, wanted))), ".")
     understood = " | ".join("+".join(names) for _, names in COLUMNS)
     return f"{record.place}: {what}; its columns: {found}{guess} Understood: {understood}; or column=NAME of the text"
 
@@ -148,7 +154,7 @@ def _chat(record: DataRecord, column: str | None, tokenizer: PreTrainedTokenizer
 def _pieces(rendered: Rendered) -> tuple[TextPiece, ...]:
     """A text in pieces, at the bounds of its spans."""
     text, pieces, end = rendered.text, [], 0
-    for start, stop in rendered.spans:
+    for start, stop in rendered.answers:
         pieces += [TextPiece(text[end:start], False), TextPiece(text[start:stop], True)]
         end = stop
     return (*pieces, TextPiece(text[end:], False))

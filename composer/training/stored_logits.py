@@ -234,9 +234,12 @@ def hash_of_tokens(tokens: dict[int, str]) -> str:
 
 def _opened(path: Path) -> Any:
     try:
+        check_file(path)
         return safe_open(path, "pt")
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(f"{path} is damaged or missing: {error}. {REMEDY}") from error
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be read: {reason(error)}. {REMEDY}") from error
+    except SafetensorError as error:
+        raise TrainingError(f"{path} is damaged: {error}. {REMEDY}") from error
 
 
 def _tensor(folder: Path, shard: Any, name: str) -> Tensor:
