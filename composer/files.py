@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from converters.bounded import opened, reason
+from converters.bounded import opened, read_bytes, reason
 
 PARTIAL = ".partial"
+MOST_TEXT = 16 * 2**20
+"""Bytes of a text that is tokenized as a whole: about 4 million tokens. A tokenizer takes about 130 times as much memory."""
+MOST_SENTENCES = 256 * 2**20
+"""Bytes of a file of which sentences are taken."""
 MARK_BYTES = 4
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 """Arguments of renameat2, from Linux's headers."""
@@ -112,6 +116,18 @@ def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "")
         yield
     except OSError as error:
         raise refusal(f"{failed}: {reason(error)}" + (f". {mend}" if mend else "")) from error
+
+
+def read_text_file(path: Path, refusal: Callable[[str], Exception], most: int, named: str = "") -> str:
+    """The text of a regular file in UTF-8, with each end of a line as "\n". Raises ``refusal`` where it cannot be read, or has
+    more than ``most`` bytes. named: what messages call it."""
+    try:
+        text = read_bytes(path, most).decode("utf-8-sig")
+    except OSError as error:
+        raise refusal(f"{named or path} cannot be read as text: {reason(error)}.") from error
+    except UnicodeDecodeError as error:
+        raise refusal(f"{named or path} cannot be read as text: {error.reason} at byte {error.start}; expected UTF-8.") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def sha256(file: Path) -> str:

@@ -26,7 +26,7 @@ def renderer() -> Any:
     """The function of transformers that renders. Its packages' ``__init__`` would take seconds and are left out."""
     found = find_spec("transformers")
     assert found is not None
-    (folder,) = found.submodule_search_locations or ()
+    folder = (found.submodule_search_locations or [""])[0]
     for name, path in (("transformers", folder), ("transformers.utils", f"{folder}/utils")):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [path]

@@ -28,8 +28,6 @@ MOST_LOG = 2**30
 """Bytes of a log."""
 MOST_BESIDE = 256 * 2**20
 """Bytes of a file beside the weights, such as a tokenizer: the largest have a tenth as many."""
-MOST_TEXT = 2**30
-"""Bytes of a text."""
 DEEPEST = 100
 """Levels of nesting that JSON may have."""
 

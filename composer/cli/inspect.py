@@ -11,10 +11,10 @@ import composer
 from composer.cli.options import Backend, Json, Quiet, RunsOn
 from composer.cli.screen import print_json, print_view, say
 from composer.errors import InspectionError
+from composer.files import MOST_TEXT, read_text_file
 from composer.graph.lowering import AUTO
 from composer.inspection.options import LENGTH, QUERIES, TASK
 from composer.spec.inherit import shown
-from converters.bounded import MOST_TEXT, read_text, reason
 
 
 def inspect(
@@ -76,8 +76,4 @@ def inspect(
 
 
 def _read(path: Path) -> str:
-    try:
-        return read_text(path, MOST_TEXT)
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise InspectionError(f"{path} cannot be read as text ({why}).") from error
+    return read_text_file(path, InspectionError, MOST_TEXT)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from composer.errors import DataError
+from composer.files import MOST_TEXT
 
-MOST_TEXT = 16 * 2**20
-"""Bytes of one text, and of one record of a data set: about 4 million tokens. A tokenizer takes about 130 times as much memory."""
 MOST_LINE = 4 * MOST_TEXT
 """Bytes of one line of JSON lines, whose escapes may take more bytes than the text."""
 MOST_WHOLE = 2**30

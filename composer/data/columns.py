@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from composer.data.bounds import MOST_TEXT, too_long
+from composer.data.bounds import too_long
 from composer.errors import DataError
+from composer.files import MOST_TEXT
 from composer.spec.places import brief
 from converters.bounded import parse_json
 

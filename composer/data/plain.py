@@ -7,7 +7,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO
 
-from composer.data.bounds import MOST_TEXT, too_long
+from composer.data.bounds import too_long
+from composer.files import MOST_TEXT
 
 
 def read_plain(stream: BinaryIO, file: Path, by: str) -> Iterator[dict[str, str]]:

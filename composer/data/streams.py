@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from composer.data.bounds import MOST_TEXT, Unpacked, lines_of
+from composer.data.bounds import Unpacked, lines_of
 from composer.errors import DataError
-from composer.files import failing_as
+from composer.files import MOST_TEXT, failing_as
 from composer.spec.places import brief
 from converters import bounded
 

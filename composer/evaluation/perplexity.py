@@ -13,9 +13,9 @@ from pydantic import PositiveInt
 
 from blocks.part import Closed
 from composer.errors import TaskError
+from composer.files import MOST_TEXT, read_text_file
 from composer.tasks.base import Sample, Scored, stamp
 from composer.tasks.writer import Writer
-from converters.bounded import MOST_TEXT, read_text, reason
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,6 @@ class Perplexity(Closed):
 @lru_cache(maxsize=2)
 def _tokens(tokenizer: Any, path: Path, _: tuple[int, int]) -> np.ndarray:
     """All tokens of a text file, int32. The last argument is the file's stamp: one that has changed is read anew."""
-    try:
-        text = read_text(path, MOST_TEXT)
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise TaskError(f"{path} cannot be read as text ({why}).") from error
+    text = read_text_file(path, TaskError, MOST_TEXT)
     # Not verbose: a text may well be longer than what the model was made for.
     return np.asarray(tokenizer(text, add_special_tokens=False, verbose=False).input_ids, dtype=np.int32)

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from composer.errors import TaskError
+from composer.files import MOST_SENTENCES, failing_as, read_text_file
 from composer.tasks.babi import BUILT_IN, GIVERS, PLACES, THINGS, Question, ask
 from composer.tasks.base import Sample, Scored, Split, Task, answered, origin, stamp
 from composer.tasks.haystack import TRAINING_SHARE, Haystack, HaystackText, haystack_origin
 from composer.tasks.writer import Writer, fit
+from converters.bounded import within
 
 PEOPLE_AND_THINGS = (*(person.lower() for person in GIVERS), *THINGS)
 TRIES = 100
+MOST_FACTS = 2000
+"""Facts of a story: each of its questions keeps all those before it. bAbI's longest story has 320 lines."""
 """Stories that are drawn at most until one fits."""
 
 
@@ -176,16 +180,16 @@ def files_of(folder: Path, number: int) -> dict[str, list[Path]]:
     files = {part: sorted(folder.glob(f"qa{number}_*_{part}.txt")) for part in ("train", "test")}
     if not any(files.values()):
         raise TaskError(f"{folder} has no file of bAbI's task {number}, such as qa{number}_…_train.txt.")
+    for path in (*files["train"], *files["test"]):
+        with failing_as(TaskError, f"{path} cannot be read as text"):
+            within(folder, path.name)
     return files
 
 
 def read(path: Path) -> list[list[Question]]:
     """The stories of a bAbI file, each as its questions. A line is ``number fact``, or ``number question<tab>answer<tab>supports``;
     a story begins where the number is 1."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path} cannot be read as text ({error}).") from error
+    lines = read_text_file(path, TaskError, MOST_SENTENCES).splitlines()
     stories: list[list[Question]] = []
     facts: dict[str, str] = {}
     for place, line in enumerate(lines, start=1):
@@ -196,6 +200,8 @@ def read(path: Path) -> list[list[Question]]:
         match said.split("\t"):
             case [fact] if stories and fact:
                 facts[number] = fact
+                if len(facts) > MOST_FACTS:
+                    raise TaskError(f"{path}:{place}: a story has more than {MOST_FACTS:,} facts; expected fewer.")
             case [question, answer, supports] if stories and set(supports.split()) <= facts.keys():
                 numbers = list(facts)
                 places = tuple(numbers.index(support) for support in supports.split())

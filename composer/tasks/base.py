@@ -16,6 +16,7 @@ from blocks.part import Closed
 from composer.errors import TaskError
 from composer.files import sha256
 from composer.tasks.writer import Writer
+from converters.bounded import reason
 
 Split = Literal["train", "evaluation"]
 Learn = Literal["answer", "all"]
@@ -108,7 +109,7 @@ def origin(path: Path) -> str:
     try:
         return f"{path}, sha256 {sha256(path)}"
     except OSError as error:
-        raise TaskError(f"{path} cannot be read ({error}).") from error
+        raise TaskError(f"{path} cannot be read: {reason(error)}.") from error
 
 
 def stamp(path: Path) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from composer.errors import TaskError
+from composer.files import MOST_SENTENCES, read_text_file
 from composer.tasks.base import Split, apart, origin, stamp
 from composer.tasks.stories import story
 
@@ -90,10 +91,7 @@ def read(path: Path) -> tuple[list[str], list[str]]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _: tuple[int, int]) -> tuple[list[str], list[str]]:
-    try:
-        found = split_sentences(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"The haystack {path} cannot be read as text ({error}).") from error
+    found = split_sentences(read_text_file(path, TaskError, MOST_SENTENCES, f"The haystack {path}"))
     cut = int(len(found) * TRAINING_SHARE)
     if cut == 0:
         raise TaskError(f"The haystack {path} has {len(found)} sentences: too few to keep training and evaluation apart.")

@@ -24,6 +24,7 @@ from composer.spec.inherit import shown
 from composer.spec.recipe import Average
 from composer.state import Count, Measured, read_state
 from composer.training.identity import DataReferences, Fingerprint
+from converters.bounded import check_file, reason
 
 LOGITS, SHARD, SHARDS = "logits.json", "logits-{:05d}.safetensors", "logits-*.safetensors"
 REMEDY = "Write the logits anew: compose logits … --force"

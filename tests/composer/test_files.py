@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from composer import files
 from composer.errors import BenchError
-from composer.files import failing_as, move_folder, write_whole
+from composer.files import failing_as, move_folder, read_text_file, sha256, write_whole
 
 
 def test_it_replaces_what_stood_there_and_makes_its_folder(tmp_path: Path) -> None:
@@ -93,3 +94,26 @@ def test_why_a_file_could_not_be_written_is_always_said(error: OSError, why: str
 def test_what_is_no_matter_of_files_passes() -> None:
     with pytest.raises(KeyError, match="a"), failing_as(BenchError, "out cannot be written to"):
         raise KeyError("a")
+
+
+def test_a_text_is_read_within_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\0")
+    assert read_text_file(path, BenchError, 99) == "one\ntwo\nthree\0"
+    for most, content, problem in (
+        (3, b"four", "cannot be read as text: larger than 3 bytes"),
+        (9, b"caf\xe9", "cannot be read as text: unexpected end of data at byte 3; expected UTF-8"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(BenchError, match=problem):
+            read_text_file(path, BenchError, most)
+
+
+def test_pipes_devices_and_folders_are_no_texts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BenchError, match="the text cannot be read as text: (no regular file|a folder|No such file)"):
+            read_text_file(path, BenchError, 99, "the text")
+        with pytest.raises(OSError, match="no regular file|a folder|No such file"):
+            sha256(path)

@@ -11,7 +11,16 @@ import pytest
 from composer.errors import TaskError
 from composer.tasks import babilong
 from composer.tasks.babi import PLACES, Question, ask
-from composer.tasks.babilong import PEOPLE_AND_THINGS, BabilongQa1, BabilongQa2, BabilongQa3, BabilongQa5, of_split, read
+from composer.tasks.babilong import (
+    MOST_FACTS,
+    PEOPLE_AND_THINGS,
+    BabilongQa1,
+    BabilongQa2,
+    BabilongQa3,
+    BabilongQa5,
+    of_split,
+    read,
+)
 from composer.tasks.base import Sample, Split
 from composer.tasks.catalogue import TASKS
 from composer.tasks.writer import Writer
@@ -145,6 +154,15 @@ def test_what_cannot_be_read(letters: Writer, babi: Path) -> None:
         (babi / "qa1_some-words_train.txt").write_text(wrong)
         with pytest.raises(TaskError, match=r"qa1_some-words_train.txt:1 is no line of bAbI"):
             list(BabilongQa1(babi=babi, seed=1).drawn(letters, 700, "train"))
+    path = babi / "qa1_some-words_train.txt"
+    path.write_text("".join(f"{number} Mary went to the garden.\n" for number in range(1, MOST_FACTS + 2)))
+    with pytest.raises(TaskError, match=f"train.txt:{MOST_FACTS + 1}: a story has more than 2,000 facts"):
+        read(path)
+    path.unlink()
+    (babi.parent / "else.txt").write_text("1 Mary went.\n")
+    path.symlink_to(babi.parent / "else.txt")
+    with pytest.raises(TaskError, match="cannot be read as text: it leads out of its folder"):
+        list(BabilongQa1(babi=babi, seed=2).drawn(letters, 700, "train"))
 
 
 def test_too_short(letters: Writer, babi: Path) -> None:
