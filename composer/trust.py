@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
-from converters.bounded import MOST_CONFIG, brief, read_json, shortened
+from converters.bounded import MOST_CONFIG, brief, is_name, read_json, shortened
 from converters.composed import ADAPTER_CONFIG
 from converters.errors import ConverterError
 from converters.source import check_opened_by_libraries
@@ -74,15 +74,27 @@ def code_in_adapter(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def check_named_files(folder: Path, refusal: type[ComposerError]) -> None:
+    """Raise ``refusal`` where a tokenizer's config names a file outside of its folder, which transformers would open."""
+    config = _json(folder / TOKENIZER_CONFIG)
+    listed = config.get("fast_tokenizer_files")
+    outside = [name for name in listed if not is_name(str(name))] if isinstance(listed, list) else []
+    if not (folder / "tokenizer.json").exists():  # else transformers ignores the others
+        outside += [name for key, name in config.items() if key.endswith("_file") and name is not None and not is_name(str(name))]
+    if outside:
+        raise refusal(f"{folder / TOKENIZER_CONFIG} names {brief(outside[0])}; expected files of its own folder alone")
+
+
 def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder. Raises ``refusal``, with ``problem`` and the reason, where transformers can read none."""
     from transformers import AutoTokenizer
 
     refuse_code(folder, refusal)
+    check_named_files(folder, refusal)
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever the libraries of its kind raise
-        raise refusal(f"{problem} ({error})") from error
+        raise refusal(f"{problem} ({shortened(str(error), 1000)})") from error
 
 
 def _json(path: Path) -> Mapping[str, Any]:

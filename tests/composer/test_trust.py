@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from composer.cli.main import app
 from composer.errors import ComposerError, SourceError
 from composer.trust import load_tokenizer
 from composer.weights.trained import Adapter, Trained, write_trained
+from converters.bounded import MOST_BESIDE
 from tests.checkpoints import edit_config
 
 TEACHER = Path(__file__).parents[2] / "examples" / "teacher"
@@ -189,3 +191,35 @@ def test_chat_templates_reach_nothing(student: Path) -> None:
     tokenizer = load_tokenizer(student, ComposerError, "")
     with pytest.raises(SecurityError):
         tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "special_tokens_map.json"])
+def test_a_tokenizers_files_are_regular_and_its_own(student: Path, tmp_path: Path, name: str) -> None:
+    def told() -> str:
+        with pytest.raises(ComposerError) as caught:
+            load_tokenizer(student, ComposerError, "no tokenizer")
+        return str(caught.value)
+
+    path = student / name
+    content = path.read_bytes() if path.exists() else b"{}"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert f"{path} cannot be read: no regular file" in told()
+    path.unlink()
+    (tmp_path / "else").write_bytes(content)
+    path.symlink_to(tmp_path / "else")
+    assert f"{path} cannot be read: it leads out of its folder" in told()
+    path.unlink()
+    with path.open("wb") as stream:
+        stream.truncate(MOST_BESIDE + 1)
+    assert f"{path} cannot be read: larger than" in told()
+
+
+@pytest.mark.parametrize("key", ["vocab_file", "fast_tokenizer_files"])
+def test_a_tokenizer_names_no_files_of_other_places(student: Path, tmp_path: Path, key: str) -> None:
+    (student / "tokenizer.json").rename(tmp_path / "tokenizer.4.0.0.json")
+    value: Any = str(tmp_path / "tokenizer.4.0.0.json")
+    config = student / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {key: [value] if key.endswith("s") else value}))
+    with pytest.raises(ComposerError, match="expected files of its own folder alone"):
+        load_tokenizer(student, ComposerError, "no tokenizer")
