@@ -93,7 +93,10 @@ def check_card(text: str, name: str, title: str) -> None:
     import yaml
     from huggingface_hub import DatasetCard
 
-    card = DatasetCard(text, ignore_metadata_errors=True).data.to_dict() if name == CARDS[0] else yaml.safe_load(text)
+    try:
+        card = DatasetCard(text, ignore_metadata_errors=True).data.to_dict() if name == CARDS[0] else yaml.safe_load(text)
+    except Exception as error:  # whatever YAML and the classes of huggingface_hub raise
+        raise DataError(f"{title}: its {name} cannot be read: {first_line(error)}") from error
     configs = card.get("configs") if isinstance(card, dict) else None
     for config in configs if isinstance(configs, list) else []:
         for pattern in _texts([config.get("data_files"), config.get("data_dir")] if isinstance(config, dict) else []):
