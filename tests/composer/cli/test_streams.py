@@ -64,7 +64,8 @@ def ended(
             main()
 
         code = ending(forked(child))
-        out.seek(0), errors.seek(0)
+        out.seek(0)
+        errors.seek(0)
         return code, out.read().decode(), errors.read().decode()
 
 
