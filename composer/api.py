@@ -78,6 +78,7 @@ def build(
 
     Raises SpecError, SourceError or BuildError.
     """
+    from composer.weights.finite import check_loaded
     from composer.weights.from_model import build_from_model, trunk_of
 
     dtype = named_dtype(dtype, BuildError)
@@ -106,6 +107,7 @@ def build(
         auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
         with silent_transformers(), refused_by_transformers(f"transformers cannot open {opened.folder}", BuildError):
             model = auto.from_pretrained(opened.folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False)
+        check_loaded(model, opened)
         share, dtype = True, None  # the source has just been read, in this dtype, and nothing else refers to it
     else:
         if revision is not None:

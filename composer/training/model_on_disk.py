@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from composer.api import resolve_spec
 from composer.data.packing import Batch
-from composer.errors import TrainingError
+from composer.errors import SourceError, TrainingError
 from composer.graph.lowering import AUTO
 from composer.model.attention import ComposedAttention
 from composer.model.classes import class_of, configuration_for
@@ -27,10 +27,11 @@ from composer.model.hosts import attentions, layers_of
 from composer.model.joined import joined
 from composer.spec.resolve import Resolved
 from composer.weights.config import config_dict
+from composer.weights.contents import as_tensor
 from composer.weights.dimensions import dimensions
+from composer.weights.finite import count_not_finite, not_finite
 from composer.weights.record import record_of
 from composer.weights.sources import check_merged
-from composer.weights.stream import as_tensor
 from converters import shard
 from converters.bounded import opened
 from converters.source import Source
@@ -119,7 +120,7 @@ class StoredModel:
         kinds, where = np.unique(batch.ids.numpy(), return_inverse=True)
         table = np.empty((len(kinds), stored.bytes // stored.shape[0]), np.uint8)
         rows = as_tensor(read_rows(stored.file, stored.start, table, kinds).reshape(-1).data, stored.dtype).view(len(kinds), -1)
-        self._put(self._base, self._embedding.removeprefix(self._prefix), rows.float())
+        self._put(self._base, self._embedding.removeprefix(self._prefix), _finite(stored, self._embedding, rows).float())
         ids = torch.from_numpy(where).view(batch.ids.shape)
         self._base(**{**batch.inputs(mask=True), "input_ids": ids}, use_cache=False)
         calls, self._calls = self._calls, {}
@@ -161,7 +162,14 @@ class StoredModel:
         stored = self._tensors[name]
         held = np.empty((1, stored.bytes), np.uint8)
         read_rows(stored.file, stored.start, held, np.zeros(1, int))
-        return as_tensor(held.reshape(-1).data, stored.dtype).view(stored.shape).float()
+        return _finite(stored, name, as_tensor(held.reshape(-1).data, stored.dtype)).view(stored.shape).float()
+
+
+def _finite(stored: shard.StoredTensor, name: str, tensor: Tensor) -> Tensor:
+    """Return the values of a stored tensor, or of some of its rows. Raises SourceError where one is NaN or infinite."""
+    if count := count_not_finite(tensor):
+        raise SourceError(not_finite(stored.file, {name: count}))
+    return tensor
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:

@@ -18,6 +18,7 @@ from composer.tables import Readable, View
 from composer.weights.card import PICTURE, model_card
 from composer.weights.check import problems_of
 from composer.weights.dimensions import dimensions
+from composer.weights.finite import digest_and_counts, refuse_not_finite
 from composer.weights.head_checkpoints import LolcatsValues, merged_piece, read_head_checkpoints, value_piece, with_head_checkpoints
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_files, place
@@ -205,7 +206,8 @@ class _Writer:
         how = place(origin, target, copy=self.copy, moved=self._moved(target.name, shard.bytes))
         contents = known_sha256(self.source, self.student, shard.file)
         if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
-            contents = sha256(target)
+            contents, counts = digest_and_counts(self.source.shards[shard.file])
+            refuse_not_finite(origin, counts, self.plan.dropped)
         return stored_file(target, how, origin=origin, contents=contents)
 
     def _rewritten(self, shard: ShardPlan) -> StoredFile:

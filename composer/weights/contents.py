@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from converters.bounded import opened
 from converters.shard import StoredTensor
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 16 * 2**20
 """Bytes that are held at a time; a multiple of every element's size."""
@@ -24,6 +28,13 @@ def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memor
                 raise OSError(f"{file} ends {left:,} bytes early")
             left -= count
             yield memoryview(buffer)[:count]
+
+
+def as_tensor(block: memoryview, dtype: str) -> torch.Tensor:
+    """A block of a file as a flat tensor that shares its memory."""
+    import torch
+
+    return torch.frombuffer(block, dtype=getattr(torch, dtype))
 
 
 def same_contents(one: StoredTensor, other: StoredTensor) -> bool:

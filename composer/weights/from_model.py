@@ -11,10 +11,12 @@ from composer.errors import BuildError, SourceError
 from composer.notices import warn_caller
 from composer.spec.resolve import Resolved
 from composer.weights.dimensions import dimensions
+from composer.weights.finite import count_not_finite, not_finite
 from composer.weights.meaning import stored_heads
 from composer.weights.origin import origin_in_memory
 from composer.weights.plan import Assignment, assign, dtype_of
 from composer.weights.stream import filled
+from converters.bounded import listed
 from converters.canonical import EMBEDDING, OUTPUT, is_composed
 from converters.coverage import cover
 from converters.errors import ConverterError
@@ -74,6 +76,8 @@ def build_from_model(
         weights = {name: _copied(weight, assignment, name, dtype) for name, weight in weights.items()}
     for name, fresh in assignment.fresh.items():
         weights[name] = filled(name, fresh, dtype_of(fresh, trunk.dtype), seed).to(device)
+    if opened is None:
+        _check_finite({own: source[own] for own in assignment.inherited.values()}, weights, trunk.dtype)
     student = assembled(resolved, trunk, weights, dict(model.named_buffers()))
     if spec_document is not None:
         student._origin = origin_in_memory(student, resolved, spec_document, assignment, model, opened, seed)
@@ -87,6 +91,15 @@ def _copied(weight: torch.Tensor, assignment: Assignment, name: str, dtype: Dtyp
     import torch
 
     return weight.clone() if dtype is None else weight.to(getattr(torch, assignment.dtype(name, dtype, dtype)), copy=True)
+
+
+def _check_finite(source: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], dtype: str) -> None:
+    """Raise BuildError where a tensor of a model in memory has values that are not finite, as it is or in ``dtype``."""
+    counts = {name: count for name, tensor in source.items() if (count := count_not_finite(tensor.detach()))}
+    if counts:
+        raise BuildError(not_finite("The model in memory", counts))
+    if too_large := [name for name, tensor in weights.items() if count_not_finite(tensor.detach())]:
+        raise BuildError(f"The weights of the model are too large for {dtype}: {listed(too_large)}. Choose another dtype.")
 
 
 def _warn_about_dropped(assignment: Assignment) -> None:

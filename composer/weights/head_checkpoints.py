@@ -13,10 +13,11 @@ from composer.spec.loading import load_spec
 from composer.spec.parameters import fresh_parameters, prefix
 from composer.spec.recipe import Lora
 from composer.spec.resolve import Resolved, resolve
-from composer.weights.contents import BLOCK, blocks
+from composer.weights.contents import BLOCK, as_tensor, blocks
+from composer.weights.finite import all_finite
 from composer.weights.meaning import meanings
 from composer.weights.plan import GivenParameter, Plan, ShardPlan, bytes_of
-from composer.weights.stream import TensorToWrite, all_finite, as_bytes, as_tensor
+from composer.weights.stream import TensorToWrite, as_bytes
 from converters.bounded import lost_link
 from converters.canonical import expected_tensors
 from converters.coverage import problems_listed

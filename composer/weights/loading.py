@@ -17,6 +17,7 @@ from composer.spec.resolve import Resolved
 from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.check import uncovered
 from composer.weights.dimensions import dimensions
+from composer.weights.finite import check_loaded
 from composer.weights.saved import keep_records
 from converters.adapter import check_adapter
 from converters.bounded import listed, shortened
@@ -75,6 +76,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them; `compose verify {folder}` says more")
+    check_loaded(loaded, source)
     loaded.run_on(backend)
     torch.nn.Module.to(loaded, device)
     return loaded.eval()

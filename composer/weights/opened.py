@@ -66,6 +66,7 @@ class Opened:
         """
         from transformers import AutoModelForCausalLM
 
+        from composer.weights.finite import check_loaded
         from composer.weights.loading import load_model
 
         folder = self.source.folder
@@ -83,6 +84,7 @@ class Opened:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
             )
+            check_loaded(model, self.source)
             return model.to(device).requires_grad_(False).eval()
 
     def facts(self, dtype: Dtype | None) -> OpenedFacts:

@@ -21,12 +21,11 @@ from composer.files import sha256, write_whole
 from composer.model.callbacks import KEEPERS
 from composer.notices import warn_caller
 from composer.weights.check import problems_of
-from composer.weights.contents import BLOCK, blocks, same_contents
+from composer.weights.contents import BLOCK, as_tensor, blocks, same_contents
 from composer.weights.origin import Origin, values_at_first
 from composer.weights.plan import Dropped, Inherited, Plan
 from composer.weights.record import RECORD, Record, SavedByTransformers, read_record, stored_file, versions
 from composer.weights.side_files import CONFIG
-from composer.weights.stream import as_tensor
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.shard import BYTES, StoredTensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 from blocks.part import Fresh
 from composer.devices import check_memory
 from composer.errors import BuildError
-from composer.weights.contents import blocks
+from composer.weights.contents import as_tensor, blocks
+from composer.weights.finite import all_finite, count_stored, not_finite
 from converters.shard import BYTES, StoredTensor, header_bytes
 from converters.trunk import Dtype
 
@@ -46,11 +46,14 @@ def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[
 
 
 def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWrite:
-    """A stored tensor under its new name, turned into ``dtype`` where it is of another."""
+    """A stored tensor under its new name, turned into ``dtype`` where it is of another. Raises BuildError for values that are not
+    finite, as they are stored or in ``dtype``."""
 
     def contents() -> Iterator[memoryview]:
-        stored = blocks(tensor.file, tensor.start, tensor.end)
-        return stored if tensor.dtype == dtype else (_turned(name, block, tensor.dtype, dtype) for block in stored)
+        for block in blocks(tensor.file, tensor.start, tensor.end):
+            if not all_finite(as_tensor(block, tensor.dtype)):
+                raise BuildError(not_finite(tensor.file, {name: count_stored(tensor)}))
+            yield block if tensor.dtype == dtype else _turned(name, block, tensor.dtype, dtype)
 
     return TensorToWrite(name, dtype, tensor.shape, contents)
 
@@ -89,24 +92,12 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def as_tensor(block: memoryview, dtype: str) -> torch.Tensor:
-    """A block of a file as a flat tensor that shares its memory."""
-    import torch
-
-    return torch.frombuffer(block, dtype=getattr(torch, dtype))
-
-
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether there is neither NaN nor infinity in it: both show in its least and its largest value, fast."""
-    return not tensor.numel() or all(math.isfinite(value) for value in tensor.aminmax())
-
-
 def _turned(name: str, block: memoryview, dtype: str, into: Dtype) -> memoryview:
     import torch
 
     tensor = as_tensor(block, dtype)
     turned = tensor.to(getattr(torch, into))
-    if not all_finite(turned) and all_finite(tensor):
+    if not all_finite(turned):
         largest = tensor.abs().max().item()
         raise BuildError(f"{name} holds values up to {largest:.4g}, too large for {into}. Choose another --dtype.")
     return as_bytes(turned)

@@ -11,13 +11,14 @@ from composer.errors import BuildError
 from composer.spec.parameters import fresh_parameters
 from composer.weights.build import complete_folder
 from composer.weights.config import config_dict, recorded_trunk
+from composer.weights.finite import all_finite
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import copy_file, copy_files, place
 from composer.weights.plan import Plan, dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.side_files import TRAINING
 from composer.weights.sources import open_model
-from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherited_piece, write_shard
+from composer.weights.stream import TensorToWrite, as_bytes, inherited_piece, write_shard
 from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS

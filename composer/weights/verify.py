@@ -16,10 +16,10 @@ or copied without reading is checked
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,14 @@ from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.weights.check import problems_of
 from composer.weights.config import config_dict
-from composer.weights.contents import blocks
 from composer.weights.documents import documents, strangers, unnamed, why_not_of_a_build
 from composer.weights.findings import Check, Verdict, VerifyReport
+from composer.weights.finite import digest_and_counts
 from composer.weights.plan import Plan
 from composer.weights.record import RECORD, Record, StoredFile, read_record
 from composer.weights.side_files import CONFIG, adapter_in, files_in
-from composer.weights.stream import all_finite, as_tensor
 from converters.adapter import check_adapter
-from converters.bounded import check_file, reason, within
+from converters.bounded import check_file, listed, reason, shortened, within
 from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
@@ -173,16 +172,19 @@ def _file(folder: Path, name: str, stored: StoredFile, plan: Plan, progress: Cal
         path = within(folder, name)
         check_file(path)
         shard = read_shard(path)
-        contents, endless = _scan(shard, plan, progress)
+        moved = (lambda _: None) if progress is None else partial(_moved, progress, shard)
+        contents, counts = digest_and_counts(shard, moved)
     except ConverterError as error:
         return [Check(what="contents", subject=name, outcome="failed", detail=str(error))]
     except OSError as error:
         return [Check(what="contents", subject=name, outcome="failed", detail=why_not_of_a_build(folder / name, error))]
+    endless = {found: count for found, count in counts.items() if found not in plan.dropped}
+    named = listed(f"{shortened(found)} ({count:,})" for found, count in endless.items())
     finite = Check(
         what="finite",
         subject=name,
         outcome="failed" if endless else "passed",
-        detail=f"NaN or infinity in {', '.join(endless)}" if endless else f"{len(shard.tensors)} tensors",
+        detail=f"NaN or infinity in {named}" if endless else f"{len(shard.tensors)} tensors",
     )
     outcome, detail = _contents(shard, stored, contents)
     return [Check(what="contents", subject=name, outcome=outcome, detail=detail), finite]
@@ -233,20 +235,5 @@ def _compared(origin: Path, shard: Shard, contents: str) -> tuple[Verdict, str]:
     return "failed", f"differs from {origin}: one of the two has changed since the build"
 
 
-def _scan(shard: Shard, plan: Plan, progress: Callable[[str, int, int], None] | None) -> tuple[str, list[str]]:
-    """SHA-256 of the file, and the names of the model's tensors in it with a value that is not finite, in one reading."""
-    digest, done, endless = hashlib.sha256(), 0, []
-    for name, tensor in shard.tensors.items():
-        for block in blocks(shard.file, done, tensor.start):  # the header, and masks
-            digest.update(block)
-        finite, done = True, tensor.end
-        for block in blocks(shard.file, tensor.start, tensor.end):
-            digest.update(block)
-            finite = finite and all_finite(as_tensor(block, tensor.dtype))
-        if not finite and name not in plan.dropped:
-            endless.append(name)
-        if progress is not None:
-            progress(shard.file.name, tensor.end, shard.bytes)
-    for block in blocks(shard.file, done):
-        digest.update(block)
-    return digest.hexdigest(), endless
+def _moved(progress: Callable[[str, int, int], None], shard: Shard, done: int) -> None:
+    progress(shard.file.name, done, shard.bytes)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from composer.errors import TrainingError
+from composer.training import event_files
+from composer.training import journal as journal_module
 from composer.training.journal import BOARD, LOG, Journal, draw
 from tests.composer.legible import assert_legible, kept_open
 from tests.composer.training.stages import StoppedError, log
+from tests.damage import no_waiting
 
 pytestmark = pytest.mark.drawn
 
@@ -153,41 +158,50 @@ def test_tensorboard_has_each_step_once(journal: Journal, tmp_path: Path, monkey
         assert [event.value for event in events] == pytest.approx(losses)
 
 
-def full(path: Path) -> None:
-    """Whatever is written to it from now on finds no room."""
-    path.unlink(missing_ok=True)
-    path.symlink_to("/dev/full")
+def no_room(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk(journal: Journal, tmp_path: Path) -> None:
+def test_a_full_disk(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever file it is that finds no room, it is told of at once."""
-    for place, write in (
-        (tmp_path / LOG, lambda: journal.write("one", 4, lr=0.1)),
-        (tmp_path / f".{LOG}.partial", lambda: journal.rewind("one", 2)),
-        (next((tmp_path / BOARD / "two").iterdir()), lambda: journal.write("two", 4, lr=0.1)),
+    for owner, name, write in (
+        (journal_module, "appending", lambda: journal.write("one", 4, lr=0.1)),
+        (Path, "write_text", lambda: journal.rewind("one", 2)),
+        (event_files, "appending", lambda: journal.write("two", 4, lr=0.1)),
     ):
-        kept = (tmp_path / LOG).read_text()
-        full(place)
-        with pytest.raises(TrainingError) as caught:
-            write()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, no_room)
+            with pytest.raises(TrainingError) as caught:
+                write()
         assert str(caught.value) == (
             f"The log in {tmp_path} could not be written: No space left on device. Make room, and say the same again with --resume."
         )
-        place.unlink(missing_ok=True)
-        (tmp_path / LOG).write_text(kept)
-    full(tmp_path / ".curve.png.partial")
+    monkeypatch.setattr(Path, "replace", no_room)
     with pytest.raises(
         TrainingError, match=r"^The curve in .* could not be written: No space left on device\. Make room, and say the same again"
     ):
         draw(tmp_path / LOG, tmp_path / "curve.png")
 
 
+@pytest.mark.parametrize("name", [LOG, f".{LOG}.partial"])
+def test_nothing_is_written_to_a_device_or_a_pipe(journal: Journal, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with no_waiting():
+        if name == LOG:
+            with pytest.raises(TrainingError, match=rf"The log in .* could not be written: {LOG}: no regular file"):
+                journal.write("one", 4, lr=0.1)
+        else:
+            journal.rewind("one", 2)
+            assert max(line["step"] for line in log(tmp_path) if line["stage"] == "one") == 2
+
+
 def test_a_folder_that_is_taken_away(journal: Journal, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / BOARD)
     with pytest.raises(
-        TrainingError, match=r"The log in .* could not be written: No such file .*\. Mend that, and say the same again"
+        TrainingError, match=r"The log in .* could not be written: .*No such file .*\. Mend that, and say the same again"
     ):
         journal.write("one", 4, lr=0.1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match=r"The log in .* could not be written: Not a directory\. Mend that"):
+    with pytest.raises(TrainingError, match=r"The log in .* could not be written: .*Not a directory\. Mend that"):
         Journal(tmp_path / "file" / "run")

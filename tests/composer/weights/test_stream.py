@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM
 
 from composer.errors import BuildError
 from composer.weights import contents
+from composer.weights.finite import all_finite
 from composer.weights.plan import FRESH_FILE
-from composer.weights.stream import all_finite
 from tests.checkpoints import edit_tensors
 from tests.composer.weights.students import LAWCAT, LOLCATS, build, loaded, weights
 
