@@ -16,6 +16,7 @@ from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.local_layers import local_layers
 from converters.model_types import PREFIX
+from converters.rotary import check_rotary
 from converters.trunk import Sizes, read_dtype
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
@@ -130,7 +131,10 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
     head_dim = line.head_dim or (hidden // heads if hidden % heads == 0 else None)
+    head_dim = positive_int(config, "head_dim", head_dim)
     layers = _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
+    if refused is None:
+        check_rotary(model_type, config, head_dim)
     kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
     return Host(
         vocabulary_size=_positive(config, "vocab_size"),
@@ -138,7 +142,7 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         layers=layers,
         heads=heads,
         key_heads=key_heads or positive_int(config, "num_key_value_heads", heads),
-        head_dim=positive_int(config, "head_dim", head_dim),
+        head_dim=head_dim,
         max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
         dtype=read_dtype(config),
         config={**kept, "model_type": model_type},

@@ -94,7 +94,7 @@ def generate(
     check_device(device)
     with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), silent_transformers("error"):
         from composer.model.generation import keep_tokens_alone
-        from composer.tasks.unknown import hardly_written, unknown_token
+        from composer.tasks.unknown import hardly_written, unknown_token, without_embedding
 
         loaded, folder = _loaded(str(model), device, backend, built=described.is_composed)
         tokenizer = _tokenizer(folder)
@@ -102,6 +102,10 @@ def generate(
         count = tokens["input_ids"].shape[1]
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
+        if problem := without_embedding(
+            "the prompt", tokens["input_ids"][0].tolist(), loaded.get_input_embeddings().weight.shape[0], tokenizer
+        ):
+            raise ComposerError(f"{problem}.")
         of = f", {count:,} of the prompt and {most:,} to write"
         check_positions(described.trunk, str(model), count + most, f"{LAST}, so both may come to", more=-1, of=of)
         if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):

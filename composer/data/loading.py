@@ -21,6 +21,7 @@ from composer.data.report import DataReport, ReferenceReport
 from composer.data.samples import documents_of
 from composer.errors import DataError
 from composer.tasks.base import Split
+from composer.tasks.unknown import without_embedding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +88,8 @@ def load_rows(
     for said, reference in parsed:
         count = _Count()
         for document in _documents(said, reference, tokenizer, sequence, split, share, count):
-            _check_tokens(document, vocabulary, said, len(tokenizer))
+            if problem := without_embedding(said, document.ids, vocabulary, tokenizer):
+                raise DataError(problem)
             count.documents.append(document)
             if progress is not None:
                 progress(said, len(count.documents))
@@ -152,17 +154,6 @@ def _check(sequence: int, longest: int | None, share: float) -> None:
     if not 0 <= share <= LARGEST_SHARE:
         raise DataError(
             f"a share of {share:g} held out for evaluation: expected 0 (nothing) to {LARGEST_SHARE:g}, such as {SHARE:g}"
-        )
-
-
-def _check_tokens(document: Document, vocabulary: int, said: str, size: int) -> None:
-    if not len(document):
-        return
-    largest = int(document.ids.max())
-    if largest >= vocabulary or int(document.ids.min()) < 0:
-        raise DataError(
-            f"{said}: token {largest:,} is not among the model's {vocabulary:,}: the tokenizer ({size:,} tokens) does not fit the "
-            "model; take the model's own"
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from composer.devices import seeded
 from composer.errors import DataError
 from composer.model.generation import keep_tokens_alone
+from composer.tasks.unknown import without_embedding
 
 
 def sample_texts(
@@ -33,6 +34,8 @@ def sample_texts(
     begin = tokenizer.bos_token_id
     if begin is None:
         raise DataError("The tokenizer has no BOS token, so a text begins with nothing that the model could go on from.")
+    if problem := without_embedding("the beginning of a text", [begin], len(model.get_input_embeddings().weight), tokenizer):
+        raise DataError(f"{problem}.")
     # A model whose training set texts one after the other may say BOS at the end of one.
     ends = [token for token in (tokenizer.eos_token_id, begin) if token is not None]
     keep_tokens_alone(model)

@@ -91,7 +91,7 @@ def _impossible(
             problems[length] = error
             continue
         seen = True
-        check_tokens(texts, vocabulary, one.label)
+        check_tokens(texts, vocabulary, one.label, tokenizer)
     if lengths and len(problems) == len(lengths):
         raise problems[lengths[-1]]
     yield from ((length, str(error).removesuffix(".")) for length, error in problems.items())

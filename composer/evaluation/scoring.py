@@ -20,6 +20,7 @@ from composer.evaluation.perplexity import LazySamples, Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
 from composer.model.cache import without_what_follows
 from composer.tasks.base import Sample, Task, rng_of
+from composer.tasks.unknown import without_embedding
 from composer.tasks.writer import Writer
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def score_cell(
         if all(index in known for index in indices):
             continue
         batch = [there[index] if index in there else samples.draw(index) for index in indices]
-        check_tokens(batch, model.config.vocab_size, task.name)
+        check_tokens(batch, model.config.vocab_size, task.name, tokenizer)
         began = time.perf_counter()
         given = _as_many_as_fit(lambda some: _judge(model, writer, task, length, some), batch)
         seconds = (time.perf_counter() - began) / len(batch)
@@ -104,13 +105,11 @@ def score_cell(
     return found
 
 
-def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str) -> None:
+def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str, tokenizer: Any) -> None:
     """Raises EvaluationError where the model has no embedding for a token."""
-    largest = max(max(sample.ids) for sample in samples)
-    if largest >= vocabulary:
-        raise EvaluationError(
-            f"{name}: token {largest:,} is not among the model's {vocabulary:,}: the tokenizer does not fit the model."
-        )
+    largest = [max(sample.ids) for sample in samples]
+    if problem := without_embedding(name, largest, vocabulary, tokenizer):
+        raise EvaluationError(f"{problem}.")
 
 
 def _as_many_as_fit(judge: Callable[[list[Sample]], list[SampleScore]], samples: list[Sample]) -> list[SampleScore]:

@@ -15,6 +15,7 @@ from composer.graph.lowering import AUTO
 from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, looked_text
+from composer.tasks.unknown import without_embedding
 from composer.weights.positions import check_positions
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def inspect(
         check_place(options.out, force=options.force)
     opened = _opened_models(model, tokenizer, options)
     text = looked_text(opened.tokenizer, options)
+    vocabulary = opened.model.config.get_text_config().vocab_size
+    if problem := without_embedding(f"the text ({text.label})", text.ids, vocabulary, opened.tokenizer):
+        raise InspectionError(f"{problem}.")
     found = look(opened.model, opened.teacher, text, options, label=opened.label, teacher_label=opened.teacher_label, tell=tell)
     if options.out is not None:
         from composer.inspection.folder import write
@@ -70,8 +74,6 @@ def look(
 
     resolved = student.config.resolved()
     layers = _layers(options, len(resolved.layers))
-    if max(text.ids) >= student.config.get_text_config().vocab_size:
-        raise InspectionError("The tokenizer has tokens that the model has no embedding for: it is another model's.")
     if teacher is not None and _sizes(teacher) != _sizes(student):
         raise InspectionError(
             f"The teacher {teacher_label} does not fit the model: heads are compared one by one, so both need as many layers, "

@@ -1,4 +1,4 @@
-"""Texts that a tokenizer cannot write, said alike wherever a model reads one."""
+"""Texts that a tokenizer cannot write, or that a model cannot read, in the same words wherever a model reads a text."""
 
 from __future__ import annotations
 
@@ -27,4 +27,17 @@ def hardly_written(what: str, ids: np.ndarray | Sequence[int], unknown: int | No
     return (
         f"{share:.0%} of the tokens of {what} are the one that the tokenizer has for what it cannot write, so they are hardly "
         "there. Take texts that the model's tokenizer can write."
+    )
+
+
+def without_embedding(what: str, ids: np.ndarray | Sequence[int], vocabulary: int, tokenizer: Any) -> str | None:
+    """The error for texts with a token that the model has no embedding for; None for others. what: the texts in words. vocabulary:
+    the number of the model's embeddings."""
+    ids = np.asarray(ids)
+    if not ids.size or (ids.min() >= 0 and ids.max() < vocabulary):
+        return None
+    wrong = int(ids.max()) if ids.max() >= vocabulary else int(ids.min())
+    return (
+        f"{what}: token {wrong:,} is not among the model's {vocabulary:,}: the tokenizer ({len(tokenizer):,} tokens) does not fit "
+        "the model; take the model's own"
     )

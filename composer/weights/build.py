@@ -38,6 +38,7 @@ from composer.weights.record import (
 from composer.weights.side_files import CARD, CONFIG, HASHED_ANYWAY, documents_in
 from composer.weights.sources import check_merged
 from composer.weights.stream import TensorToWrite, fresh_piece, inherited_piece, write_shard
+from composer.weights.tokenizer import tokenizer_notes
 from composer.weights.untrained import untrained
 from converters.hosts import Host
 from converters.source import INDEX, Source
@@ -109,6 +110,7 @@ def build_folder(
     plan = make_plan(resolved, source, dtype)
     if given is not None:
         plan = with_head_checkpoints(plan, given, dtype)
+    plan = plan.model_copy(update={"notes": (*plan.notes, *tokenizer_notes(source.folder, source.trunk.vocabulary_size))})
     trunk = replace(source.trunk, dtype=plan.dtype)
     config = config_dict(trunk, resolved, plan.dtype)
     check_host(source, config, plan)

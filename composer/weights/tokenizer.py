@@ -11,6 +11,8 @@ from composer.errors import BuildError
 from composer.trust import load_tokenizer
 from composer.weights.place import copy_files
 from composer.weights.sources import tokenizer_folder
+from composer.words import plural
+from converters.bounded import brief
 from converters.source import TOKENIZER, small_files
 
 
@@ -41,4 +43,27 @@ def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:
         files=files,
         size=max(loaded.get_vocab().values(), default=-1) + 1,
         special={key: number for key, number in said.items() if number is not None},
+    )
+
+
+def tokenizer_notes(folder: Path, vocabulary: int) -> tuple[str, ...]:
+    """Return a note where the tokenizer in a folder has tokens that a model of this vocabulary has no embedding for.
+
+    Only ``tokenizer.json`` is read, without transformers. A file that cannot be read is left to those who tokenise.
+    """
+    import tokenizers
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return ()
+    try:
+        tokens = tokenizers.Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+    except Exception:  # tokenizers raises it for every malformed file
+        return ()
+    beyond = sorted((number, token) for token, number in tokens.items() if number >= vocabulary)
+    if not beyond:
+        return ()
+    return (
+        f"The tokenizer has {plural(len(beyond), 'token')} that the model has no embedding for, such as {brief(beyond[0][1])} "
+        f"({beyond[0][0]:,} of {vocabulary:,}): a text with one of them is refused.",
     )

@@ -293,5 +293,7 @@ def test_only_what_is_missing_is_told(plain: Any, tokenizer: Any) -> None:
 
 def test_a_tokenizer_that_does_not_fit(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain.config, "vocab_size", 100)
-    with pytest.raises(EvaluationError, match=r"recall: token \d+ is not among the model's 100: the tokenizer does not fit"):
+    with pytest.raises(
+        EvaluationError, match=r"recall: token \d+ is not among the model's 100: the tokenizer \(507 tokens\) does not fit"
+    ):
         score_cell(plain, tokenizer, Recall(samples=1), 160)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import composer
 from composer.errors import BuildError, SourceError, TrainingError
@@ -43,6 +44,21 @@ BOUNDED: dict[str, Any] = {
 def saved(family: str, folder: Path) -> Path:
     small(family).save_pretrained(folder)
     return folder
+
+
+@torch.no_grad()
+def test_an_old_name_of_rotary_positions(tmp_path: Path) -> None:
+    """`su` for longrope is read where transformers reads it: with the original length beside it."""
+    folder = saved("phi3", tmp_path / "source")
+    rotation = {"type": "su", "original_max_position_embeddings": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    edit_config(folder, rope_parameters=None, rope_scaling=rotation, rope_theta=10000.0)
+    composer.build_folder("softmax", folder, tmp_path / "student")
+    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(0))
+    wanted = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+    torch.testing.assert_close(composer.load(tmp_path / "student")(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+    edit_config(folder, rope_scaling={name: value for name, value in rotation.items() if "original" not in name})
+    with pytest.raises(SourceError, match="'su', an old name of 'longrope', without rope_scaling.original_max_position_embeddings"):
+        composer.build_folder("softmax", folder, tmp_path / "other")
 
 
 def test_the_docs_list_what_the_law_has_passed() -> None:

@@ -1,0 +1,86 @@
+"""Checks the settings of rotary positions of transformers' families, in the spellings of all of its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from converters.bounded import brief
+from converters.config import positive_int, positive_number
+from converters.errors import ConfigError
+from converters.family import Config
+
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "proportional": (),
+}
+"""The types of rotary positions that transformers has, each with the numbers that it needs."""
+FACTORS = ("short_factor", "long_factor")
+"""The lists of numbers of the type longrope."""
+LENGTH = "original_max_position_embeddings"
+OLD_NAMES: Mapping[str, tuple[str, ...]] = {"phi3": ("su", "yarn")}
+"""By family, names that the type longrope had."""
+
+
+def check_rotary(model_type: str, config: Config, head_dim: int) -> None:
+    """Raise ConfigError where transformers cannot compute the rotary positions of this config.
+
+    head_dim: numbers of a query head.
+    """
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    for where, settings in _settings(key, config.get(key)):
+        _check(model_type, config, head_dim, where, settings)
+
+
+def _settings(key: str, given: object) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The settings of a config, with their place in it. Some families have several, by the type of a layer."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"config.json says {key}: {brief(given)}; expected a mapping or null.")
+    nested = {name: value for name, value in given.items() if isinstance(value, Mapping)}
+    if nested and not {"rope_type", "type"} & set(given):
+        yield from ((f"{key}.{name}", value) for name, value in nested.items())
+    else:
+        yield key, given
+
+
+def _check(model_type: str, config: Config, head_dim: int, where: str, settings: Mapping[str, object]) -> None:
+    name = "rope_type" if "rope_type" in settings else "type"
+    kind = settings.get(name, "default")
+    old = kind in OLD_NAMES.get(model_type, ())
+    if old and settings.get(LENGTH) is None:
+        raise ConfigError(
+            f"config.json says {where}.{name}: {brief(kind)}, an old name of 'longrope', without {where}.{LENGTH}, and "
+            "transformers does not read that. Write 'longrope' in its place, in a copy of the model."
+        )
+    if not old and (not isinstance(kind, str) or kind not in NUMBERS):
+        near = " 'su' is the old name of 'longrope'." if kind == "su" else ""
+        raise ConfigError(
+            f"config.json says {where}.{name}: {brief(kind)}; transformers has rotary positions of the types "
+            f"{', '.join(NUMBERS)}.{near}"
+        )
+    kind = "longrope" if old else str(kind)
+    for number in NUMBERS[kind]:
+        positive_number(settings, number)
+    if kind == "longrope":
+        _check_factors(config, head_dim, where, settings)
+    if settings.get(LENGTH) is not None:
+        positive_int(settings, LENGTH)
+
+
+def _check_factors(config: Config, head_dim: int, where: str, settings: Mapping[str, object]) -> None:
+    share = positive_number(settings, "partial_rotary_factor", positive_number(config, "partial_rotary_factor", 1.0))
+    pairs = int(head_dim * share) // 2
+    for key in FACTORS:
+        factors = settings.get(key)
+        is_list = isinstance(factors, list) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in factors)
+        if not is_list or len(factors) != pairs:
+            found = f"a list of {len(factors)}" if isinstance(factors, list) else brief(factors)
+            raise ConfigError(
+                f"config.json says {where}.{key}: {found}; expected a list of {pairs} numbers, one for each pair that rotates."
+            )
