@@ -9,6 +9,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
@@ -30,6 +31,8 @@ OwnForCausalLM = composed_causal(own.ForCausalLM)
 AutoModel.register(ComposedConfig, cast("Any", OwnModel), exist_ok=True)
 AutoModelForCausalLM.register(ComposedConfig, cast("Any", OwnForCausalLM), exist_ok=True)
 AutoModelForSequenceClassification.register(ComposedConfig, cast("Any", ComposedForSequenceClassification), exist_ok=True)
+# Trainer's label smoothing shifts the labels of classes with these names alone, and pipelines look here, too.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[OWN] = OwnForCausalLM.__name__
 
 
 def class_of(config: Any) -> Any:
@@ -63,4 +66,5 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
             register_checkpoint_conversion_mapping(ours, conversion, overwrite=True)
     AutoModel.register(configuration, base, exist_ok=True)
     AutoModelForCausalLM.register(configuration, model, exist_ok=True)
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[configuration.model_type] = model.__name__
     return configuration, model
