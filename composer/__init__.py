@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from composer.api import build, build_folder, explain, load, load_spec
     from composer.commands.ablation import ablate
     from composer.commands.bench import bench
+    from composer.commands.chatting import chat
     from composer.commands.drawing import draw
     from composer.commands.evaluation import evaluate
     from composer.commands.inspecting import inspect
@@ -47,6 +48,7 @@ __all__ = [
     "bench",
     "build",
     "build_folder",
+    "chat",
     "check",
     "code",
     "diff",
@@ -80,6 +82,7 @@ _ROOMS = {
     "api": ["build", "build_folder", "explain", "load", "load_spec"],
     "commands.ablation": ["ablate"],
     "commands.bench": ["bench"],
+    "commands.chatting": ["chat"],
     "commands.drawing": ["draw"],
     "commands.evaluation": ["evaluate"],
     "commands.inspecting": ["inspect"],

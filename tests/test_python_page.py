@@ -74,6 +74,7 @@ def test_examples_of_docstrings_have_the_functions_that_there_are(name: str) -> 
 OTHERWISE = {
     "build": "Composed",
     "load": "Composed",
+    "chat": "Chat",
     "draw": "Picture",
     "view": "Served",
     "load_spec": "Spec",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import Backend, Graph, Json, RunsOn
+from composer.cli.options import Backend, Graph, Json, RunsOn, System
 from composer.cli.screen import print_document, print_json
 from composer.errors import ComposerError
 from composer.graph.lowering import AUTO
@@ -16,6 +16,8 @@ from composer.graph.lowering import AUTO
 def generate(
     model: Annotated[str, typer.Argument(help="A built model, or any other: a folder, or OWNER/NAME of the Hub.")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue; - reads it from stdin.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template, and print the answer alone.")] = False,
+    system: System = None,
     max_new_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to generate at most; 1k is 1,024.")] = "64",
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")] = 1.0,
@@ -25,11 +27,13 @@ def generate(
     graph: Graph = True,
     as_json: Json = False,
 ) -> None:
-    """Let a model continue a prompt, and print both."""
+    """Let a model continue a prompt, or answer it with --chat."""
     text = _text(prompt)
     found = composer.generate(
         model,
         text,
+        chat=chat,
+        system=system,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,

@@ -15,6 +15,7 @@ import composer
 from composer.cli.ablate import ablate
 from composer.cli.bench import bench
 from composer.cli.build import build
+from composer.cli.chat import chat
 from composer.cli.check import check
 from composer.cli.diff import diff
 from composer.cli.distill import distill
@@ -150,6 +151,7 @@ COMMANDS = (
     inspect,
     generate,
     logits,
+    chat,
     sample,
     verify,
     view,

@@ -53,9 +53,9 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(escape_message(text), err=err)
 
 
-def print_document(text: str) -> None:
+def print_document(text: str, end: str = "\n") -> None:
     """Print a text that is itself the result, on stdout: escaped on a terminal, and to a file or a pipe as it is."""
-    sys.stdout.write((escape_text(text) if sys.stdout.isatty() else text) + "\n")
+    sys.stdout.write((escape_text(text) if sys.stdout.isatty() else text) + end)
     sys.stdout.flush()
 
 

@@ -10,27 +10,31 @@ from pathlib import Path
 from typing import IO, Any
 
 from blocks.part import Closed
-from composer.api import load
 from composer.arguments import Reference
+from composer.commands.writers import (
+    check_drawing,
+    drawing_options,
+    load_writer,
+    no_room,
+    settings_refused,
+    tokenizer_of_writer,
+)
+from composer.data.chat import ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.escape import escape_html
 from composer.files import failing_as, whole
 from composer.graph.lowering import AUTO
 from composer.locks import beside, exclusive_lock
-from composer.notices import warn_user
-from composer.numbers import LEAST_SEED, TokenCount, check_count, check_range, check_seed, tokens_of
+from composer.notices import inform, warn_user
+from composer.numbers import TokenCount, check_count, check_range, check_seed, tokens_of
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.spec.explain import explain_resolved
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
-from composer.trust import load_tokenizer
-from composer.weights.opened import check_backends, open_models
 from composer.weights.positions import check_positions
 from composer.weights.sources import describe_model
-from composer.words import plural, size
-from converters.source import GENERATION_CONFIG, TOKENIZER, small_files
-from converters.trunk import dtype_name
+from composer.words import plural
+from converters.source import GENERATION_CONFIG
 
 SHOWN = 3
 """Texts of a file that a report shows."""
@@ -41,7 +45,8 @@ LAST = "the last one is written, and not read"
 
 
 class Generated(Readable, Closed):
-    """A text that a model generated. text: with its prompt; new_text: without it. seconds: of generating alone."""
+    """A text that a model generated. text: with its prompt, except of an answer in a chat; new_text: without it. seconds: of
+    generating alone."""
 
     prompt: str
     text: str
@@ -65,6 +70,8 @@ def generate(
     model: Reference,
     prompt: str,
     *,
+    chat: bool = False,
+    system: str | None = None,
     max_new_tokens: TokenCount = 64,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -76,6 +83,8 @@ def generate(
     """Lets a model continue a prompt.
 
     - model: a folder, built or not, or a model of the Hub; it brings its tokenizer.
+    - chat: the prompt is a turn of the user in the tokenizer's chat template, and the model answers until it ends its turn.
+    - system: the text of the system's turn before it.
     - max_new_tokens: at most so many (``"1k"`` is 1,024); fewer where the model ends its text.
     - temperature: 0 takes the likeliest token; above, tokens are sampled, among the likeliest of probability ``top_p``.
     - graph: on a GPU, record the step of a token once, as a CUDA graph, and replay it.
@@ -85,20 +94,23 @@ def generate(
         composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text
     """
     most = tokens_of(max_new_tokens, "--max-new-tokens", ComposerError)
-    check_range("--temperature", temperature, 0)
-    check_range("--top-p", top_p, 0, 1)
-    check_seed(seed, least=LEAST_SEED)
-    if top_p < 1 and temperature == 0:
-        raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
+    check_drawing(temperature, top_p, seed)
+    if system is not None and not chat:
+        raise ComposerError("--system is for a chat: add --chat")
     described = describe_model(model)  # report mistakes before imports that take seconds
     check_device(device)
     with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), silent_transformers("error"):
         from composer.model.generation import keep_tokens_alone
         from composer.tasks.unknown import hardly_written, unknown_token, without_embedding
 
-        loaded, folder = _loaded(str(model), device, backend, built=described.is_composed)
-        tokenizer = _tokenizer(folder)
-        tokens = tokenizer(prompt, return_tensors="pt").to(device)
+        loaded, folder = load_writer(str(model), device, backend, built=described.is_composed)
+        tokenizer = tokenizer_of_writer(folder)
+        if chat:
+            asked = [*first_messages(system), {"role": "user", "content": prompt}]
+            tokens = prompt_tokens(tokenizer, asked, str(model)).to(device)
+        else:
+            tokens = tokenizer(prompt, return_tensors="pt").to(device)
+            _note_template(tokenizer, prompt, str(model))
         count = tokens["input_ids"].shape[1]
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
@@ -112,10 +124,11 @@ def generate(
             warn_user(said)
         keep_tokens_alone(loaded)
         loaded.use_graph = graph
-        drawn = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}  # where transformers has 50
-        sampling = drawn if temperature else {"do_sample": False}
+        sampling = drawing_options(temperature, top_p)
+        if chat:
+            sampling["eos_token_id"] = ends_of(loaded, tokenizer)
         began = time.perf_counter()
-        with room(lambda: _no_room(loaded, count + most)), _settings_refused(folder / GENERATION_CONFIG), seeded(seed, device):
+        with room(lambda: no_room(loaded, count + most)), settings_refused(folder / GENERATION_CONFIG), seeded(seed, device):
             answer = loaded.generate(
                 input_ids=tokens["input_ids"],
                 attention_mask=tokens["attention_mask"],
@@ -124,14 +137,24 @@ def generate(
                 **sampling,
             )[0]
         seconds = time.perf_counter() - began
+    new_text = tokenizer.decode(answer[count:], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
-        text=tokenizer.decode(answer, skip_special_tokens=True),
-        new_text=tokenizer.decode(answer[count:], skip_special_tokens=True),
+        text=new_text if chat else tokenizer.decode(answer, skip_special_tokens=True),
+        new_text=new_text,
         prompt_tokens=count,
         new_tokens=len(answer) - count,
         seconds=round(seconds, 3),
     )
+
+
+def _note_template(tokenizer: Any, prompt: str, model: str) -> None:
+    """Log a note where a model was trained on conversations, and the prompt has no control token of one."""
+    if tokenizer.chat_template and not any(token in prompt for token in tokenizer.all_special_tokens):
+        inform(
+            f"{model} has a chat template, and the prompt is continued without it. For an answer use --chat, or "
+            f"`compose chat {model}`."
+        )
 
 
 class Sampled(Readable, Closed):
@@ -208,55 +231,6 @@ def sample(
 def bar_of(done: int, total: int) -> BarUpdate:
     """The number of finished texts, as a bar shows it."""
     return BarUpdate("texts", done, total)
-
-
-def _loaded(model: str, device: str, backend: str, *, built: bool) -> tuple[Any, Path]:
-    """The model, and its folder. Raises ComposerError where it writes no text."""
-    folder = Path(model).expanduser()
-    if built and folder.is_dir():
-        loaded: Any = load(folder, device=device, backend=backend)
-        if loaded.config.labels is not None:
-            raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
-        if loaded.base.both_ways:
-            raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
-        return loaded, folder
-    (opened,) = open_models([model], ComposerError)
-    check_backends(backend, [opened])
-    return opened.load(None, device, backend), opened.source.folder
-
-
-def _tokenizer(folder: Path) -> Any:
-    if not small_files(folder, TOKENIZER):
-        raise ComposerError(
-            f"{folder} has no tokenizer, so it can read no prompt: copy one there, or name it at the build, with --tokenizer"
-        )
-    problem = f"{folder} has no tokenizer that transformers can read; copy the source's there"
-    return load_tokenizer(folder, ComposerError, problem)
-
-
-@contextmanager
-def _settings_refused(settings: Path) -> Iterator[None]:
-    """For the block, raises ComposerError for generation settings that transformers, or a composed model, does not support."""
-    try:
-        yield
-    except ValueError as error:
-        raise ComposerError(f"{settings} asks for a way of writing that is not to be had here: {error}") from error
-
-
-def _no_room(model: Any, tokens: int) -> ComposerError:
-    """The error where memory has run out, with the bytes of the state and a remedy."""
-    if not hasattr(model.config, "resolved"):
-        return ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens")
-    spec, kind = model.config.resolved(), dtype_name(model.dtype)
-    cost = explain_resolved(spec, sequence=tokens, dtype=kind)
-    sizes = {(memory.name or memory.kind, memory.room) for head in spec.heads.values() for memory in head.memory}
-    name, largest = max(sizes, key=lambda one: one[1])
-    remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
-    if any(group.state_grows for group in cost.groups) or not remedies:
-        remedies.append("give it a shorter prompt, or ask for fewer tokens")
-    return ComposerError(
-        f"out of memory: at {tokens:,} tokens the state alone takes {size(cost.state_bytes)}; {', or '.join(remedies)}"
-    )
 
 
 @contextmanager

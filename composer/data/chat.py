@@ -14,8 +14,11 @@ from composer.templates import Rendered, TemplateError, render_many
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Message = dict[str, str]
 MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The statement by which a template marks what the assistant writes."""
+PROBE = "composer"
+"""A text that no template changes, to find what a template writes behind it."""
 
 
 MOST_RENDERED = 2**26
@@ -56,6 +59,47 @@ def render(
     except (TemplateError, ValueError) as error:
         raise DataError(f"the chat template refuses these messages: {error}") from error
     return Rendered(rendered.text, tuple((start, end) for start, end in rendered.answers if start < end))
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the control token that the template writes behind a turn of the assistant; None where it writes none."""
+    turns = [{"role": "user", "content": PROBE}, {"role": ASSISTANT, "content": PROBE}]
+    try:
+        text = render(tokenizer, turns).text
+    except DataError:
+        return None
+    after = text.rpartition(PROBE)[2].lstrip()
+    controls = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+    found = max((content for content in controls if content.strip() and after.startswith(content)), key=len, default=None)
+    return None if found is None else controls[found]
+
+
+def ends_of(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end an answer: those of the model's settings, EOS, and the one behind a turn in the chat template."""
+    own = getattr(model.generation_config, "eos_token_id", None)
+    every = [*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id]
+    if tokenizer.chat_template:
+        every.append(end_of_turn(tokenizer))
+    return sorted({token for token in every if token is not None})
+
+
+def first_messages(system: str | None) -> list[Message]:
+    """Return the turns before the user's first one."""
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], model: str) -> Any:
+    """Return the tokens of a conversation up to where the model answers, as tensors. Raises DataError, which names the model."""
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"{model} has no chat template, so it reads no conversations: continue a text with `compose generate` without --chat, "
+            "or copy chat_template.jinja of the model that it was made from into its folder"
+        )
+    try:
+        text = render(tokenizer, messages, generation_prompt=True).text
+    except DataError as error:
+        raise DataError(f"{model}: {error}") from error
+    return tokenizer(text, add_special_tokens=False, return_tensors="pt", verbose=False)
 
 
 def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> list[Rendered]:

@@ -64,6 +64,7 @@ class InMemory:
 
 OF_FOLDERS: dict[str, Callable[[Any], object]] = {
     "generate": lambda model: composer.generate(model, "a"),
+    "chat": composer.chat,
     "evaluate": lambda model: composer.evaluate(model, "recall", 128),
     "evaluate several": lambda model: composer.evaluate(["teacher", model], "recall", 128),
     "evaluate by label": lambda model: composer.evaluate({"mine": model}, "recall", 128),
@@ -105,6 +106,7 @@ def test_every_command_takes_thousands_of_tokens(compose: Compose, teacher: Path
         ("explain", "softmax", "--from", "TEACHER", "--seq", "4q"),
         ("draw", "softmax", "--seq", "4q"),
         ("generate", "TEACHER", "--prompt", "a", "--max-new-tokens", "4q"),
+        ("chat", "TEACHER", "--max-new-tokens", "4q"),
         ("sample", "TEACHER", "-o", "t.jsonl", "--length", "4q"),
         ("select", "lolcats", "--from", "TEACHER", "--data", "d.txt", "-o", "o", "--keep", "1", "--seq", "4q"),
         ("eval", "TEACHER", "--tasks", "passkey", "--lengths", "128", "--batch-tokens", "4q"),
@@ -127,6 +129,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         {"--repeats": 1, "--steps": 1, "--threads": 1, "--seed": 0, "--prefill": 1, "--decode": 1, "--batch": 1},
     ),
     "build": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--seed": LEAST_SEED}),
+    "chat": (("TEACHER",), {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0, "--top-p": 0}),
     "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0}),
     "draw": (("lolcats",), {"--seq": 1}),
     "eval": (("TEACHER", "--tasks", "passkey"), {"--samples": 1, "--seed": 0, "--lengths": 2, "--batch-tokens": 1}),

@@ -127,6 +127,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "generate": (lambda: composer.generate("nowhere", "Once"), "nowhere"),
     "generate top_p": (lambda: composer.generate(TEACHER, "Once", temperature=1.0, top_p=2.0), "--top-p 2: say at most 1"),
     "generate device": (lambda: composer.generate(TEACHER, "Once", device="tpu"), "tpu"),
+    "chat": (lambda: composer.chat("nowhere"), "nowhere"),
+    "chat template": (lambda: composer.chat(TEACHER), "no chat template"),
     "sample": (lambda: composer.sample("nowhere", "texts.jsonl"), "nowhere"),
     "sample texts": (lambda: composer.sample(TEACHER, "texts.jsonl", texts=0), "texts 0"),
     "show": (lambda: composer.show("nothing"), "nothing"),

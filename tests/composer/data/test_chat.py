@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from composer.data.chat import render
+from composer.data.chat import end_of_turn, render
 from composer.data.formats import DAY
 from composer.errors import DataError
 from tests.composer.data.chats import CALLED, SYSTEM, TALK, TOOL, Messages, document, documents, learned, written
@@ -217,3 +217,16 @@ def test_characters_of_several_tokens() -> None:
     assert made.ids.tolist() == written(tokenizer, messages)
     asked = len(written(tokenizer, messages[:1], add_generation_prompt=True))
     assert made.learned.tolist() == [False] * asked + [True] * (len(made) - asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        *(("chatml", "<|im_end|>"), ("marked", "<|im_end|>"), ("qwen", "<|im_end|>"), ("llama", "<|eot|>"), ("mistral", "<eos>")),
+        *(("gemma", "<end_of_turn>"), ("deepseek", "<eos>"), ("{% for m in messages %}{{ m.content }}!{% endfor %}", None)),
+        ("{{ raise_exception('no') }}", None),
+    ],
+)
+def test_the_token_that_ends_a_turn(name: str, end: str | None) -> None:
+    tokenizer = tokenizer_with(name)
+    assert end_of_turn(tokenizer) == (None if end is None else tokenizer.convert_tokens_to_ids(end))

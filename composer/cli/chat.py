@@ -1,0 +1,96 @@
+"""``compose chat``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+import composer
+from composer.cli.options import Backend, Graph, RunsOn, System
+from composer.cli.screen import print_document, print_mistake, say
+from composer.errors import ComposerError
+from composer.graph.lowering import AUTO
+
+HELP = "Each line is a turn. /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="A model with a chat template: a folder, built or not, or OWNER/NAME of the Hub.")],
+    system: System = None,
+    max_new_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of an answer at most; 1k is 1,024.")] = "512",
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: RunsOn = "cpu",
+    backend: Backend = AUTO,
+    graph: Graph = True,
+) -> None:
+    """Talk with a model: each line is a turn."""
+    talk = composer.chat(
+        model,
+        system=system,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        device=device,
+        backend=backend,
+        graph=graph,
+    )
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        say(HELP, err=True)
+    for line in _typed_lines() if at_terminal else _piped_lines():
+        if line == "/exit":
+            break
+        if line == "/reset":
+            talk.reset()
+        elif line:
+            try:
+                answer = talk.say(line, lambda text: print_document(text, end=""))
+                print_document("" if answer.complete else " …")
+            except ComposerError as error:
+                if not at_terminal:
+                    raise
+                print_mistake(error, as_json=False)
+            except KeyboardInterrupt:
+                print_document("")
+                if not at_terminal:
+                    raise
+
+
+def _typed_lines() -> Iterator[str]:
+    """Lines as they are typed, up to Ctrl-D."""
+    import readline  # noqa: F401  # input() then edits lines, and remembers them
+
+    while True:
+        try:
+            yield _checked(input("> "))
+        except EOFError:
+            print_document("")
+            return
+
+
+def _piped_lines() -> Iterator[str]:
+    """The lines of stdin. Raises ComposerError where they are no text."""
+    stream = typer.get_text_stream("stdin")
+    while True:
+        try:
+            line = stream.readline()
+        except UnicodeDecodeError as error:
+            raise ComposerError(f"stdin is no text in the terminal's encoding ({error.reason}); save it as UTF-8") from error
+        if not line:
+            return
+        yield _checked(line)
+
+
+def _checked(line: str) -> str:
+    """The line without blank space around it. Raises ComposerError where it is no text."""
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ComposerError(f"a line is no text in the terminal's encoding ({error.reason}); write it in UTF-8") from error
+    return line.strip()

@@ -1,0 +1,251 @@
+"""``chat``: a conversation with a model, which keeps the model's cache between turns."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from blocks.part import Closed
+from composer.arguments import Reference
+from composer.commands.writers import (
+    check_drawing,
+    drawing_options,
+    load_writer,
+    no_room,
+    settings_refused,
+    tokenizer_of_writer,
+)
+from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
+from composer.devices import check_device, room, room_for, seeded
+from composer.errors import ComposerError, in_words
+from composer.graph.lowering import AUTO
+from composer.notices import warn_user
+from composer.numbers import MOST_SEED, TokenCount, tokens_of
+from composer.progress import silent_transformers
+from composer.tables import Readable, View
+from composer.weights.sources import describe_model
+from converters.bounded import brief, is_text
+from converters.source import GENERATION_CONFIG
+from converters.trunk import Sizes
+
+OnText = Callable[[str], None]
+"""Called with each piece of an answer as soon as it is written."""
+
+
+class Reply(Readable, Closed):
+    """An answer in a conversation.
+
+    tokens: of the conversation before the answer. read_tokens: the part of them that the model had to read, because its cache does
+    not have it. new_tokens: of the answer, with the token that ends it. complete: whether the model ended its turn itself.
+    """
+
+    text: str
+    tokens: int
+    read_tokens: int
+    new_tokens: int
+    complete: bool
+    seconds: float
+
+    def view(self) -> View:
+        read = f"{self.read_tokens:,} of {self.tokens:,} tokens read, {self.new_tokens:,} written, {self.seconds:.2f} s"
+        return View("", notes=(read,), verbatim=self.text)
+
+
+class Chat:
+    """A conversation with a model; ``composer.chat`` makes one. messages: all turns so far, as chat templates read them."""
+
+    def __init__(self, name: str, model: Any, folder: Path, sizes: Sizes, *, system: str | None, most: int, **drawing: Any) -> None:
+        self._name, self._model, self._folder, self._sizes = name, model, folder, sizes
+        self._tokenizer = tokenizer_of_writer(folder)
+        self._system, self._most, self._seed = system, most, drawing.pop("seed")
+        self._options = drawing_options(**drawing) | {"eos_token_id": ends_of(model, self._tokenizer)}
+        self._is_beyond = False
+        self.reset()
+        prompt_tokens(self._tokenizer, [*self.messages, {"role": "user", "content": "composer"}], name)  # its mistakes at once
+
+    def reset(self) -> None:
+        """Begin a new conversation. The system's turn stays."""
+        self.messages: list[Message] = first_messages(self._system)
+        self._cache: Any = None
+        self._seen: list[int] = []
+        self._copy: Any = None
+        self._copied: list[int] = []
+
+    @in_words
+    def say(self, text: str, on_text: OnText | None = None) -> Reply:
+        """Add a turn of the user, and return the model's answer.
+
+        on_text: called with each piece of the answer. A KeyboardInterrupt stops the answer and is raised; the text so far is kept
+        as the model's turn. Raises ComposerError, and then the conversation is as before.
+        """
+        if not isinstance(text, str) or not is_text(text):
+            raise ComposerError(f"a turn is a text, and this is {brief(text)}; pass one text that can be encoded in UTF-8")
+        asked = [*self.messages, {"role": "user", "content": text}]
+        device = str(self._model.device)
+        with room_for(f"on {device}", "Begin a new conversation, or use a smaller model."), silent_transformers("error"):
+            tokens = prompt_tokens(self._tokenizer, asked, self._name)["input_ids"].to(device)
+            ids = tokens[0].tolist()
+            most = self._room_for_answer(len(ids))
+            cache, known = self._take_cache(ids)
+            writer = _Writer(self._tokenizer, on_text)
+            began = time.perf_counter()
+            answered = sum(message["role"] == "assistant" for message in self.messages)
+            seed = self._seed + (answered if self._seed <= MOST_SEED - answered else -answered)
+            settings = settings_refused(self._folder / GENERATION_CONFIG)
+            try:
+                with room(lambda: no_room(self._model, len(ids) + most)), settings, seeded(seed, device):
+                    if hasattr(self._model.config, "resolved"):
+                        cache = self._read(tokens, cache, known)
+                    answer = self._model.generate(
+                        input_ids=tokens,
+                        attention_mask=tokens.new_ones(tokens.shape),
+                        max_new_tokens=most,
+                        past_key_values=cache,
+                        return_dict_in_generate=True,
+                        streamer=writer,
+                        trust_remote_code=False,
+                        **self._options,
+                    )
+            except KeyboardInterrupt:
+                if writer.text:
+                    self.messages = [*asked, {"role": "assistant", "content": writer.text}]
+                raise
+        seconds = time.perf_counter() - began
+        every = answer.sequences[0].tolist()
+        written = every[len(ids) :]
+        said = self._tokenizer.decode(written, skip_special_tokens=True)
+        self.messages = [*asked, {"role": "assistant", "content": said}]
+        cache = getattr(answer, "past_key_values", None)
+        if cache is not None and cache.get_seq_length() == len(every) - 1:  # the last token is written, and not read
+            self._cache, self._seen = cache, every[:-1]
+        return Reply(
+            text=said,
+            tokens=len(ids),
+            read_tokens=len(ids) - known,
+            new_tokens=len(written),
+            complete=written[-1] in self._options["eos_token_id"],
+            seconds=round(seconds, 3),
+        )
+
+    def _take_cache(self, ids: Sequence[int]) -> tuple[Any, int]:
+        """The cache for a conversation of these tokens, and how many of them it has read; None and 0 where all are to be read.
+
+        A template may write earlier turns differently than before, and a tokenizer may split an answer otherwise than the model
+        wrote it. Then the cache is cut to the tokens that are the same. States cannot be cut, so a composed model goes back to the
+        copy from before its last answer.
+
+        The chat keeps no cache until the answer is complete: an answer that is stopped leaves it in no known state.
+        """
+        (cache, seen), (copied, before) = (self._cache, self._seen), (self._copy, self._copied)
+        self._cache, self._seen, self._copy, self._copied = None, [], None, []
+        same = 0
+        while same < min(len(seen), len(ids) - 1) and seen[same] == ids[same]:
+            same += 1
+        if same < len(seen):
+            try:
+                cache.crop(same - len(seen))
+            except (NotImplementedError, RuntimeError, ValueError):
+                fits = len(before) < len(ids) and before == list(ids[: len(before)])
+                return (copied, len(before)) if fits else (None, 0)
+        return (cache, same) if same and cache.get_seq_length() == same else (None, 0)
+
+    def _read(self, tokens: Any, cache: Any, known: int) -> Any:
+        """The cache of a composed model after all tokens of a conversation but the last one, of which a copy is kept."""
+        import torch
+
+        from composer.model.cache import new_cache
+
+        cache = new_cache(self._model.config) if cache is None else cache
+        if tokens.shape[1] - 1 > known:
+            with torch.no_grad():
+                self._model(input_ids=tokens[:, known:-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        self._copy, self._copied = copy.deepcopy(cache), tokens[0, :-1].tolist()
+        return cache
+
+    def _room_for_answer(self, tokens: int) -> int:
+        """The tokens that an answer may have after so many. Raises ComposerError where there is no position for one."""
+        longest = self._sizes.max_positions
+        if self._sizes.learns_positions:
+            if tokens > longest:
+                raise ComposerError(
+                    f"{self._name} has learned {longest:,} positions, too few for this conversation of {tokens:,} tokens: begin a "
+                    "new one (/reset), or write a shorter turn"
+                )
+            return min(self._most, longest + 1 - tokens)  # the last token is written, and not read
+        if tokens + self._most > longest and not self._is_beyond:
+            self._is_beyond = True
+            warn_user(
+                f"This conversation of {tokens:,} tokens, with an answer of up to {self._most:,}, is longer than the {longest:,} "
+                f"tokens that {self._name} was made for, so answers may get worse. /reset begins a new one."
+            )
+        return self._most
+
+
+class _Writer:
+    """Turns tokens into text while ``generate`` writes them: what transformers calls a streamer."""
+
+    def __init__(self, tokenizer: Any, on_text: OnText | None) -> None:
+        self.tokenizer, self.on_text = tokenizer, on_text
+        self.ids: list[int] = []
+        self.text = ""
+        self.has_prompt = False
+
+    def put(self, value: Any) -> None:
+        if not self.has_prompt:  # the first tokens are those of the prompt
+            self.has_prompt = True
+            return
+        self.ids += value.reshape(-1).tolist()
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        if not text.endswith("\ufffd"):  # the first bytes of a character
+            self._write(text)
+
+    def end(self) -> None:
+        self._write(self.tokenizer.decode(self.ids, skip_special_tokens=True))
+
+    def _write(self, text: str) -> None:
+        new, self.text = text[len(self.text) :], text
+        if new and self.on_text is not None:
+            self.on_text(new)
+
+
+@in_words
+def chat(
+    model: Reference,
+    *,
+    system: str | None = None,
+    max_new_tokens: TokenCount = 512,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    device: str = "cpu",
+    backend: str = AUTO,
+    graph: bool = True,
+) -> Chat:
+    """Begin a conversation with a model, in its chat template.
+
+    - model, temperature, top_p, graph: as ``generate`` has them.
+    - system: the text of the system's turn, which precedes all others.
+    - max_new_tokens: of an answer, at most.
+    - seed: of the first answer; each further answer has one of its own.
+
+    The model's cache is kept between turns, so that of a turn only new tokens are read. Raises ComposerError.
+
+        talk = composer.chat("mine")
+        print(talk.say("Who was Ada Lovelace?").text)
+    """
+    most = tokens_of(max_new_tokens, "--max-new-tokens", ComposerError)
+    check_drawing(temperature, top_p, seed)
+    described = describe_model(model)  # report mistakes before imports that take seconds
+    check_device(device)
+    with room_for(f"on {device}", "Use a smaller model."), silent_transformers("error"):
+        from composer.model.generation import keep_tokens_alone
+
+        loaded, folder = load_writer(str(model), device, backend, built=described.is_composed)
+        drawing: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed}
+        talk = Chat(str(model), loaded, folder, described.trunk, system=system, most=most, **drawing)
+        keep_tokens_alone(loaded)
+        loaded.use_graph = graph
+    return talk

@@ -1,0 +1,83 @@
+"""Models that write, their tokenizers, and the options of drawing tokens, for every command that generates text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from composer.api import load
+from composer.errors import ComposerError
+from composer.numbers import LEAST_SEED, check_range, check_seed
+from composer.spec.explain import explain_resolved
+from composer.trust import load_tokenizer
+from composer.weights.opened import check_backends, open_models
+from composer.words import size
+from converters.source import TOKENIZER, small_files
+from converters.trunk import dtype_name
+
+
+def check_drawing(temperature: float, top_p: float, seed: int) -> None:
+    """Raise ComposerError where these options of drawing tokens are out of bounds, or contradict each other."""
+    check_range("--temperature", temperature, 0)
+    check_range("--top-p", top_p, 0, 1)
+    check_seed(seed, least=LEAST_SEED)
+    if top_p < 1 and temperature == 0:
+        raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
+
+
+def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:
+    """Return the arguments of ``generate`` that say how tokens are drawn; at a temperature of 0 the likeliest token is taken."""
+    if not temperature:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}  # where transformers has 50
+
+
+def load_writer(model: str, device: str, backend: str, *, built: bool) -> tuple[Any, Path]:
+    """The model, and its folder. Raises ComposerError where it writes no text."""
+    folder = Path(model).expanduser()
+    if built and folder.is_dir():
+        loaded: Any = load(folder, device=device, backend=backend)
+        if loaded.config.labels is not None:
+            raise ComposerError(f"{model} is a classifier: it has answers for whole texts, and writes none")
+        if loaded.base.both_ways:
+            raise ComposerError(f"{model} is bidirectional: each token sees those after it, too, so it reads texts and writes none")
+        return loaded, folder
+    (opened,) = open_models([model], ComposerError)
+    check_backends(backend, [opened])
+    return opened.load(None, device, backend), opened.source.folder
+
+
+def tokenizer_of_writer(folder: Path) -> Any:
+    if not small_files(folder, TOKENIZER):
+        raise ComposerError(
+            f"{folder} has no tokenizer, so it can read no prompt: copy one there, or name it at the build, with --tokenizer"
+        )
+    problem = f"{folder} has no tokenizer that transformers can read; copy the source's there"
+    return load_tokenizer(folder, ComposerError, problem)
+
+
+@contextmanager
+def settings_refused(settings: Path) -> Iterator[None]:
+    """For the block, raises ComposerError for generation settings that transformers, or a composed model, does not support."""
+    try:
+        yield
+    except ValueError as error:
+        raise ComposerError(f"{settings} asks for a way of writing that is not to be had here: {error}") from error
+
+
+def no_room(model: Any, tokens: int) -> ComposerError:
+    """The error where memory has run out, with the bytes of the state and a remedy."""
+    if not hasattr(model.config, "resolved"):
+        return ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens")
+    spec, kind = model.config.resolved(), dtype_name(model.dtype)
+    cost = explain_resolved(spec, sequence=tokens, dtype=kind)
+    sizes = {(memory.name or memory.kind, memory.room) for head in spec.heads.values() for memory in head.memory}
+    name, largest = max(sizes, key=lambda one: one[1])
+    remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
+    if any(group.state_grows for group in cost.groups) or not remedies:
+        remedies.append("give it a shorter prompt, or ask for fewer tokens")
+    return ComposerError(
+        f"out of memory: at {tokens:,} tokens the state alone takes {size(cost.state_bytes)}; {', or '.join(remedies)}"
+    )
