@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from lm_eval.models import huggingface
 
 from composer.evaluation.harness_results import CutRequests
 from composer.notices import warn_user
+from composer.templates import TemplateError, render
 
 HFLM: Any = huggingface.HFLM
 """Without its type: decorators of lm-eval hide its parameters."""
@@ -88,10 +88,10 @@ class HarnessModel(HFLM):
             return self._render(rest, add_generation_prompt)
 
     def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """Render the tokenizer's chat template. This is the only place where a template of a model's folder runs here."""
-        return self.tokenizer.apply_chat_template(
+        """Render the tokenizer's chat template. It runs within limits of time and memory."""
+        return render(
+            self.tokenizer,
             messages,
-            tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )
