@@ -231,6 +231,7 @@ def explain(
         device=device_type(device),
         dtype=dtype or target.dtype,
         windows=target.windows,
+        rotations=target.rotations,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from converters.config import MOST_LAYERS, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
+from converters.length_rotations import LengthRotation, length_rotations
 from converters.local_layers import local_layers
 from converters.model_types import PREFIX
 from converters.rotary import check_rotary
@@ -106,6 +107,10 @@ class Host(Sizes):
     @property
     def learns_positions(self) -> bool:
         return self.config["model_type"] in LEARNED
+
+    @property
+    def length_rotations(self) -> Mapping[int, LengthRotation]:
+        return length_rotations(self.config, self.windows, self.layers)
 
 
 def host_family(model_type: str) -> Family:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from converters.bounded import brief
 from converters.errors import ConfigError
+from converters.length_rotations import LengthRotation
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -68,6 +69,11 @@ class Sizes:
     def learns_positions(self) -> bool:
         """Whether it has a vector for each position, and so none beyond ``max_positions``."""
         return False
+
+    @property
+    def length_rotations(self) -> Mapping[int, LengthRotation]:
+        """The layers whose rotary frequencies depend on the length of the text so far."""
+        return {}
 
     def __post_init__(self) -> None:
         if self.heads % self.key_heads:

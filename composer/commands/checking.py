@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path as File
+from types import MappingProxyType
 from typing import cast
 
 from blocks.part import Closed
@@ -16,22 +17,32 @@ from composer.spec.loading import locate, variants_of
 from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.spec.rotations import notes_on_rotations
 from composer.spec.sweep import SEPARATOR, together
 from composer.weights.target import target_of
+from converters.length_rotations import LengthRotation
 
 
 class SpecCheck(Closed):
-    """The result of checking one spec. hash: of the resolved document, where there is a source or a trunk to resolve it on."""
+    """The result of checking one spec. hash: of the resolved document, where there is a source or a trunk to resolve it on. notes:
+    warnings about the spec on its source."""
 
     spec: str
     ok: bool
     says: str
     hash: str | None
     mistakes: tuple[Mistake, ...]
+    notes: tuple[str, ...] = ()
 
 
-def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Iterator[SpecCheck]:
-    """The check of a spec, or of each variant of a sweep. size: of the source; None where there is none. overrides: of each."""
+def answers_on(
+    said: SpecLike,
+    size: Dimensions | None,
+    overrides: Overrides = (),
+    rotations: Mapping[int, LengthRotation] = MappingProxyType({}),
+) -> Iterator[SpecCheck]:
+    """The check of a spec, or of each variant of a sweep. size: of the source; None where there is none. overrides: of each.
+    rotations: the source's layers whose rotary frequencies depend on the length of the text so far."""
     named = str(said) if isinstance(said, str | File) else None
     try:
         vary, specs = variants_of(said, overrides)
@@ -50,7 +61,8 @@ def answers_on(said: SpecLike, size: Dimensions | None, overrides: Overrides = (
             yield _wrong(source, error)
             continue
         says, hashed = _heads_in_words(one, resolved), resolved.hash if resolved else None
-        yield SpecCheck(spec=source, ok=True, says=says, hash=hashed, mistakes=())
+        notes = notes_on_rotations(resolved, target.rotations if target else rotations) if resolved else ()
+        yield SpecCheck(spec=source, ok=True, says=says, hash=hashed, mistakes=(), notes=notes)
 
 
 def _wrong(name: str, error: SpecError) -> SpecCheck:

@@ -127,11 +127,12 @@ class CheckReport(Readable, Closed):
         )
 
     def summary(self) -> tuple[str, ...]:
-        """Remarks below the rows: the mistakes, or that specs were checked without a source."""
+        """Remarks below the rows: the mistakes, or warnings, and that specs were checked without a source."""
         wrong = sum(not answer.ok for answer in self.answers)
         if wrong:
             return (*self.mistakes, f"{plural(wrong, 'spec')} of {len(self.answers)} cannot be used")
-        return () if all(answer.hash for answer in self.answers) else (NOTHING_KNOWN,)
+        notes = tuple(dict.fromkeys(f"Note: {note}" for answer in self.answers for note in answer.notes))
+        return notes if all(answer.hash for answer in self.answers) else (*notes, NOTHING_KNOWN)
 
     def view(self) -> View:
         rows = self.rows()
@@ -153,8 +154,9 @@ def check(
 
         assert composer.check("mine.yaml", "teacher").ok
     """
-    size = None if source is None else dimensions(describe_model(source, revision).trunk)
-    return CheckReport(answers=tuple(answer for spec in specs_of(specs) for answer in answers_on(spec, size, overrides)))
+    trunk = None if source is None else describe_model(source, revision).trunk
+    size, rotations = (None, {}) if trunk is None else (dimensions(trunk), trunk.length_rotations)
+    return CheckReport(answers=tuple(answer for spec in specs_of(specs) for answer in answers_on(spec, size, overrides, rotations)))
 
 
 class SpecDifferences(Readable, Closed):

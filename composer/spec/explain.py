@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 from blocks.legend import Shape
@@ -15,7 +16,9 @@ from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
 from composer.spec.parameters import graphs_of, head_parameters
 from composer.spec.resolve import Resolved
+from composer.spec.rotations import notes_on_rotations
 from composer.tables import Readable, View
+from converters.length_rotations import LengthRotation
 from converters.shard import BYTES
 
 COUNTER = 8
@@ -75,6 +78,8 @@ class Explanation(Readable, Closed):
     compression_lola: float | None
     prefill_flops_per_token: int
     decode_flops_per_token: int | None
+    notes: tuple[str, ...] = ()
+    """Warnings about the spec on this source."""
 
     def view(self) -> View:
         from composer.spec.explained import view_of
@@ -91,11 +96,12 @@ def explain_resolved(
     device: str = "cpu",
     dtype: str = "float32",
     windows: Sequence[int | None] | None = None,
+    rotations: Mapping[int, LengthRotation] = MappingProxyType({}),
 ) -> Explanation:
     """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them.
 
     on: what it is resolved on, in words. windows: of each layer, the tokens that a query of the source sees, where the source has
-    layers that do not see all.
+    layers that do not see all. rotations: the source's layers whose rotary frequencies depend on the length of the text so far.
     """
     check_backend(backend, graphs_of(resolved))
     groups = [
@@ -129,6 +135,7 @@ def explain_resolved(
         ),
         prefill_flops_per_token=int(total(group.prefill_flops_per_token for group in groups)),
         decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)) if causal else None,
+        notes=notes_on_rotations(resolved, rotations),
     )
 
 

@@ -14,7 +14,7 @@ def view_of(answer: Explanation) -> View:
     growth = f" at {answer.sequence:,} tokens" if any(group.state_grows for group in answer.groups) else ", at any length"
     whole = Table("The whole model", ("", ""), _figures(answer, growth))
     tables = (*(table for group in answer.groups for table in _of_group(group)), whole)
-    return View(short_hashes(f"{name}{place}, spec {answer.hash}"), tables)
+    return View(short_hashes(f"{name}{place}, spec {answer.hash}"), tables, tuple(f"Note: {note}" for note in answer.notes))
 
 
 def _of_group(group: GroupCost) -> tuple[Table, ...]:

@@ -60,7 +60,7 @@ def build_fresh_folder(
     target = check_output(Path(out), None, force=force)
     trunk = trunk_from(resolved, dtype or "float32", tokenizer)
     wanted = parameters(resolved, trunk)
-    plan = _plan(wanted, trunk, notes_on(resolved, trunk.labels, fresh=True))
+    plan = _plan(wanted, trunk, notes_on(resolved, trunk, fresh=True))
     untrained = tuple(wanted)
     if dry_run:
         return report_of(target, resolved, plan, untrained, {}, 0, began, dry_run=True)
@@ -105,7 +105,7 @@ def build_fresh(
     weights: dict[str, torch.Tensor] = {name: filled(name, fresh, kinds[name], seed) for name, fresh in wanted.items()}
     model = assembled(resolved, trunk, weights)
     if spec_document is not None:
-        plan = _plan(wanted, trunk, notes_on(resolved, trunk.labels, fresh=True))
+        plan = _plan(wanted, trunk, notes_on(resolved, trunk, fresh=True))
         model._origin = origin_of(resolved, spec_document, plan, trunk, None, seed, tuple(wanted))
     return model
 

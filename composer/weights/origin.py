@@ -130,9 +130,8 @@ def _plan(resolved: Resolved, assignment: Assignment, student: Composed, opened:
     for name, fresh in assignment.fresh.items():
         parameters[name] = FreshParameter(output="", shape=fresh.shape, dtype=dtype_of(fresh, trunk.dtype))
     dropped = {own: Dropped(file=files.get(own, ""), shape=(), reason=reason) for own, reason in assignment.dropped.items()}
-    return Plan(
-        dtype=trunk.dtype, parameters=parameters, dropped=dropped, shards=(), notes=notes_on(resolved, trunk.labels, fresh=False)
-    )
+    notes = notes_on(resolved, trunk, fresh=False)
+    return Plan(dtype=trunk.dtype, parameters=parameters, dropped=dropped, shards=(), notes=notes)
 
 
 def _source_of(model: PreTrainedModel) -> StoredSource:

@@ -15,12 +15,13 @@ from pydantic import Field
 
 from blocks.part import Closed, Fresh
 from composer.errors import BuildError
+from composer.spec.rotations import notes_on_rotations
 from composer.weights.meaning import meanings, stored_heads
 from converters.canonical import EMBEDDING
 from converters.coverage import Covered, Shaped
 from converters.shard import BYTES, Shard
 from converters.source import Source
-from converters.trunk import Dtype
+from converters.trunk import Dtype, Sizes
 
 if TYPE_CHECKING:
     from composer.spec.resolve import Resolved
@@ -236,16 +237,16 @@ def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) ->
             for own, reason in assignment.dropped.items()
         },
         shards=shards,
-        notes=(*source.notes, *notes_on(resolved, source.trunk.labels, fresh=False)),
+        notes=(*source.notes, *notes_on(resolved, source.trunk, fresh=False)),
     )
 
 
-def notes_on(resolved: Resolved, labels: int | None, *, fresh: bool) -> tuple[str, ...]:
-    """Warnings about the student. labels: of a classifier. fresh: built from nothing."""
+def notes_on(resolved: Resolved, trunk: Sizes, *, fresh: bool) -> tuple[str, ...]:
+    """Return warnings about the student. trunk: the model around its heads. fresh: it is built from nothing."""
     from composer.spec.explain import uses_projections
 
     notes = []
-    if resolved.direction == "bidirectional" and labels is None:
+    if resolved.direction == "bidirectional" and trunk.labels is None:
         notes.append("The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`.")
     if resolved.direction == "bidirectional" and not fresh:
         notes.append("Attention is bidirectional from now on; weights of a causal model were not trained for it.")
@@ -254,7 +255,7 @@ def notes_on(resolved: Resolved, labels: int | None, *, fresh: bool) -> tuple[st
         kept = "are there" if fresh else "are kept"
         heads = ", ".join(f"`{name}`" for name in unused)
         notes.append(f"q_proj and k_proj {kept}, and not used by heads made of latents alone: {heads}.")
-    return tuple(notes)
+    return (*notes, *notes_on_rotations(resolved, trunk.length_rotations))
 
 
 def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) -> tuple[ShardPlan, ...]:

@@ -169,7 +169,7 @@ def test_json(compose: Compose, teacher: Path) -> None:
     result = compose("check", "lawcat", "one.yaml", "--from", teacher, "--json")
     assert result.exit_code == 2
     good, wrong = json.loads(result.stdout)
-    assert good == {"spec": "lawcat", "ok": True, "says": "head: state", "hash": good["hash"], "mistakes": []}
+    assert good == {"spec": "lawcat", "ok": True, "says": "head: state", "hash": good["hash"], "mistakes": [], "notes": []}
     assert good["hash"] == json.loads(compose("show", "lawcat", "--from", teacher, "--json").stdout)["hash"]
     assert (wrong["ok"], len(wrong["mistakes"])) == (False, 1)
     assert json.loads(compose("check", "lawcat", "--json").stdout)[0]["hash"] is None

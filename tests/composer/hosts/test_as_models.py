@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,27 @@ def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> 
         with torch.no_grad():
             answer, _ = head(given.hidden, given.query, given.key, given.value, given.tokens, empty, "torch")
         torch.testing.assert_close(torch.cat([only for (only,) in outputs], dim=1), answer, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_heads_whose_answers_depend_on_splits_are_warned_of(tmp_path: Path) -> None:
+    """The source's own answers do as well, beyond the length of its short factors. `build`, `explain` and `check` warn."""
+    rotation = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
+    source: Any = small("phi3", rope_parameters=rotation, original_max_position_embeddings=20)
+    source.save_pretrained(tmp_path / "source")
+    plan = composer.build_folder("lolcats", tmp_path / "source", tmp_path / "built", dry_run=True).plan
+    (note,) = (note for note in plan.notes if "longrope" in note)
+    assert "20 tokens" in note
+    assert composer.explain("lolcats", tmp_path / "source").notes == (note,)
+    checked = composer.check(["lolcats", "softmax"], tmp_path / "source")
+    assert [answer.notes for answer in checked.answers] == [(note,), ()]
+    assert f"Note: {note}" in checked.summary()
+
+    student, ids = composer.build("lolcats", source, overrides=["recipe=null"]), tokens(1, 30)
+    for model in (source, student):
+        whole, first = model(ids, use_cache=False).logits, model(ids[:, :15], use_cache=True)
+        second = model(ids[:, 15:], past_key_values=first.past_key_values, use_cache=True).logits
+        assert (second - whole[:, 15:]).abs().max() > 1e-3
 
 
 @torch.no_grad()

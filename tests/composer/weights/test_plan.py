@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,5 +144,6 @@ def test_a_direction_is_told_where_it_takes_something_away(tmp_path: Path):
     first, second = plan_for(folder, both).notes
     assert first == "The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`."
     assert second.startswith("Attention is bidirectional from now on")
-    assert notes_on(resolved_for(folder, both), None, fresh=True) == (first,)
-    assert notes_on(resolved_for(folder, both), 2, fresh=True) == ()
+    trunk = open_source(folder).trunk
+    assert notes_on(resolved_for(folder, both), trunk, fresh=True) == (first,)
+    assert notes_on(resolved_for(folder, both), replace(trunk, labels=2), fresh=True) == ()

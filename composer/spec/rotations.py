@@ -1,0 +1,47 @@
+"""Warns of heads whose answers depend on how a text is split into calls, as the rotary embedding of their source does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from blocks.memories.base import Memory
+from blocks.positions import Rope
+from composer.spec.resolve import Resolved
+from composer.words import layers_in_words
+from converters.length_rotations import LengthRotation
+
+IN_GENERAL = (
+    "Reading a text in one call, reading it in several, and generating it token by token then give different logits, as they do in "
+    "the source itself; a `theta` under `position`, or `position: none`, avoids it."
+)
+
+
+def notes_on_rotations(resolved: Resolved, rotations: Mapping[int, LengthRotation]) -> tuple[str, ...]:
+    """Return a warning for each rotation that depends on the length of the text so far and that a memory of the heads uses.
+
+    rotations: by layer. A memory that holds all pairs is left out: its layer answers as the source does, call by call.
+    """
+    layers: dict[LengthRotation, list[int]] = {}
+    memories: dict[LengthRotation, dict[str, None]] = {}
+    for layer, rotation in rotations.items():
+        used = [
+            memory.called for group in resolved.layers[layer] for memory in resolved.heads[group.head].memory if _follows(memory)
+        ]
+        if used and resolved.direction == "causal":
+            layers.setdefault(rotation, []).append(layer)
+            memories.setdefault(rotation, {}).update(dict.fromkeys(used))
+    return tuple(_note(rotation, layers[rotation], list(memories[rotation])) for rotation in layers)
+
+
+def _follows(memory: Memory) -> bool:
+    """Whether a memory of bounded size keeps keys or features as the source's own rotation turned them."""
+    return isinstance(memory.position, Rope) and memory.position.theta is None and not memory.grows
+
+
+def _note(rotation: LengthRotation, layers: list[int], memories: list[str]) -> str:
+    names = " and ".join(f"`{name}`" for name in memories)
+    beyond = "a certain length" if rotation.tokens is None else f"{rotation.tokens:,} tokens"
+    return (
+        f"In {layers_in_words(layers)} the source's `{rotation.kind}` rotation turns all keys of a call by the length of the text "
+        f"at the end of that call, once the text is longer than {beyond}. {names} keep keys that earlier calls turned. {IN_GENERAL}"
+    )

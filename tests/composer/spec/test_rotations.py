@@ -1,0 +1,71 @@
+"""A spec whose memories depend on how a text is split into calls, because the source's rotation does, is warned of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from composer.spec.dimensions import Dimensions
+from composer.spec.explain import explain_resolved
+from composer.spec.loading import load_spec
+from composer.spec.resolve import resolve
+from composer.spec.rotations import notes_on_rotations
+from converters.length_rotations import LengthRotation
+
+SIZE = Dimensions(hidden_size=32, layers=4, heads=4, key_heads=2, head_dim=8, rope_theta=None)
+LONG, DYNAMIC = LengthRotation("longrope", 4096), LengthRotation("dynamic", None)
+
+
+def notes(spec: Any, rotations: dict[int, LengthRotation], *overrides: str) -> tuple[str, ...]:
+    return notes_on_rotations(resolve(load_spec(spec, list(overrides)), SIZE), rotations)
+
+
+def test_it_names_layers_rotation_memories_and_effect() -> None:
+    (note,) = notes("lolcats", dict.fromkeys(range(4), LONG))
+    for words in ("layers 0 to 3", "`longrope`", "4,096 tokens", "`window` and `state`", "different logits", "theta"):
+        assert words in note
+    (note,) = notes("lolcats", {2: DYNAMIC})
+    assert "layer 2 " in note
+    assert "`dynamic`" in note
+    assert "None" not in note
+
+
+def test_each_rotation_has_a_warning_of_its_own() -> None:
+    first, second = notes("lolcats", {0: LONG, 1: DYNAMIC, 2: LONG})
+    assert "layers 0, 2 " in first
+    assert "layer 1 " in second
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides"),
+    [
+        ("softmax", ()),
+        ("lolcats", ("head.position=none",)),
+        ("lolcats", ("head.position={kind: rope, theta: 10000.0}",)),
+    ],
+)
+def test_heads_that_do_not_depend_on_it_are_not_warned_of(spec: str, overrides: tuple[str, ...]) -> None:
+    assert notes(spec, dict.fromkeys(range(4), LONG), *overrides) == ()
+
+
+def test_layers_that_keep_the_sources_attention_are_left_out() -> None:
+    (note,) = notes(
+        {"compose": 1, "name": "mixed", "extends": "lolcats", "layers": [{"at": [0, 1], "use": "source"}]},
+        dict.fromkeys(range(4), LONG),
+    )
+    assert "layers 2 to 3 " in note
+
+
+def test_a_window_alone_keeps_turned_keys_as_well() -> None:
+    head = {"memory": [{"kind": "window", "size": 8, "evict": "drop"}]}
+    (note,) = notes({"compose": 1, "name": "near", "head": head}, {0: LONG})
+    assert "`window` keep" in note
+
+
+def test_explain_shows_it() -> None:
+    resolved = resolve(load_spec("lolcats"), SIZE)
+    assert explain_resolved(resolved).notes == ()
+    answer = explain_resolved(resolved, rotations={0: LONG})
+    assert "`longrope`" in " ".join(answer.notes)
+    assert "Note: In layer 0 " in str(answer)
