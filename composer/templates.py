@@ -48,7 +48,7 @@ class TemplateError(ComposerError):
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedChat:
     """A rendered conversation. answers: where the text inside ``{% generation %}`` begins and ends, in characters."""
 
     text: str
@@ -59,14 +59,14 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
     """The text that ``tokenizer.apply_chat_template(messages, tokenize=False, **options)`` returns, within limits.
 
     options: those of ``apply_chat_template`` that concern the text, such as ``tools``, ``documents``, ``add_generation_prompt`` and
-    ``continue_final_message``, and variables for the template. They and the messages are what JSON can hold. Raises TemplateError.
+    ``continue_final_message``, and variables for the template. Raises TemplateError.
     """
     return render_many(tokenizer, [messages], **options)[0].text
 
 
 def render_many(
     tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Mapping[str, Any]]], **options: Any
-) -> list[Rendered]:
+) -> list[RenderedChat]:
     """The same for several conversations in one exchange with the child, which is faster. They share the limit of time.
 
     With ``return_assistant_tokens_mask=True`` the result has ``answers``.
@@ -86,12 +86,12 @@ def render_many(
         **options,
     }
     try:
-        content = json.dumps(request).encode()
+        content = json.dumps(request, default=_placeholder).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"these messages are not what JSON can hold: {shortened(str(error), _LONGEST_MESSAGE)}") from error
     texts, spans = _answers(template, content)
     answers = spans or [[] for _ in texts]
-    return [Rendered(text, tuple((start, end) for start, end in one)) for text, one in zip(texts, answers, strict=True)]
+    return [RenderedChat(text, tuple((start, end) for start, end in one)) for text, one in zip(texts, answers, strict=True)]
 
 
 @dataclass
@@ -168,6 +168,11 @@ def _answers(template: str, request: bytes) -> tuple[list[str], list[list[list[i
     if "error" in answer:
         raise TemplateError(shortened(answer["error"], _LONGEST_MESSAGE))
     return answer["texts"], answer["spans"]
+
+
+def _placeholder(value: object) -> str:
+    """What stands for a value that JSON cannot hold, as in transformers."""
+    return f"<{type(value).__name__}>"
 
 
 def _start() -> _Worker:

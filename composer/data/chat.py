@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer.data.conversation import ASSISTANT, Conversation
 from composer.errors import DataError
-from composer.templates import Rendered, TemplateError, render_many
+from composer.templates import TemplateError, render_many
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,10 +19,15 @@ MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The statement by which a template marks what the assistant writes."""
 PROBE = "composer"
 """A text that no template changes, to find what a template writes behind it."""
-
-
 MOST_RENDERED = 2**26
-"""Characters of a conversation, times the turns of the assistant that are rendered one by one."""
+"""Characters of a conversation, times the turns of the assistant in it."""
+
+
+class Rendered(NamedTuple):
+    """A text, and the spans of it that the assistant wrote, each from a first character to the one after its last."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 def render(
@@ -39,26 +44,40 @@ def render(
     - settings: further variables of the template.
     - generation_prompt: whether the text ends where the assistant's next turn begins.
 
-    The ``answers`` are those between ``{% generation %}`` and ``{% endgeneration %}``. A template without them has none. Raises
-    DataError with the template's own reason.
+    The spans are those between ``{% generation %}`` and ``{% endgeneration %}``; a template without them has none. Raises DataError
+    with the template's own reason.
     """
+    return render_each(
+        tokenizer, [messages], tools=tools, documents=documents, settings=settings, generation_prompt=generation_prompt
+    )[0]
+
+
+def render_each(
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    tools: list[Any] | None = None,
+    documents: list[Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    generation_prompt: bool = False,
+) -> list[Rendered]:
+    """Return what ``render`` returns for each of some conversations, in one exchange with the process that renders."""
+    if not conversations:
+        return []
     try:
-        template = tokenizer.get_chat_template(None, tools)
-        (rendered,) = render_many(
+        has_markers = MARKERS.search(tokenizer.get_chat_template(None, tools)) is not None
+        rendered = render_many(
             tokenizer,
-            [messages],
-            **{
-                **(settings or {}),
-                "tools": tools,
-                "documents": documents,
-                "chat_template": template,
-                "return_assistant_tokens_mask": MARKERS.search(template) is not None,
-                "add_generation_prompt": generation_prompt,
-            },
+            conversations,
+            tools=tools,
+            documents=documents,
+            return_assistant_tokens_mask=has_markers,
+            add_generation_prompt=generation_prompt,
+            **(settings or {}),
         )
     except (TemplateError, ValueError) as error:
         raise DataError(f"the chat template refuses these messages: {error}") from error
-    return Rendered(rendered.text, tuple((start, end) for start, end in rendered.answers if start < end))
+    return [Rendered(one.text, tuple((start, end) for start, end in one.answers if start < end)) for one in rendered]
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -103,7 +122,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 
 
 def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> list[Rendered]:
-    """Return the texts to learn the assistant's turns from, with the ``answers`` at these turns.
+    """Return the texts to learn the assistant's turns from, with the spans of these turns.
 
     One text, of the whole conversation, where the template marks what the assistant writes, or where it writes each turn in the
     same way whatever follows it. Otherwise one text for each turn of the assistant, which ends with that turn: earlier turns are in
@@ -125,19 +144,22 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
         messages, whole = filled, render(tokenizer, filled, **options)
     if MARKERS.search(tokenizer.get_chat_template(None, conversation.tools)):
         return [_marked(whole, messages, conversation.prompt, tokenizer, options)]
-    turns = sum(message["role"] == ASSISTANT for message in messages)
-    if len(whole.text) * turns > MOST_RENDERED:
+    numbers = [number for number in range(conversation.prompt, len(messages)) if messages[number]["role"] == ASSISTANT]
+    size = max(len(whole.text), len(str(messages)))
+    if size * len(numbers) > MOST_RENDERED:
         raise DataError(
-            f"{len(messages):,} messages of {len(whole.text):,} characters are too many, as every turn of the assistant is "
-            "rendered with all those before it: split the conversation"
+            f"{len(messages):,} messages of {size:,} characters are too many, as each turn of the assistant is read "
+            "behind all those before it; split the conversation"
         )
+    ends = [whole] * (numbers[-1:] == [len(messages) - 1])
+    ends = render_each(tokenizer, [messages[: number + 1] for number in numbers[: len(numbers) - len(ends)]], **options) + ends
+    prompts = render_each(tokenizer, [messages[:number] for number in numbers if number], generation_prompt=True, **options)
+    asked = ["" for number in numbers if not number] + [prompt.text for prompt in prompts]
     texts = []
-    for number in range(conversation.prompt, len(messages)):
-        if messages[number]["role"] == ASSISTANT:
-            text = whole.text if number + 1 == len(messages) else render(tokenizer, messages[: number + 1], **options).text
-            begin = _begin(text, messages, number, tokenizer, options)
-            texts.append(Rendered(text, ((begin, len(text)),)))
-    spans = tuple(span for text in texts for span in text.answers)
+    for number, (text, _), prompt in zip(numbers, ends, asked, strict=True):
+        begin = _begin(text, messages, number, tokenizer, options, prompt)
+        texts.append(Rendered(text, ((begin, len(text)),)))
+    spans = tuple(span for text in texts for span in text.spans)
     bounds = [bound for span in spans for bound in span]
     if all(whole.text.startswith(text.text) for text in texts) and bounds == sorted(bounds):
         return [Rendered(whole.text, spans)]
@@ -148,17 +170,25 @@ def _marked(
     whole: Rendered, messages: list[dict[str, Any]], prompt: int, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     """The conversation with the template's own marks, without those in the prompt."""
-    begin = _begin(whole.text, messages, prompt, tokenizer, options) if prompt else 0
-    spans = tuple((max(start, begin), end) for start, end in whole.answers if end > begin)
+    asked = render(tokenizer, messages[:prompt], generation_prompt=True, **options).text if prompt else ""
+    begin = _begin(whole.text, messages, prompt, tokenizer, options, asked) if prompt else 0
+    spans = tuple((max(start, begin), end) for start, end in whole.spans if end > begin)
     if not spans:
         raise DataError("the chat template has {% generation %}, but marks no text of the assistant in this conversation")
     return Rendered(whole.text, spans)
 
 
 def _begin(
-    text: str, messages: list[dict[str, Any]], number: int, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+    text: str,
+    messages: list[dict[str, Any]],
+    number: int,
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
+    asked: str,
 ) -> int:
     """The character of a text at which the message of this number begins: where the model starts to write.
+
+    asked: the messages before it, with the prompt for the assistant's turn.
 
     A template may begin the assistant's turn otherwise when it asks for it, such as with ``<think>``. Then the turn begins where
     the two texts part, as in TRL. It may also end every conversation with the same words. Raises DataError where the template
@@ -166,7 +196,6 @@ def _begin(
     """
     if not number:
         return 0
-    asked = render(tokenizer, messages[:number], generation_prompt=True, **options).text
     if text.startswith(asked):
         return len(asked)
     before = render(tokenizer, messages[:number], **options).text

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,14 @@ def test_no_template_goes_beyond_the_limits(tokenizer: PreTrainedTokenizerBase, 
 
 
 def test_messages_that_json_cannot_hold(tokenizer: PreTrainedTokenizerBase) -> None:
+    talk = [{"role": "user", "content": object(), "when": datetime(2024, 1, 1, tzinfo=UTC)}]
+    template = "{{ messages[0].content }}{{ messages[0].when }}"
+    text = tokenizer.apply_chat_template(talk, tokenize=False, chat_template=template)
+    assert render(tokenizer, talk, chat_template=template) == text == "<object><datetime>"
+    circle: list[Any] = []
+    circle.append(circle)
     with pytest.raises(TemplateError, match="not what JSON can hold"):
-        render(tokenizer, [{"role": "user", "content": object()}], chat_template="x")
+        render(tokenizer, [{"role": "user", "content": circle}], chat_template="x")
     with pytest.raises(TemplateError, match="without messages"):
         render(tokenizer, [], chat_template="x")
 

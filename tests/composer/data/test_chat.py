@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from composer import templates
 from composer.data.chat import end_of_turn, render
 from composer.data.formats import DAY
 from composer.errors import DataError
@@ -230,3 +231,21 @@ def test_characters_of_several_tokens() -> None:
 def test_the_token_that_ends_a_turn(name: str, end: str | None) -> None:
     tokenizer = tokenizer_with(name)
     assert end_of_turn(tokenizer) == (None if end is None else tokenizer.convert_tokens_to_ids(end))
+
+
+def test_a_conversation_that_would_take_time_as_its_square() -> None:
+    talk = [{"role": role, "content": "once"} for _ in range(3000) for role in ("user", "assistant")]
+    with pytest.raises(
+        DataError, match=r"here, record 1: 6,000 messages of [\d,]+ characters are too many, as each turn of the assistant"
+    ):
+        documents({"messages": talk}, tokenizer_with("chatml"))
+
+
+def test_a_template_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 1)
+    monkeypatch.setattr(templates, "_client", templates._Client())
+    tokenizer = tokenizer_with("chatml")
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(DataError, match="here, record 1: the chat template refuses these messages: it takes more than 1 seconds"):
+        documents({"messages": TALK}, tokenizer)
+    templates._client.stop()

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from composer.data import bounds, plain, reading
+from composer.data import bounds, plain, reading, streams
 from composer.data.reading import files_of, read_records
 from composer.data.references import FileData, HubData, parse_reference
 from composer.errors import DataError
@@ -278,7 +278,7 @@ def test_no_cache_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 SECRET = b'{"text": "secret"}\n'
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt", "a.csv", "a.jsonl.gz"])
 def test_what_is_no_file_is_not_waited_for(write: Write, tmp_path: Path, name: str) -> None:
     """Pipes, devices and links out of the folder, named by the user or found in a folder."""
     folder = tmp_path / "folder"
@@ -347,3 +347,12 @@ def test_what_json_may_hold(write: Write) -> None:
     assert "nested deeper than 100 levels" in told(write("a.jsonl", '{"text": ' + "[" * 5000 + "]" * 5000 + "}\n"))
     assert "a.jsonl:1  is no JSON (Exceeds the limit" in told(write("a.jsonl", '{"text": ' + "9" * 5000 + "}\n"))
     assert read(write("b.jsonl", '{"text": "a", "text": "b"}\n')) == [{"text": "b"}]
+
+
+def test_tables_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
+    assert "a.csv:2  has more than 50 bytes, the most that a line may have" in told(write("a.csv", "text\n" + "b" * 51))
+    monkeypatch.setattr(streams, "MOST_TEXT", 100)
+    assert "b.csv:4  cannot be read as a table: field larger than field limit (100)" in told(
+        write("b.csv", 'text\n"' + ("b" * 40 + "\n") * 3 + '"\n')
+    )
