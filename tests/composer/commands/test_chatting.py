@@ -31,7 +31,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def begin(folder: Path, template: str | None = None, **options: Any) -> Chat:
-    talk = composer.chat(folder, **{"max_new_tokens": 8} | options)
+    settings: dict[str, Any] = {"max_new_tokens": 8} | options
+    talk = composer.chat(folder, **settings)
     if template is not None:
         talk._tokenizer.chat_template = template
     return talk
