@@ -132,13 +132,20 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     "chat": (("TEACHER",), {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0, "--top-p": 0}),
     "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0}),
     "draw": (("lolcats",), {"--seq": 1}),
-    "eval": (("TEACHER", "--tasks", "passkey"), {"--samples": 1, "--seed": 0, "--lengths": 2, "--batch-tokens": 1}),
+    "eval": (
+        ("TEACHER", "--tasks", "passkey", "--lm-eval", "piqa"),
+        {"--samples": 1, "--seed": 0, "--lengths": 2, "--batch-tokens": 1, "--max-length": 2, "--num-fewshot": 0},
+    ),
     "explain": (("lolcats", "--from", "TEACHER"), {"--seq": 1}),
     "generate": (
         ("TEACHER", "--prompt", "a"),
         {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0, "--top-p": 0},
     ),
     "inspect": (("TEACHER",), {"--length": 2, "--queries": 2, "--seed": 0}),
+    "logits": (
+        ("TEACHER", "--data", "passkey", "-o", "o"),
+        {"--sequence": 2, "--seed": 0, "--batch": 1, "--temperature": 0.01, "--top-k": 1},
+    ),
     "sample": (
         ("TEACHER", "-o", "t.jsonl"),
         {"--texts": 1, "--length": 2, "--batch": 1, "--seed": 0, "--temperature": 0.01, "--top-p": 0.01},
@@ -151,8 +158,8 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     "view": ((), {"--port": 1}),
 }
 """Of each command: what it needs besides, and its options that are numbers, with the least of each."""
-ANY = {"--layers", "--share"}
-"""Numbers without a least one, and one that is told with the data."""
+ANY = {"--layers", "--share", "--limit"}
+"""Numbers without a least one, one that is told with the data, and one that is a number of documents or a share of them."""
 
 
 def test_these_are_all_options_that_are_numbers() -> None:
