@@ -78,9 +78,12 @@ def _check_factors(config: Config, head_dim: int, where: str, settings: Mapping[
     pairs = int(head_dim * share) // 2
     for key in FACTORS:
         factors = settings.get(key)
-        is_list = isinstance(factors, list) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in factors)
-        if not is_list or len(factors) != pairs:
+        if not isinstance(factors, list) or len(factors) != pairs or not all(map(_is_number, factors)):
             found = f"a list of {len(factors)}" if isinstance(factors, list) else brief(factors)
             raise ConfigError(
                 f"config.json says {where}.{key}: {found}; expected a list of {pairs} numbers, one for each pair that rotates."
             )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from blocks import flow, tensors
 from blocks.memories import ring, window
 from composer.model import cuda_graph as product
-from composer.model import modeling
+from composer.model import generation
 from composer.model.cuda_graph import Computation
 
 WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"}
@@ -75,5 +75,5 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
     for module in (flow, tensors, ring, window):
         monkeypatch.setattr(module, "may_look", lambda numbers: False)
     monkeypatch.setattr(product, "captured", recorded)
-    for module in (modeling, *asking):
+    for module in (generation, *asking):
         monkeypatch.setattr(module, "may_record", lambda model: True)
