@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -39,16 +39,43 @@ class Mistake:
         return spot if where is None else f"{where}  {spot}"
 
 
+MOST_SHOWN = 100
+"""The most mistakes of a document that one error has."""
+LONGEST_MISTAKE, LONGEST_MESSAGE = 2_000, 50_000
+"""The most characters of one mistake's message, and of an error with all of its mistakes."""
+
+
 class SpecError(ComposerError):
-    """The YAML document is not a spec. The message names file, line, column and path, and so do its mistakes, as fields."""
+    """The YAML document is not a spec. The message names file, line, column and path, and so do its mistakes, as fields.
+
+    Of many mistakes it has the first, and a last one that says how many more there are.
+    """
 
     def __init__(self, *mistakes: Mistake | str) -> None:
         first: dict[object, Mistake] = {}
         for number, one in enumerate(Mistake(one) if isinstance(one, str) else one for one in mistakes):
             # A mistake in a head that others inherit occurs once in each of them; only the first is reported.
             first.setdefault(number if one.file is None else (one.message, one.file, one.line, one.column), one)
-        self.mistakes = tuple(first.values())
+        self.mistakes = _bounded(list(first.values()))
         super().__init__("\n".join(map(str, self.mistakes)))
+
+
+def _bounded(mistakes: list[Mistake]) -> tuple[Mistake, ...]:
+    """Return the first mistakes, as many as one error has, with the beginnings of long messages, and the number of the others."""
+    shown: list[Mistake] = []
+    characters = 0
+    for one in mistakes:
+        short = replace(one, message=_beginning(one.message), path=one.path and _beginning(one.path, 200))
+        characters += len(str(short))
+        # One mistake more than MOST_SHOWN may be a line that counts others.
+        if shown and (characters > LONGEST_MESSAGE or (len(shown) == MOST_SHOWN and len(mistakes) > MOST_SHOWN + 1)):
+            return (*shown, Mistake(f"and {len(mistakes) - len(shown):,} more mistakes"))
+        shown.append(short)
+    return tuple(shown)
+
+
+def _beginning(text: str, most: int = LONGEST_MISTAKE) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 class GraphError(SpecError):

@@ -13,7 +13,7 @@ from composer.spec.fields import Alternatives, parts, under
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
-from converters.bounded import lost_link
+from converters.bounded import listed, lost_link
 
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
@@ -117,7 +117,7 @@ def _head(path: FieldPath, heads: dict[str, SpecNode], here: Alternatives, chain
 
     if not isinstance(said.value, str) or said.value not in heads:
         guess = nearest(said.value, heads) or "."
-        raise error(f"expected the name of a head, got {brief(plain(said))}{guess} Heads: {', '.join(heads)}")
+        raise error(f"expected the name of a head, got {brief(plain(said))}{guess} Heads: {listed(heads)}")
     if said.value in (*chain, name):
         raise error(f"goes round in a circle: {' → '.join((*chain, name, said.value))}")
     if len(chain) >= MOST_HEADS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from pydantic import PositiveInt
@@ -13,10 +13,14 @@ from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.places import nearest
+from converters.bounded import listed
 
 TWICE = "names a head twice: give all its query heads to one group"
 SOURCE = "source"
 """The name that layers use to keep the source's own attention: softmax, with the window and the caps of the model around it."""
+
+MOST_RULES = 8
+"""The most rules that one message names."""
 
 
 class Group(Closed):
@@ -30,39 +34,54 @@ class Group(Closed):
 def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
     """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
     every = groups_of("head", dimensions, heads, ("layers",)) if spec.head is not None else None
-    chosen: list[tuple[Group, ...] | None] = [every] * dimensions.layers
+    groups: dict[int | None, tuple[Group, ...] | None] = {None: every}
     for number, rule in enumerate(spec.layers):
-        named = layers_at(rule.at, dimensions.layers, ("layers", number, "at"))
-        if not named:
+        if not layers_at(rule.at, dimensions.layers, ("layers", number, "at")):
             raise GraphError(f"this names none of the model's {dimensions.layers} layers", ("layers", number, "at"))
-        groups = groups_of(rule.use, dimensions, heads, ("layers", number, "use"))
-        for layer in named:
-            chosen[layer] = groups
+        groups[number] = groups_of(rule.use, dimensions, heads, ("layers", number, "use"))
+    chosen = [groups[number] for number in last_rules(spec, dimensions.layers)]
     if None in chosen:
         layer = chosen.index(None)
         raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
-    return tuple(groups for groups in chosen if groups is not None)
+    return tuple(one for one in chosen if one is not None)
+
+
+def last_rules(spec: Spec, layers: int) -> list[int | None]:
+    """Return the number of the last rule that names each layer, the one that counts; None for a layer that no rule names."""
+    last: list[int | None] = [None] * layers
+    left = set(range(layers))
+    for number in reversed(range(len(spec.layers))):
+        if not left:
+            break
+        at = layers_at(spec.layers[number].at, layers, ("layers", number, "at"))
+        # Of a long range, only the layers that are left are looked up, so that many rules for all layers take no longer than one.
+        hit = {layer for layer in left if layer in at} if isinstance(at, range) and len(at) > len(left) else left.intersection(at)
+        for layer in hit:
+            last[layer] = number
+        left -= hit
+    return last
 
 
 def unknown(name: str, heads: Mapping[str, HeadSpec], path: FieldPath) -> GraphError:
     own = [head for head in heads if head != SOURCE]
     guess = nearest(name, [*own, SOURCE])
     there = f"{guess} There" if guess else "; there"
-    return GraphError(f'there is no head "{name}"{there} are: {", ".join([*own, f"{SOURCE} (its own attention)"])}', path)
+    return GraphError(f'there is no head "{name}"{there} are: {listed([*own, f"{SOURCE} (its own attention)"])}', path)
 
 
 def named(use: str | tuple[HeadsOf, ...]) -> set[str]:
     return {use} if isinstance(use, str) else {group.head for group in use}
 
 
-def layers_at(at: int | tuple[int, ...] | str, layers: int, path: FieldPath) -> list[int]:
+def layers_at(at: int | tuple[int, ...] | str, layers: int, path: FieldPath) -> Sequence[int]:
+    """Return the layers that a rule names. Ranges stay ranges, which take no memory."""
     if isinstance(at, str):
         if at == "all":
-            return list(range(layers))
+            return range(layers)
         start, end, step = ([int(text) if text else None for text in at.split(":")] + [None])[:3]
         if step == 0:
             raise GraphError("a step of 0 never arrives", path)
-        return list(range(layers))[start:end:step]
+        return range(layers)[start:end:step]
     numbers = (at,) if isinstance(at, int) else at
     for number in numbers:
         if not -layers <= number < layers:
@@ -101,22 +120,41 @@ def _count(group: HeadsOf, heads: int, per_key: int, path: FieldPath) -> int:
     return int(count)
 
 
-def unused(spec: Spec, name: str, layers: int) -> GraphError:
-    """The error that no layer has a head of `heads`, with the rules that name it and the later rules that override these."""
-    path: FieldPath = ("heads", name)
-    naming = [number for number, rule in enumerate(spec.layers) if name in named(rule.use)]
-    if not naming:
-        return GraphError("no layer uses this head; remove it, or name it in `layers`", path)
-    given = {layer for number in naming for layer in layers_at(spec.layers[number].at, layers, ("layers", number, "at"))}
-    taking = [
-        number
-        for number, rule in enumerate(spec.layers)
-        if number > naming[0] and number not in naming and given & set(layers_at(rule.at, layers, ("layers", number, "at")))
-    ]
-    first, last = (" and ".join(f"layers[{number}]" for number in some) for some in (naming, taking))
-    named_by, given_by = f"{first} {'names' if len(naming) == 1 else 'name'}", f"{last} {'gives' if len(taking) == 1 else 'give'}"
+def unused_heads(spec: Spec, used: Container[str], layers: int) -> Iterator[GraphError]:
+    """Yield an error for each head of ``heads`` that no layer has, with the rules that name it and those that override these.
+
+    used: the heads that layers have. layers: of the model; 0 where there is none, and rules are then not compared.
+    """
+    naming: dict[str, list[int]] = {}
+    for number, rule in enumerate(spec.layers):
+        for name in named(rule.use):
+            naming.setdefault(name, []).append(number)
+    last: list[int | None] = []
+    for name in spec.heads:
+        if name in used:
+            continue
+        if name not in naming:
+            yield GraphError("no layer uses this head; remove it, or name it in `layers`", ("heads", name))
+            continue
+        last = last or last_rules(spec, layers)
+        overriding: set[int | None] = set()
+        for number in naming[name]:
+            overriding.update(map(last.__getitem__, layers_at(spec.layers[number].at, layers, ("layers", number, "at"))))
+        yield _overridden(naming[name], sorted(number for number in overriding if number is not None))
+
+
+def _overridden(naming: list[int], overriding: list[int]) -> GraphError:
+    """The error of a head that rules name, on layers that later rules give to other heads."""
+    first, later = (" and ".join(_some_rules(numbers)) for numbers in (naming, overriding))
+    named_by = f"{first} {'names' if len(naming) == 1 else 'name'}"
+    given_by = f"{later} {'gives' if len(overriding) == 1 else 'give'}"
     return GraphError(
         f"no layer is left with this head: {named_by} it, and {given_by} all of those layers another. A later rule overrides an "
         "earlier one: let the rule for fewer layers come last, or remove this head and its rule",
-        ("layers", taking[0]),
+        ("layers", overriding[0]),
     )
+
+
+def _some_rules(numbers: list[int]) -> list[str]:
+    more = [f"{len(numbers) - MOST_RULES:,} more rules"] if len(numbers) > MOST_RULES else []
+    return [*(f"layers[{number}]" for number in numbers[:MOST_RULES]), *more]

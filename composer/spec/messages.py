@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from blocks.part import FieldError, FieldPath
-from composer.errors import SpecError
+from composer.errors import MOST_SHOWN, SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, limits, parts, under
 from composer.spec.places import Place, SpecNode, at, brief, nearest
 from composer.spec.writing import said
@@ -26,8 +26,6 @@ PATTERNS = {
 }
 """The patterns of the schemas in plain words."""
 NUMBERS = ("int_type", "float_type")
-MOST_SHOWN = 100
-"""The most mistakes of a document in one message."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 
 

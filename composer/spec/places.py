@@ -20,6 +20,8 @@ LONGEST = 80
 """Characters of a value that a message shows."""
 SHORTEST = 3
 """The fewest characters of a word that a guess may begin with."""
+MOST_COMPARED = 500
+"""The most names that a word is compared with, to guess which was meant."""
 GUESSES = 3
 """The most guesses that a message makes of a name."""
 
@@ -115,6 +117,8 @@ def brief(value: object) -> str:
 def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
     """``; did you mean "size"?``, or nothing where no name is similar. most: the most guesses."""
     said, known = str(word)[:LONGEST], list(dict.fromkeys(known))
+    if len(known) > MOST_COMPARED:  # similar names are of similar length
+        known = sorted(known, key=lambda one: abs(len(one) - len(said)))[:MOST_COMPARED]
     begun = [one for one in known if len(said) >= SHORTEST and one.startswith(said)]
     near = (difflib.get_close_matches(said, known, n=most) or begun)[:most]
     return f"; did you mean {' or '.join(map(brief, near))}?" if near else ""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 
 from blocks.part import FieldPath
-from composer.errors import GraphError
+from composer.errors import MOST_SHOWN, GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
-from composer.spec.layer_rules import TWICE, groups_of, layers_at, layers_of, named, unknown, unused
+from composer.spec.layer_rules import TWICE, groups_of, layers_at, layers_of, named, unknown, unused_heads
 from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
@@ -21,15 +22,23 @@ ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, 
 
 
 def problems(spec: Spec, size: Dimensions | None) -> list[GraphError]:
-    """The mistakes on any source first, then those on this one, or on the spec's own trunk; each mistake once.
+    """The mistakes on any source first, then those on this one, or on the spec's own trunk; each mistake once, the first of many.
 
     size: of the source; None where there is none.
     """
-    found = list(without_source(spec))
-    if size is not None or spec.trunk is not None:
-        paths = {error.path for error in found}
-        found += [error for error in _on_sizes(spec, size, paths) if error.path not in paths]
+    found = list(islice(_problems(spec, size), MOST_SHOWN + 1))
+    if len(found) > MOST_SHOWN:
+        found[MOST_SHOWN:] = [GraphError(f"and more mistakes: only the first {MOST_SHOWN} are shown")]
     return found
+
+
+def _problems(spec: Spec, size: Dimensions | None) -> Iterator[GraphError]:
+    paths = set()
+    for error in without_source(spec):
+        paths.add(error.path)
+        yield error
+    if size is not None or spec.trunk is not None:
+        yield from (error for error in _on_sizes(spec, size, paths) if error.path not in paths)
 
 
 def without_source(spec: Spec) -> Iterator[GraphError]:
@@ -43,9 +52,7 @@ def without_source(spec: Spec) -> Iterator[GraphError]:
         yield from _of_head(spec, path, head)
     for number, rule in enumerate(spec.layers):
         yield from _of_rule(rule, ("layers", number), heads)
-    for name in spec.heads:
-        if not any(name in named(rule.use) for rule in spec.layers):
-            yield unused(spec, name, 0)
+    yield from unused_heads(spec, set[str]().union(*(named(rule.use) for rule in spec.layers)), 0)
     if not heads:
         yield GraphError("no layer has a head: say a `head:`, or `heads:` and rules that give them to layers", ("layers",))
 
@@ -96,15 +103,16 @@ def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[FieldPath]) -> I
     used: dict[str, set[int]] = {}
     if not wrong and not any(path[:1] == ("layers",) for path in paths):
         try:
-            for layer in layers_of(spec, dimensions, heads):
+            for layer in set(layers_of(spec, dimensions, heads)):
                 for group in layer:
                     used.setdefault(group.head, set()).add(group.heads)
         except GraphError as error:
             yield error
         else:
-            yield from (unused(spec, name, dimensions.layers) for name in spec.heads if name not in used)
+            yield from unused_heads(spec, used, dimensions.layers)
+    inside = {path[:length] for path in paths for length in (1, 2)}
     for path, head in heads_with_paths(spec):
-        if any(other[: len(path)] == path for other in paths):
+        if path in inside:
             continue
         try:
             complete = complete_head(head, dimensions)

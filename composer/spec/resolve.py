@@ -28,7 +28,7 @@ from composer.graph.rules import checked_graph
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
-from composer.spec.layer_rules import SOURCE, Group, layers_of, named, unused
+from composer.spec.layer_rules import SOURCE, Group, layers_of, named, unused_heads
 from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
@@ -124,7 +124,10 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
     dimensions, trunk = dimensions_and_trunk(spec, source)
     heads = heads_of(spec)
     layers = layers_of(spec, dimensions, heads)
-    used = {group.head for layer in layers for group in layer}
+    used: dict[str, set[int]] = {}
+    for layer in set(layers):
+        for group in layer:
+            used.setdefault(group.head, set()).add(group.heads)
     complete: dict[str, HeadSpec] = {}
     for name, head in heads.items():
         path: FieldPath = ("head",) if name == "head" and spec.head is not None else ("heads", name)
@@ -132,13 +135,13 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
             if path == ("head",):
                 # The default of a source whose layers are all named: a spec for deeper models stays right on a shallow one.
                 continue
-            raise unused(spec, name, dimensions.layers)
+            raise next(unused_heads(spec, used, dimensions.layers))
         if name in RESERVED:
             raise reserved(name, path)
         complete[name] = complete_head(head, dimensions)
         if trunk is not None and spec.trunk is not None:
             refuse_odd(complete[name], trunk, spec.trunk)
-        for size in sorted({group.heads for layer in layers for group in layer if group.head == name}):
+        for size in sorted(used[name]):
             shape = replace(dimensions.shape(size), both_ways=spec.direction == "bidirectional")
             checked_graph(complete[name], shape, path, idle=idle)
     return Resolved(

@@ -11,12 +11,14 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
-from composer.errors import GraphError, Mistake, SpecError
+from composer.errors import MOST_SHOWN, GraphError, Mistake, SpecError
 from composer.spec.document import Spec, Vary, setting_steps
 from composer.spec.inherit import MOST_VALUES, SEPARATOR
 from composer.spec.overrides import setting
 from composer.spec.places import SpecNode, at, brief, count, nearest
+from converters.bounded import listed
 
 OWN = ("compose", "name", "extends", "vary")
 """Keys that a sweep cannot vary: they are read before it, or follow from the variant."""
@@ -40,11 +42,15 @@ def variant_names(vary: Vary) -> list[str]:
     if vary.names is not None:
         return list(vary.names)
     names: dict[str, None] = {}
+    counts: dict[str, int] = {}
     for row in rows(vary):
         words = [_word(path, (vary.grid | vary.zip)[path], index, alone=len(row) == 1) for path, index in row]
         made = "-".join(words)
-        numbered = (f"{made}-{number}" for number in itertools.count(2))
-        names[next(name for name in itertools.chain((made,), numbered) if name not in names)] = None
+        name = made
+        while name in names:
+            counts[made] = counts.get(made, 1) + 1
+            name = f"{made}-{counts[made]}"
+        names[name] = None
     return list(names)
 
 
@@ -81,7 +87,7 @@ def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
     if name not in known:
         place = node.where if (node := document.child("vary")) else None
         guess = nearest(name, known) or "."
-        raise SpecError(at(place, ("vary",), f"there is no variant {brief(name)}{guess} Variants: {', '.join(known)}"))
+        raise SpecError(at(place, ("vary",), f"there is no variant {brief(name)}{guess} Variants: {listed(known)}"))
     return known[name]
 
 
@@ -102,8 +108,12 @@ def together(problems: list[tuple[str, SpecError]], vary: Vary, *, told_apart: b
             same = (mistake.path, mistake.message)
             first.setdefault(same, mistake)
             having.setdefault(same, []).append(name)
-    told = [replace(first[same], message=first[same].message + _in(names, vary, told_apart)) for same, names in having.items()]
-    return SpecError(*told)
+    told = [
+        replace(first[same], message=first[same].message + _in(names, vary, told_apart))
+        for same, names in islice(having.items(), MOST_SHOWN)
+    ]
+    more = [f"and {len(having) - MOST_SHOWN:,} more mistakes"] if len(having) > MOST_SHOWN else []
+    return SpecError(*told, *more)
 
 
 def refuse_sweep(spec: Spec) -> None:
@@ -111,7 +121,7 @@ def refuse_sweep(spec: Spec) -> None:
     if spec.vary is not None:
         names = variant_names(spec.vary)
         raise GraphError(
-            f"{spec.name} is a sweep of {len(names)} specs: {', '.join(names)}. Name one of them behind a colon, as in "
+            f"{spec.name} is a sweep of {len(names)} specs: {listed(names)}. Name one of them behind a colon, as in "
             f"SPEC{SEPARATOR}{names[0]}, or write them out: compose show SPEC --expand -o FOLDER",
             ("vary",),
         )
@@ -123,7 +133,7 @@ def _in(names: list[str], vary: Vary, told_apart: bool) -> str:
     if len(names) == vary.count > 1 and not told_apart:
         return ""
     if len(names) > 1:
-        return f" (in the variants {', '.join(map(brief, names))})"
+        return f" (in the variants {listed(map(brief, names))})"
     row = rows(vary)[variant_names(vary).index(names[0])]
     said = ", ".join(f"{path}={brief((vary.grid | vary.zip)[path][index])}" for path, index in row)
     return f" (in the variant {brief(names[0])}: {said})"
