@@ -6,7 +6,7 @@ rule of ``layers`` with the other's, its heads in place of their names; what onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +16,7 @@ from blocks.part import Closed, FieldPath
 from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import without_names
 from composer.spec.document import Spec
-from composer.spec.layer_rules import unknown
+from composer.spec.layer_rules import Group, unknown
 from composer.spec.resolve import Resolved, complete_head, heads_of, meaning
 from composer.spec.sweep import refuse_sweep
 
@@ -55,12 +55,23 @@ def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]
     """The differences layer by layer, on the same source, with equal ones joined. Empty exactly where the hashes are equal."""
     layers: dict[str, list[int]] = {}
     found: dict[str, tuple[FieldPath, Any, Any]] = {}
-    for number, (one, other) in enumerate(zip(_groups(first), _groups(second), strict=True)):
-        pair = (one[0].head, other[0].head) if len(one) == len(other) == 1 else (one, other)
-        for difference in _between(*pair, ("head",) if len(one) == len(other) == 1 else ("groups",)):
-            layers.setdefault(repr(difference), []).append(number)
-            found.setdefault(repr(difference), difference)
+    ones, others = _heads(first), _heads(second)
+    compared: dict[Any, list[tuple[str, tuple[FieldPath, Any, Any]]]] = {}
+    for number, pair in enumerate(zip(first.layers, second.layers, strict=True)):
+        if pair not in compared:  # most layers are alike
+            differences = _between_layers(_groups(pair[0], ones), _groups(pair[1], others))
+            compared[pair] = [(repr(difference), difference) for difference in differences]
+        for key, difference in compared[pair]:
+            layers.setdefault(key, []).append(number)
+            found.setdefault(key, difference)
     return [Difference(layers=tuple(layers[key]), path=path, first=one, second=other) for key, (path, one, other) in found.items()]
+
+
+def _between_layers(one: tuple[_Group, ...], other: tuple[_Group, ...]) -> Iterator[tuple[FieldPath, Any, Any]]:
+    """The differences of two layers: of their heads, where each has one group, else of their groups."""
+    if len(one) == len(other) == 1:
+        return _between(one[0].head, other[0].head, ("head",))
+    return _between(one, other, ("groups",))
 
 
 def _trunks(first: Spec, second: Spec) -> Iterator[tuple[FieldPath, Any, Any]]:
@@ -85,9 +96,12 @@ def _lowest(heads: int | str) -> int | str:
     return heads if isinstance(heads, int) else str(Fraction(heads))
 
 
-def _groups(spec: Resolved) -> Iterator[tuple[_Group, ...]]:
-    for layer in spec.layers:
-        yield tuple(_Group(heads=group.heads, head=_head(spec.heads[group.head])) for group in layer)
+def _heads(spec: Resolved) -> dict[str, HeadSpec]:
+    return {name: _head(head) for name, head in spec.heads.items()}
+
+
+def _groups(layer: tuple[Group, ...], heads: Mapping[str, HeadSpec]) -> tuple[_Group, ...]:
+    return tuple(_Group(heads=group.heads, head=heads[group.head]) for group in layer)
 
 
 def _head(complete: HeadSpec) -> HeadSpec:
