@@ -1,8 +1,9 @@
 """The program of the process that renders chat templates: see ``composer/templates.py``. It imports nothing of this project.
 
 It reads requests from its standard input and writes an answer to each on its standard output. A request is a line with two sizes,
-the template as JSON (null for that of the request before), and the arguments for transformers' own ``render_jinja_template`` as
-JSON. An answer is a line with its size, and JSON: the texts and the spans of generation, or the error.
+the template as JSON (null for that of the request before), and JSON: the messages, the starts of the conversation to render, and
+the options for transformers' own ``render_jinja_template``. An answer is a line with its size, and JSON: the texts, each with the
+spans of its answers, or the error.
 """
 
 from __future__ import annotations
@@ -55,18 +56,23 @@ def address_space() -> int:
 
 
 def answer(render: Any, template: str, request: dict[str, Any], longest: int) -> dict[str, Any]:
-    """The texts and spans, or the error as text."""
+    """The texts and their spans, or the error as text."""
+    texts, left = [], longest
     try:
-        texts, spans = render(chat_template=template, **request)
+        for count, prompt in request["starts"]:
+            options = {**request["options"], "add_generation_prompt": prompt}
+            (text,), spans = render(conversations=[request["messages"][:count]], chat_template=template, **options)
+            left -= len(text)
+            if left < 0:
+                return {"error": f"it writes {longest - left:,} characters; expected at most {longest:,}"}
+            texts.append((text, spans[0] if spans else []))
     except MemoryError:
         return {"error": "it needs too much memory"}
     except RecursionError:
         return {"error": "it is nested too deep, or calls itself without end"}
     except Exception as error:  # templates are programs, which raise errors of any class
-        return {"error": f"{str(error)[:1000] or type(error).__name__}"}
-    if (most := max(map(len, texts))) > longest:
-        return {"error": f"it writes {most:,} characters; expected at most {longest:,}"}
-    return {"texts": texts, "spans": spans}
+        return {"error": str(error)[:1000] or type(error).__name__}
+    return {"texts": texts}
 
 
 def main(seconds: int, memory: int, longest: int) -> None:

@@ -37,8 +37,8 @@ SECONDS = 5
 """Processor time of one exchange, compilation included. Most take less than a thousandth of a second."""
 MEMORY = 2**30
 """Bytes that rendering may take."""
-LONGEST = 16 * 2**20
-"""Characters of what is rendered."""
+LONGEST = 64 * 2**20
+"""Characters of all texts of one exchange."""
 _LONGEST_MESSAGE = 500
 _WORKER = Path(__file__).with_name("template_worker.py")
 
@@ -48,7 +48,7 @@ class TemplateError(ComposerError):
 
 
 @dataclass(frozen=True)
-class RenderedChat:
+class Rendered:
     """A rendered conversation. answers: where the text inside ``{% generation %}`` begins and ends, in characters."""
 
     text: str
@@ -61,37 +61,34 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
     options: those of ``apply_chat_template`` that concern the text, such as ``tools``, ``documents``, ``add_generation_prompt`` and
     ``continue_final_message``, and variables for the template. Raises TemplateError.
     """
-    return render_many(tokenizer, [messages], **options)[0].text
+    return render_starts(tokenizer, messages, [(len(messages), options.pop("add_generation_prompt", False))], **options)[0].text
 
 
-def render_many(
-    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Mapping[str, Any]]], **options: Any
-) -> list[RenderedChat]:
-    """The same for several conversations in one exchange with the child, which is faster. They share the limit of time.
+def render_starts(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], starts: Sequence[tuple[int, bool]], **options: Any
+) -> list[Rendered]:
+    """The texts of some starts of a conversation, in one exchange with the child, which is faster. They share the limits.
 
-    With ``return_assistant_tokens_mask=True`` the result has ``answers``.
+    starts: of each, the number of its messages, and whether the text ends with the prompt for the assistant's next turn. With
+    ``return_assistant_tokens_mask=True`` the texts have ``answers``. Raises TemplateError.
     """
     try:
         template = tokenizer.get_chat_template(options.pop("chat_template", None), options.get("tools"))
     except ValueError as error:
         raise TemplateError(f"the tokenizer ({shortened(str(tokenizer.name_or_path))}) has no chat template") from error
-    if not all(conversations):
+    if not all(count for count, _ in starts):
         raise TemplateError("a conversation without messages; expected at least one")
     request = {
+        "starts": starts,
         # Like apply_chat_template: many templates cannot handle a content of None.
-        "conversations": [
-            [{key: value for key, value in turn.items() if value is not None} for turn in one] for one in conversations
-        ],
-        **tokenizer.special_tokens_map,
-        **options,
+        "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
+        "options": {**tokenizer.special_tokens_map, **options},
     }
     try:
         content = json.dumps(request, default=_placeholder).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"these messages are not what JSON can hold: {shortened(str(error), _LONGEST_MESSAGE)}") from error
-    texts, spans = _answers(template, content)
-    answers = spans or [[] for _ in texts]
-    return [RenderedChat(text, tuple((start, end) for start, end in one)) for text, one in zip(texts, answers, strict=True)]
+    return [Rendered(text, tuple((start, end) for start, end in spans)) for text, spans in _answers(template, content)]
 
 
 @dataclass
@@ -162,16 +159,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_client.__init__)  # the child of the process that was forked is not its own
 
 
-def _answers(template: str, request: bytes) -> tuple[list[str], list[list[list[int]]]]:
-    """The texts and spans that the child makes of a request. Raises TemplateError."""
+def _answers(template: str, request: bytes) -> list[tuple[str, list[tuple[int, int]]]]:
+    """The texts that the child makes of a request, with their spans. Raises TemplateError."""
     answer = _client.ask(template, request)
     if "error" in answer:
         raise TemplateError(shortened(answer["error"], _LONGEST_MESSAGE))
-    return answer["texts"], answer["spans"]
+    return answer["texts"]
 
 
 def _placeholder(value: object) -> str:
-    """What stands for a value that JSON cannot hold, as in transformers."""
+    """What stands for a value that JSON cannot hold, such as a date of a Parquet file, as in transformers."""
     return f"<{type(value).__name__}>"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from composer.data.conversation import ASSISTANT, Conversation
 from composer.errors import DataError
-from composer.templates import TemplateError, render_many
+from composer.templates import Rendered, TemplateError, render_starts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,15 +19,10 @@ MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The statement by which a template marks what the assistant writes."""
 PROBE = "composer"
 """A text that no template changes, to find what a template writes behind it."""
+
+
 MOST_RENDERED = 2**26
 """Characters of a conversation, times the turns of the assistant in it."""
-
-
-class Rendered(NamedTuple):
-    """A text, and the spans of it that the assistant wrote, each from a first character to the one after its last."""
-
-    text: str
-    spans: tuple[tuple[int, int], ...] = ()
 
 
 def render(
@@ -44,36 +39,36 @@ def render(
     - settings: further variables of the template.
     - generation_prompt: whether the text ends where the assistant's next turn begins.
 
-    The spans are those between ``{% generation %}`` and ``{% endgeneration %}``; a template without them has none. Raises DataError
-    with the template's own reason.
+    The ``answers`` are those between ``{% generation %}`` and ``{% endgeneration %}``. A template without them has none. Raises
+    DataError with the template's own reason.
     """
-    return render_each(
-        tokenizer, [messages], tools=tools, documents=documents, settings=settings, generation_prompt=generation_prompt
-    )[0]
+    starts = [(len(messages), generation_prompt)]
+    return _starts(tokenizer, messages, starts, tools=tools, documents=documents, settings=settings)[0]
 
 
-def render_each(
+def _starts(
     tokenizer: PreTrainedTokenizerBase,
-    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    messages: Sequence[Mapping[str, Any]],
+    starts: Sequence[tuple[int, bool]],
     *,
-    tools: list[Any] | None = None,
-    documents: list[Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    generation_prompt: bool = False,
+    tools: list[Any] | None,
+    documents: list[Any] | None,
+    settings: Mapping[str, Any] | None,
 ) -> list[Rendered]:
-    """Return what ``render`` returns for each of some conversations, in one exchange with the process that renders."""
-    if not conversations:
-        return []
+    """The same for some starts of a conversation: the number of messages of each, and whether the assistant is asked to go on."""
     try:
-        has_markers = MARKERS.search(tokenizer.get_chat_template(None, tools)) is not None
-        rendered = render_many(
+        template = tokenizer.get_chat_template(None, tools)
+        rendered = render_starts(
             tokenizer,
-            conversations,
-            tools=tools,
-            documents=documents,
-            return_assistant_tokens_mask=has_markers,
-            add_generation_prompt=generation_prompt,
-            **(settings or {}),
+            messages,
+            starts,
+            **{
+                **(settings or {}),
+                "tools": tools,
+                "documents": documents,
+                "chat_template": template,
+                "return_assistant_tokens_mask": MARKERS.search(template) is not None,
+            },
         )
     except (TemplateError, ValueError) as error:
         raise DataError(f"the chat template refuses these messages: {error}") from error
@@ -122,7 +117,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 
 
 def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> list[Rendered]:
-    """Return the texts to learn the assistant's turns from, with the spans of these turns.
+    """Return the texts to learn the assistant's turns from, with the ``answers`` at these turns.
 
     One text, of the whole conversation, where the template marks what the assistant writes, or where it writes each turn in the
     same way whatever follows it. Otherwise one text for each turn of the assistant, which ends with that turn: earlier turns are in
@@ -134,45 +129,47 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
         "documents": conversation.documents,
         "settings": {**settings, **conversation.settings},
     }
+    has_markers = MARKERS.search(tokenizer.get_chat_template(None, conversation.tools)) is not None
+    numbers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT and number >= conversation.prompt]
+    size = len(str(messages))
+    if size * len(numbers) > MOST_RENDERED and not has_markers:
+        raise DataError(
+            f"{len(messages):,} messages of {size:,} characters are too many, as every turn of the assistant is rendered with all "
+            "those before it: split the conversation"
+        )
+    asked = [conversation.prompt] if has_markers else numbers
+    starts = [(len(messages), False), *((number, True) for number in asked if number)]
+    starts += [(number + 1, False) for number in numbers if number + 1 < len(messages) and not has_markers]
     try:
-        whole = render(tokenizer, messages, **options)
+        rendered = _starts(tokenizer, messages, starts, **options)
     except DataError:
         # Some templates add the content to a text, also where a message only calls tools.
         filled = [{"role": message["role"], "content": "", **message} for message in messages]
         if filled == messages:
             raise
-        messages, whole = filled, render(tokenizer, filled, **options)
-    if MARKERS.search(tokenizer.get_chat_template(None, conversation.tools)):
-        return [_marked(whole, messages, conversation.prompt, tokenizer, options)]
-    numbers = [number for number in range(conversation.prompt, len(messages)) if messages[number]["role"] == ASSISTANT]
-    size = max(len(whole.text), len(str(messages)))
-    if size * len(numbers) > MOST_RENDERED:
-        raise DataError(
-            f"{len(messages):,} messages of {size:,} characters are too many, as each turn of the assistant is read "
-            "behind all those before it; split the conversation"
-        )
-    ends = [whole] * (numbers[-1:] == [len(messages) - 1])
-    ends = render_each(tokenizer, [messages[: number + 1] for number in numbers[: len(numbers) - len(ends)]], **options) + ends
-    prompts = render_each(tokenizer, [messages[:number] for number in numbers if number], generation_prompt=True, **options)
-    asked = ["" for number in numbers if not number] + [prompt.text for prompt in prompts]
+        messages, rendered = filled, _starts(tokenizer, filled, starts, **options)
+    found = dict(zip(starts, rendered, strict=True))
+    whole = rendered[0]
+
+    def begin_of(number: int, text: str) -> int:
+        return _begin(text, messages, number, found[number, True].text, tokenizer, options) if number else 0
+
+    if has_markers:
+        return [_marked(whole, begin_of(conversation.prompt, whole.text))]
     texts = []
-    for number, (text, _), prompt in zip(numbers, ends, asked, strict=True):
-        begin = _begin(text, messages, number, tokenizer, options, prompt)
-        texts.append(Rendered(text, ((begin, len(text)),)))
-    spans = tuple(span for text in texts for span in text.spans)
+    for number in numbers:
+        text = found[number + 1, False].text
+        texts.append(Rendered(text, ((begin_of(number, text), len(text)),)))
+    spans = tuple(span for text in texts for span in text.answers)
     bounds = [bound for span in spans for bound in span]
     if all(whole.text.startswith(text.text) for text in texts) and bounds == sorted(bounds):
         return [Rendered(whole.text, spans)]
     return texts
 
 
-def _marked(
-    whole: Rendered, messages: list[dict[str, Any]], prompt: int, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
-) -> Rendered:
-    """The conversation with the template's own marks, without those in the prompt."""
-    asked = render(tokenizer, messages[:prompt], generation_prompt=True, **options).text if prompt else ""
-    begin = _begin(whole.text, messages, prompt, tokenizer, options, asked) if prompt else 0
-    spans = tuple((max(start, begin), end) for start, end in whole.spans if end > begin)
+def _marked(whole: Rendered, begin: int) -> Rendered:
+    """The conversation with the template's own marks, without those in the prompt, which ends at the character ``begin``."""
+    spans = tuple((max(start, begin), end) for start, end in whole.answers if end > begin)
     if not spans:
         raise DataError("the chat template has {% generation %}, but marks no text of the assistant in this conversation")
     return Rendered(whole.text, spans)
@@ -182,9 +179,9 @@ def _begin(
     text: str,
     messages: list[dict[str, Any]],
     number: int,
+    asked: str,
     tokenizer: PreTrainedTokenizerBase,
     options: dict[str, Any],
-    asked: str,
 ) -> int:
     """The character of a text at which the message of this number begins: where the model starts to write.
 
@@ -194,8 +191,6 @@ def _begin(
     the two texts part, as in TRL. It may also end every conversation with the same words. Raises DataError where the template
     changes the messages before the turn.
     """
-    if not number:
-        return 0
     if text.startswith(asked):
         return len(asked)
     before = render(tokenizer, messages[:number], **options).text

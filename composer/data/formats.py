@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from composer.data.chat import Rendered, render_answers
+from composer.data.chat import render_answers
 from composer.data.columns import Empty, check_characters, text_of
 from composer.data.conversation import conversation_of, is_messages
 from composer.data.document import Document
@@ -16,6 +16,7 @@ from composer.data.reading import DataRecord
 from composer.data.references import RecordOptions, RowFormat
 from composer.errors import DataError
 from composer.spec.places import nearest
+from composer.templates import Rendered
 from converters.bounded import listed
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _chat(record: DataRecord, column: str | None, tokenizer: PreTrainedTokenizer
 def _pieces(rendered: Rendered) -> tuple[TextPiece, ...]:
     """A text in pieces, at the bounds of its spans."""
     text, pieces, end = rendered.text, [], 0
-    for start, stop in rendered.spans:
+    for start, stop in rendered.answers:
         pieces += [TextPiece(text[end:start], False), TextPiece(text[start:stop], True)]
         end = stop
     return (*pieces, TextPiece(text[end:], False))

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,16 +77,16 @@ def read_table(stream: BinaryIO, file: Path) -> Iterator[dict[str, str | None]]:
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         columns = next((row for row in rows if row), [])
-        twice = next((name for number, name in enumerate(columns) if name in columns[:number]), None)
-        if twice is not None:
-            raise DataError(f"{file}:{rows.line_num}  names the column {brief(twice)} twice; rename one of them")
+        for name, count in Counter(columns).most_common(1):
+            if count > 1:
+                raise DataError(f"{file}:{rows.line_num}  names the column {brief(name)} twice; rename one of them")
         for row in rows:
             if not row:
                 continue
             if len(row) != len(columns):
                 raise DataError(
-                    f"{file}:{rows.line_num}  has {len(row):,} cells, expected {len(columns):,}: {', '.join(columns)}. Put quotes "
-                    "around a cell that contains a separator, a quote or a line break"
+                    f"{file}:{rows.line_num}  has {len(row):,} cells, expected {len(columns):,}: {bounded.listed(columns)}. Put "
+                    "quotes around a cell that contains a separator, a quote or a line break"
                 )
             yield {column: cell or None for column, cell in zip(columns, row, strict=True)}
     except csv.Error as error:

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from composer import templates
-from composer.templates import TemplateError, render, render_many
+from composer.templates import TemplateError, render, render_starts
 
 TEACHER = Path(__file__).parents[2] / "examples" / "teacher"
 TALK: list[dict[str, Any]] = [
@@ -67,15 +67,20 @@ def test_the_text_is_that_of_transformers(tokenizer: PreTrainedTokenizerBase, op
     assert render(tokenizer, TALK, **options) == tokenizer.apply_chat_template(TALK, tokenize=False, **options)
 
 
-def test_several_conversations_in_one_call(tokenizer: PreTrainedTokenizerBase) -> None:
-    talks = [TALK, TALK[:1], [{"role": "user", "content": None}]]
-    template = "{% for m in messages %}{% generation %}{{ m.role }}{{ m.content is defined }}{% endgeneration %}.{% endfor %}"
-    rendered = render_many(tokenizer, talks, chat_template=template, return_assistant_tokens_mask=True)
+def test_several_starts_in_one_call(tokenizer: PreTrainedTokenizerBase) -> None:
+    starts = [(3, False), (1, True), (2, False)]
+    rendered = render_starts(tokenizer, TALK, starts, chat_template=CHATML)
     assert [one.text for one in rendered] == [
-        tokenizer.apply_chat_template(t, tokenize=False, chat_template=template) for t in talks
+        tokenizer.apply_chat_template(TALK[:count], tokenize=False, chat_template=CHATML, add_generation_prompt=prompt)
+        for count, prompt in starts
     ]
-    assert rendered[1].text == "systemTrue."
-    assert [one.answers for one in rendered[1:]] == [((0, 10),), ((0, 9),)]
+    marked = "{% for m in messages %}{% generation %}{{ m.role }}{{ m.content is defined }}{% endgeneration %}.{% endfor %}"
+    talk = [{"role": "user", "content": None}, *TALK]
+    rendered = render_starts(tokenizer, talk, [(1, False), (2, False)], chat_template=marked, return_assistant_tokens_mask=True)
+    assert [(one.text, one.answers) for one in rendered] == [
+        ("userFalse.", ((0, 9),)),
+        ("userFalse.systemTrue.", ((0, 9), (10, 20))),
+    ]
 
 
 @pytest.mark.parametrize(

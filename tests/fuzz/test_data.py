@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import strategies as st
 
-from composer.data.formats import draft
+from composer.data.formats import drafts
 from composer.data.hub import CARDS, check_card
 from composer.data.reading import read_records
 from composer.data.references import FileData
@@ -69,7 +69,7 @@ def used(path: Path) -> None:
     for record in read_records(data):
         problem = ""
         try:
-            draft(record, data, stub)
+            drafts(record, data, stub)
         except ComposerError as error:
             problem = str(error)
         assert len(problem) < LONGEST

@@ -234,11 +234,13 @@ def test_the_token_that_ends_a_turn(name: str, end: str | None) -> None:
 
 
 def test_a_conversation_that_would_take_time_as_its_square() -> None:
+    """Also where the template leaves most of it out."""
     talk = [{"role": role, "content": "once"} for _ in range(3000) for role in ("user", "assistant")]
-    with pytest.raises(
-        DataError, match=r"here, record 1: 6,000 messages of [\d,]+ characters are too many, as each turn of the assistant"
-    ):
-        documents({"messages": talk}, tokenizer_with("chatml"))
+    tokenizer = tokenizer_with("chatml")
+    for template in (tokenizer.chat_template, "{{ messages[0].content }}"):
+        tokenizer.chat_template = template
+        with pytest.raises(DataError, match=r"here, record 1: 6,000 messages of [\d,]+ characters are too many, as every turn"):
+            documents({"messages": talk}, tokenizer)
 
 
 def test_a_template_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +357,13 @@ def test_tables_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> No
     assert "b.csv:4  cannot be read as a table: field larger than field limit (100)" in told(
         write("b.csv", 'text\n"' + ("b" * 40 + "\n") * 3 + '"\n')
     )
+
+
+def test_tables_of_many_columns(write: Write) -> None:
+    """Twice as many take twice as long, and messages name a few of them."""
+    names = [f"column {number}" for number in range(100_000)]
+    began = time.process_time()
+    message = told(write("a.csv", ",".join(names) + "\n1,2\n"))
+    assert time.process_time() - began < 20
+    assert "a.csv:2  has 2 cells, expected 100,000: column 0, column 1," in message
+    assert len(message) < 1000
