@@ -38,6 +38,11 @@ class Position(Part):
         """Whether its angles depend on all positions of a call."""
         return False
 
+    @property
+    def follows_source(self) -> bool:
+        """Whether the source model's own rotation is applied."""
+        return False
+
     def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
         """The same, with what it leaves to the source model written out. theta None: the model turns in a way of its own."""
         return self
@@ -95,6 +100,10 @@ class Rope(Position):
     theta: PositiveFloat | None = None
     """Base of the frequencies. Left out: the source model's own theta and scaling."""
     scaling: Llama3Scaling | None = None
+
+    @property
+    def follows_source(self) -> bool:
+        return self.theta is None
 
     def misfit(self, shape: Shape) -> Problem | None:
         if shape.head_dim % 2 == 0:

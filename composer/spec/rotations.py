@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blocks.memories.base import Memory
-from blocks.positions import Rope
 from composer.spec.resolve import Resolved
 from composer.words import layers_in_words
 from converters.length_rotations import LengthRotation
@@ -35,7 +34,7 @@ def notes_on_rotations(resolved: Resolved, rotations: Mapping[int, LengthRotatio
 
 def _follows(memory: Memory) -> bool:
     """Whether a memory of bounded size keeps keys or features as the source's own rotation turned them."""
-    return isinstance(memory.position, Rope) and memory.position.theta is None and not memory.grows
+    return memory.position.follows_source and not memory.grows
 
 
 def _note(rotation: LengthRotation, layers: list[int], memories: list[str]) -> str:

@@ -143,7 +143,7 @@ def test_the_table(chains: list[Chain]) -> None:
     assert page.splitlines()[1] == "| --- | --- | ---: | ---: | ---: |"
     assert "Means over 2 seeds (0, 1), ± the standard deviation." in page
     assert "The teacher's own perplexity on the held-out rows is 2." in page
-    assert "tiny-slow, seed 0: layer 1 | diverged" in page
+    assert r"tiny-slow, seed 0: layer 1 \| diverged" in page
     assert "nothing of it is trained" not in page
 
 
