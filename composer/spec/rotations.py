@@ -34,7 +34,7 @@ def notes_on_rotations(resolved: Resolved, rotations: Mapping[int, LengthRotatio
 
 def _follows(memory: Memory) -> bool:
     """Whether a memory of bounded size keeps keys or features as the source's own rotation turned them."""
-    return memory.position.follows_source and not memory.grows
+    return memory.position is not None and memory.position.follows_source and not memory.grows
 
 
 def _note(rotation: LengthRotation, layers: list[int], memories: list[str]) -> str:
