@@ -34,7 +34,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "ablate": ("", AblationReport),
     "bench": ("", BenchReport),
     "build": ("", BuildReport),
-    "check": ("a list, one a spec or a variant", ("spec", "ok", "says", "hash", "mistakes")),
+    "check": ("a list, one a spec or a variant", ("spec", "ok", "says", "hash", "mistakes", "notes")),
     "diff": ("", ("specs", "same", "hashes", "differences")),
     "distill": ("", TrainingReport),
     "eval": ("", EvaluationReport),

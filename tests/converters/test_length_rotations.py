@@ -37,7 +37,7 @@ def test_one_for_all_layers(config: dict[str, Any], expected: LengthRotation) ->
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, {"rope_parameters": "longrope"}],
+    [{}, {"rope_scaling": None}],
 )
 def test_other_rotations_do_not_depend_on_it(config: dict[str, Any]) -> None:
     assert read("phi3", **config).length_rotations == {}
