@@ -91,9 +91,9 @@ def first_problem(error: ValidationError) -> str:
 def _contents(path: Path, refusal: type[ComposerError], remedy: str, most: int) -> bytes:
     try:
         return read_bytes(path, most)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(path):  # a link to nowhere is not a missing file
+            raise
         raise refusal(f"{path} cannot be read: {reason(error)}. {remedy}") from error
 
 

@@ -60,7 +60,7 @@ def test_what_is_printed_is_what_the_page_says(compose: Compose, student: Path, 
         assert {name for name, field in shape.model_fields.items() if field.is_required()} <= found.keys()
 
 
-NOT_OURS = {"config.json", "tokenizer_config.json"}
+NOT_OURS = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 """Of transformers, read and not written by this name."""
 BETWEEN_CALLS = {"facts.json"}
 """What a run keeps for itself, inside its checkpoints."""
