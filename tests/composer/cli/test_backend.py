@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from composer.graph import program
+from composer.state import write_state
 from composer.training.folder import IDENTITY, check_same
 from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
 from tests.composer.graph.backends import NAME, own_backend
 from tests.composer.training.runs import write_texts
+from tests.composer.training.test_folder import settings_of
 
 STEPS = ("--set", "recipe.transfer.steps=1", "--set", "recipe.finetune.steps=1", "--set", "recipe.sequence=16")
 TRAIN = ("--set", "recipe.train.lr=1e-3", "--set", "recipe.train.steps=1", "--set", "recipe.sequence=16")
@@ -102,10 +104,11 @@ def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(asked: Any) -
 def test_a_run_of_training_does_too(tmp_path: Path) -> None:
     from composer.errors import TrainingError
 
-    (tmp_path / IDENTITY).write_text(json.dumps({"seed": 0}))
-    check_same(tmp_path, {"seed": 0, "--backend": "auto"})
-    with pytest.raises(TrainingError, match="--backend: was auto, now torch"):
-        check_same(tmp_path, {"seed": 0, "--backend": "torch"})
+    settings = settings_of(0)
+    write_state(tmp_path / IDENTITY, settings)
+    check_same(tmp_path, settings)
+    with pytest.raises(TrainingError, match="backend: was auto, now torch"):
+        check_same(tmp_path, settings.model_copy(update={"backend": "torch"}))
 
 
 def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
