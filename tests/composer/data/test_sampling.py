@@ -76,6 +76,7 @@ def test_a_model_that_says_nothing(model: Any, tokenizer: Any) -> None:
     class Mute:
         device = torch.device("cpu")
         generation_config = model.generation_config
+        get_input_embeddings = staticmethod(model.get_input_embeddings)
 
         def generate(self, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
             return torch.cat([input_ids, torch.full_like(input_ids, options["eos_token_id"][0])], 1)
