@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from converters.bounded import brief
 from converters.errors import ConfigError
-from converters.length_rotations import LengthRotation
+
+if TYPE_CHECKING:
+    from converters.length_rotations import LengthRotation
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 DTYPE_KEYS = ("dtype", "torch_dtype")

@@ -11,7 +11,7 @@ from converters.length_rotations import LengthRotation
 from converters.trunk import Sizes
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 50, "max_position_embeddings": 2048}
-LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [4.0], "original_max_position_embeddings": 600}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 600}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 
 
@@ -23,10 +23,10 @@ def read(model_type: str, **config: Any) -> Sizes:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"rope_parameters": LONG}, LengthRotation("longrope", 600)),
-        ({"rope_scaling": {**LONG, "original_max_position_embeddings": None}}, LengthRotation("longrope", 2048)),
-        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 500}, LengthRotation("longrope", 500)),
+        ({"rope_parameters": LONG}, LengthRotation("longrope", 4096)),
         ({"rope_parameters": LONG, "original_max_position_embeddings": 500}, LengthRotation("longrope", 500)),
+        ({"rope_scaling": LONG, "rope_parameters": DYNAMIC}, LengthRotation("longrope", 4096)),
+        ({"rope_scaling": {**LONG, "rope_type": "su"}}, LengthRotation("longrope", 600)),
         ({"rope_scaling": DYNAMIC}, LengthRotation("dynamic", 2048)),
         ({"rope_scaling": DYNAMIC, "max_position_embeddings": None}, LengthRotation("dynamic", None)),
     ],
@@ -35,12 +35,16 @@ def test_one_for_all_layers(config: dict[str, Any], expected: LengthRotation) ->
     assert read("phi3", **config).length_rotations == dict.fromkeys(range(4), expected)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{}, {"rope_scaling": None}],
-)
-def test_other_rotations_do_not_depend_on_it(config: dict[str, Any]) -> None:
-    assert read("phi3", **config).length_rotations == {}
+def test_other_families_have_the_length_beside_the_factors() -> None:
+    assert read("mistral", rope_parameters=LONG).length_rotations[0] == LengthRotation("longrope", 600)
+    without = {**LONG, "original_max_position_embeddings": None}
+    assert read("mistral", rope_parameters=without).length_rotations[0] == LengthRotation("longrope", 2048)
+
+
+@pytest.mark.parametrize("rotation", [None, {"rope_type": "default"}, {"rope_type": "yarn", "factor": 2.0}])
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_other_rotations_do_not_depend_on_it(key: str, rotation: object) -> None:
+    assert read("mistral", **{key: rotation}).length_rotations == {}
 
 
 def test_one_for_each_type_of_layer() -> None:
