@@ -156,6 +156,13 @@ def name_of(said: object) -> str:
     )
 
 
+def system_message(error: OSError) -> str:
+    """Return the message of an error of the operating system, with the file that it is about."""
+    name = error.filename
+    file = "" if name is None else f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: "
+    return f"{file}{reason(error)}"
+
+
 def in_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The function, whose ConverterErrors are raised as SourceErrors, and whose errors of named files as ComposerErrors.
 
@@ -172,6 +179,6 @@ def in_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Resul
         except OSError as error:
             if error.filename is None:  # no file, such as a closed pipe
                 raise
-            raise ComposerError(f"{error.filename} cannot be read or written: {reason(error)}") from error
+            raise ComposerError(system_message(error)) from error
 
     return wrapped

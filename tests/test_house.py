@@ -234,8 +234,6 @@ READS_OF_THEIR_OWN = {
     "composer/viewing/page.py": 3,  # specs that ship, and the browser
     "composer/tasks/ruler.py": 1,  # words of an installed package
     "composer/data/hub.py": 1,  # yaml.safe_load of text that was read within bounds
-    "composer/tasks/babilong.py": 1,
-    "composer/tasks/haystack.py": 1,
 }
 """How many of these calls a file may have, outside of converters/bounded.py, and why."""
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import Backend, Graph, RunsOn, System
+from composer.cli.options import Backend, Graph, RunsOn, System, Temperature, TopP
 from composer.cli.screen import print_document, print_mistake, say
 from composer.errors import ComposerError
 from composer.graph.lowering import AUTO
@@ -21,8 +21,8 @@ def chat(
     model: Annotated[str, typer.Argument(help="A model with a chat template: a folder, built or not, or OWNER/NAME of the Hub.")],
     system: System = None,
     max_new_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of an answer at most; 1k is 1,024.")] = "512",
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")] = 1.0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,

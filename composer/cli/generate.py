@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import composer
-from composer.cli.options import Backend, Graph, Json, RunsOn, System
+from composer.cli.options import Backend, Graph, Json, RunsOn, System, Temperature, TopP
 from composer.cli.screen import print_document, print_json
 from composer.errors import ComposerError
 from composer.graph.lowering import AUTO
@@ -19,8 +19,8 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template, and print the answer alone.")] = False,
     system: System = None,
     max_new_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to generate at most; 1k is 1,024.")] = "64",
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")] = 1.0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",
     backend: Backend = AUTO,

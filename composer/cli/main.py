@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,10 +35,8 @@ from composer.cli.tasks import tasks
 from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.cli.view import view
-from composer.errors import ComposerError, Mistake, OutputError, Stopped
+from composer.errors import ComposerError, Mistake, OutputError, Stopped, system_message
 from composer.escape import escape_message
-from composer.spec.inherit import shown
-from converters.bounded import reason
 from converters.errors import ConverterError
 
 JSON = "composer as JSON"
@@ -68,7 +64,7 @@ class Commands(TyperGroup):
             print_mistake(error, as_json=ctx.meta[JSON])
             raise typer.Exit(MISTAKE) from error
         except OSError as error:  # of the machine: a full disk, a folder that may not be read, no folder for temporary files
-            print_mistake(ComposerError(_os_error(error)), as_json=ctx.meta[JSON])
+            print_mistake(ComposerError(system_message(error)), as_json=ctx.meta[JSON])
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
             refusal = getattr(error, "format_message", None)  # click's own errors of arguments have it
@@ -83,12 +79,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             say("Interrupted.", err=True)
             raise typer.Exit(INTERRUPTED) from error
-
-
-def _os_error(error: OSError) -> str:
-    """Return the message of an error of the operating system, with the file that it is about."""
-    file = "" if error.filename is None else f"{shown(Path(os.fsdecode(error.filename)))}: "
-    return f"{file}{reason(error)}"
 
 
 def _escape_refusal(error: Any) -> None:

@@ -75,6 +75,8 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="A run that learns nothing, or goes through few tokens many times, is an error.")
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="What the system says before the first turn.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")]
+TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")]
 RunsOn = Annotated[str, typer.Option("--device", help="Where to run: cpu or cuda.")]
 Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Let projections compute in bfloat16.")]
 WeightsDtype = Annotated[Dtype | None, typer.Option("--dtype", help="Type of all weights; left out, as they are stored.")]

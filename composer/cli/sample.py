@@ -9,7 +9,7 @@ import typer
 
 import composer
 from composer.cli.bars import at_once
-from composer.cli.options import SOURCE, Json, Quiet, RunsOn
+from composer.cli.options import SOURCE, Json, Quiet, RunsOn, TopP
 from composer.cli.screen import heading, print_json
 from composer.spec.inherit import shown
 
@@ -20,7 +20,7 @@ def sample(
     texts: Annotated[int, typer.Option(help="Number of texts.")] = 1000,
     length: Annotated[str, typer.Option(metavar="N", help="Tokens of a text at most, BOS included; 1k is 1,024.")] = "512",
     temperature: Annotated[float, typer.Option(help="1 is the model's own distribution.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")] = 1.0,
+    top_p: TopP = 1.0,
     batch: Annotated[int, typer.Option(help="Texts of a batch; another number gives other texts.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: RunsOn = "cpu",

@@ -19,8 +19,6 @@ MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The statement by which a template marks what the assistant writes."""
 PROBE = "composer"
 """A text that no template changes, to find what a template writes behind it."""
-
-
 MOST_RENDERED = 2**26
 """Characters of a conversation, times the turns of the assistant in it."""
 

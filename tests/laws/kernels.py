@@ -21,6 +21,12 @@ REAL = (LENGTH, 4)
 """Tokens of two rows, the others being padding."""
 WHOLE, SHORT = 17, 2
 """Tokens of one row, and those of its first document."""
+CANCELLED = 1 / 3
+"""A gradient is a sum over tokens. Where it cancels to less than this part of the head's largest, it is measured by that.
+
+fla's chunked kernels take decays, and the gradients of decays, as sums over a chunk. What these round is left where a decay is
+steep, and the gate's gradient small: some 3e-5 of it in mamba2 and kda, where PyTorch's form rounds 1e-6.
+"""
 
 
 def packed() -> Tokens:

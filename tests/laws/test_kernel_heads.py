@@ -17,14 +17,7 @@ from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
 from tests.laws.cases import SMALL, every_spec, steady
-from tests.laws.kernels import assert_on_kernels, documents_and_padding, packed
-
-CANCELLED = 1 / 3
-"""A gradient is a sum over tokens. Where it cancels to less than this part of the head's largest, it is measured by that.
-
-fla's chunked kernels take decays, and the gradients of decays, as sums over a chunk. What these round is left where a decay is
-steep, and the gate's gradient small: some 3e-5 of it in mamba2 and kda, where PyTorch's form rounds 1e-6.
-"""
+from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_padding, packed
 
 
 def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:

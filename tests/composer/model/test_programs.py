@@ -10,7 +10,7 @@ import torch
 
 import composer
 from blocks.operation import Setting
-from composer.errors import BuildError, SourceError
+from composer.errors import BuildError, ComposerError
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
 from composer.model.modeling import ComposedForCausalLM
@@ -69,7 +69,7 @@ def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path)
         model.set_backend(["torch"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(BuildError, match="a source is a folder, a repository of the Hub or a model of transformers, not 5"):
         composer.build("lolcats", 5)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(SourceError, match=r"^expected a folder, or the name of a model, got a NoneType\."):
+    with pytest.raises(ComposerError, match=r"^folder: expected text or a path, got null$"):
         composer.load(None)  # pyright: ignore[reportArgumentType]
 
 
