@@ -1,0 +1,54 @@
+"""``python -m evidence.smollm2``: do the missing runs of a plan. It may be stopped at any time, and goes on later."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from composer.errors import ComposerError
+from evidence.smollm2 import page
+from evidence.smollm2.plan import PLAN, Inputs, read_plan
+from evidence.smollm2.result import RUNS
+from evidence.smollm2.run import is_kept, run_model, runs_of
+
+
+def main(
+    teacher: Annotated[str | None, typer.Option(help="The source of all students: a folder, or a model of the Hub.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Texts to train on. May be repeated.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text to measure perplexity on.")] = None,
+    haystack: Annotated[Path | None, typer.Option(help="Text that needles are hidden in.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Folder with local copies of lm-eval's tasks.")] = None,
+    rows: Annotated[Path | None, typer.Option(help="Folder that the paths in these copies start from.")] = None,
+    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Train with projections in bfloat16.")] = False,
+    plan: Annotated[Path, typer.Option(help="The plan.")] = PLAN,
+    only: Annotated[list[str] | None, typer.Option(help="Names of the plan's models. Left out: all.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models and scores.")] = Path("build-output/smollm2"),
+    kept: Annotated[Path, typer.Option(help="Folder for the results.")] = RUNS,
+    page_only: Annotated[bool, typer.Option("--page", help="Run nothing. Write the page of the kept results.")] = False,
+) -> None:
+    """Build, train and score the models of a plan, one after the other. Then write docs/smollm2.md."""
+    if page_only:
+        page.write(read_plan(plan), kept)
+        return
+    if teacher is None or not data:
+        raise typer.BadParameter("runs need --teacher and --data")
+    inputs = Inputs(teacher=teacher, data=tuple(data), text=text, haystack=haystack, bfloat16=bfloat16, tasks=tasks, rows=rows)
+    try:
+        for run in runs_of(read_plan(plan), inputs, work.resolve()):
+            if (not only or run.name in only) and not is_kept(run, kept):
+                run_model(run, _tell, kept)
+        page.write(read_plan(plan), kept)
+    except (ComposerError, OSError, ValueError) as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from error
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+if __name__ == "__main__":
+    sys.exit(typer.run(main))

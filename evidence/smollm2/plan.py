@@ -1,0 +1,147 @@
+"""The plan of an experiment: which students are built, how they are trained, and what they are scored on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from blocks.part import Closed
+from composer.files import sha256
+from converters.bounded import MOST_CONFIG, read_bytes
+
+HERE = Path(__file__).parent
+PLAN = HERE / "plan.yaml"
+
+Settings = dict[str, Any]
+
+
+class Student(Closed):
+    """One student, or one control.
+
+    - spec: a shipped spec, or a spec file.
+    - set: values of the spec that differ, as ``compose build --set`` takes them.
+    - source: another student of the plan. Its weights, with the adapters merged, are the source in place of the teacher's.
+    - keep: the number of layers that keep softmax attention. ``compose select`` chooses them.
+    - transfer, finetune: settings of the two stages, added to the plan's. A stage that is null is not run.
+    - data: in place of the files of the command line, tasks that write their own texts.
+    - sequence: tokens in a row of training, in place of the plan's.
+    - seeds: a run for each.
+    """
+
+    name: str
+    spec: str
+    set: tuple[str, ...] = ()
+    source: str | None = None
+    keep: PositiveInt | None = None
+    transfer: Settings | None = None
+    finetune: Settings | None = None
+    data: tuple[str, ...] = ()
+    sequence: PositiveInt | None = None
+    seeds: tuple[NonNegativeInt, ...] = (0,)
+
+
+class Scored(Closed):
+    """Tasks of this project, scored at several lengths. samples: of each task at each length."""
+
+    tasks: tuple[str, ...]
+    lengths: tuple[PositiveInt, ...]
+    samples: PositiveInt
+
+
+class HarnessTask(Closed):
+    """A task of lm-eval. local: its name in a folder with local copies. metric: of the tables. chance: the score of a guess."""
+
+    local: str
+    metric: str
+    chance: float = 0.0
+
+
+class Harness(Closed):
+    """Tasks of lm-eval, by their names there. rows: of each task."""
+
+    tasks: dict[str, HarnessTask]
+    rows: PositiveInt
+
+
+class Plan(Closed):
+    """An experiment. transfer, finetune: the settings of a stage that all students share. baseline: the name of the teacher."""
+
+    baseline: str
+    sequence: PositiveInt
+    rows: str
+    held_out_rows: PositiveInt
+    transfer: Settings
+    finetune: Settings
+    general: Harness | None = None
+    written: Harness | None = None
+    text: Scored | None = None
+    retrieval: Scored
+    students: Annotated[tuple[Student, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        names = [student.name for student in self.students]
+        if len(set(names)) < len(names) or self.baseline in names:
+            raise ValueError("two students have one name")
+        for student in self.students:
+            if student.source is not None and student.source not in names[: names.index(student.name)]:
+                raise ValueError(f"{student.name}: `source: {student.source}` names no student before it")
+        return self
+
+    def student(self, name: str) -> Student:
+        """The student of this name."""
+        return next(student for student in self.students if student.name == name)
+
+    def recipe(self, student: Student) -> Settings:
+        """The recipe of a student, with what the plan sets for all."""
+        recipe: Settings = {"sequence": student.sequence or self.sequence, "rows": self.rows}
+        for stage, common in (("transfer", self.transfer), ("finetune", self.finetune)):
+            own = getattr(student, stage)
+            if own is not None:
+                recipe[stage] = common | own
+        return recipe
+
+
+class Inputs(Closed):
+    """The files of the command line.
+
+    - teacher: a folder, a file or a model of the Hub.
+    - data: texts to train on. text: text to measure perplexity on. haystack: text that needles are hidden in.
+    - bfloat16: train with projections in bfloat16. This is slower on processors without instructions for it.
+    - tasks: a folder with local copies of lm-eval's tasks. rows: the folder that the paths in these copies start from.
+    """
+
+    teacher: str
+    data: tuple[str, ...]
+    text: Path | None = None
+    haystack: Path | None = None
+    bfloat16: bool = False
+    tasks: Path | None = None
+    rows: Path | None = None
+
+
+def read_plan(path: Path = PLAN) -> Plan:
+    """Read a plan. Raises OSError and ValueError where it cannot be read, or is not one."""
+    return Plan.model_validate(yaml.safe_load(read_bytes(path, MOST_CONFIG)))
+
+
+def identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:
+    """The hash of all that decides a run's figures, without the versions of the code."""
+    decides: dict[str, Any] = plan.model_dump(mode="json", exclude={"students", "general", "written"})
+    decides["harness"] = [(sorted(one.tasks), one.rows) for one in (plan.general, plan.written) if one is not None]
+    chain: list[Any] = []
+    following = None if name == plan.baseline else name
+    while following is not None:
+        student = plan.student(following)
+        chain.append(student.model_dump(mode="json", exclude={"seeds"}))
+        following = student.source
+    decides |= {"students": chain, "seed": seed}
+    files = [Path(reference) for reference in inputs.data]
+    decides["files"] = [sha256(path) for path in (*files, inputs.text, inputs.haystack) if path is not None and path.is_file()]
+    decides["teacher"] = [sha256(path) for path in sorted(Path(inputs.teacher).glob("*.safetensors"))]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,184 @@
+"""The experiment on a real model: its plans are valid, runs are resumed and kept, and tables compare the same rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from composer.errors import ComposerError
+from composer.spec.loading import load_spec
+from evidence.smollm2 import page, report
+from evidence.smollm2 import run as running
+from evidence.smollm2.plan import PLAN, Inputs, Plan, identity, read_plan
+from evidence.smollm2.result import Result, keep, read_result
+
+ROOT = Path(__file__).parents[3]
+INPUTS = Inputs(teacher="teacher", data=("texts.txt",))
+
+
+def result(name: str, seed: int = 0, right: tuple[float, ...] = (1.0, 1.0, 0.0, 1.0)) -> Result:
+    """A result with these scores in every task."""
+    lengths = {256: list(right), 512: list(right), 1024: list(right), 2048: list(right)}
+    return Result(
+        name=name,
+        seed=seed,
+        identity="-",
+        commands={"build": ["build", "lolcats"]},
+        processor_seconds={"build": 60.0, "transfer": 120.0},
+        tokens={"transfer": 1000},
+        held_out={"finetune after": 3.5},
+        harness={"piqa": {"acc": list(right)}, "sciq_written": {"contains": list(right)}},
+        text={"perplexity": {length: list(right) for length in (256, 1024, 2048)}},
+        positions={"perplexity": {2048: [1.0] * 64}},
+        retrieval=dict.fromkeys(("passkey", "niah-single-1", "niah-single-2", "niah-single-3"), lengths),
+        state_bytes=dict.fromkeys((256, 512, 1024, 2048), 2**20),
+        versions={},
+        cpu="-",
+    )
+
+
+@pytest.mark.parametrize("path", [PLAN, ROOT / "examples" / "smollm2" / "plan.yaml"], ids=lambda path: path.parent.name)
+def test_each_student_of_a_shipped_plan_has_a_valid_spec_and_recipe(path: Path) -> None:
+    plan = read_plan(path)
+    for student in plan.students:
+        values = [*student.set, "recipe=null", f"recipe={json.dumps(plan.recipe(student))}"]
+        recipe = load_spec(str(ROOT / student.spec) if student.spec.endswith(".yaml") else student.spec, values).recipe
+        assert recipe is not None
+        assert (recipe.transfer is None) == (student.transfer is None)
+        assert (recipe.finetune is None) == (student.finetune is None)
+        if recipe.finetune is not None:
+            assert recipe.finetune.lora is not None
+            assert (recipe.finetune.epochs, recipe.finetune.distill) == (None, 0), "the spec's own recipe is left out"
+
+
+def test_students_see_as_many_tokens_in_both_stages_together() -> None:
+    plan, tokens = read_plan(), {}
+    for student in plan.students:
+        recipe = plan.recipe(student)
+        steps = [recipe[stage]["steps"] * recipe[stage]["batch"] for stage in running.STAGES if stage in recipe]
+        if steps:
+            tokens[student.name] = sum(steps) * recipe["sequence"]
+    assert set(tokens.values()) == {512_000}
+
+
+def test_a_plan_whose_student_has_an_unknown_source_is_refused() -> None:
+    values = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
+    values["students"][0]["source"] = "lawcat"  # which follows
+    with pytest.raises(ValueError, match="`source: lawcat` names no student before it"):
+        Plan.model_validate(values)
+
+
+def test_the_identity_of_a_run_follows_from_what_decides_its_figures(tmp_path: Path) -> None:
+    plan, texts = read_plan(), tmp_path / "texts.txt"
+    texts.write_text("one")
+    inputs = Inputs(teacher=str(tmp_path), data=(str(texts),))
+    before = identity(plan, "lola", 0, inputs)
+    assert before == identity(plan, "lola", 0, inputs)
+    assert before != identity(plan, "lola", 1, inputs)
+    longer = plan.model_copy(update={"sequence": 1024})
+    assert before != identity(longer, "lola", 0, inputs)
+    students = [one.model_copy(update={"transfer": {"mse": 1}}) if one.name == "lolcats" else one for one in plan.students]
+    assert before != identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs), "LoLA is built on LoLCATs"
+    students = [one.model_copy(update={"transfer": {"mse": 1}}) if one.name == "lawcat" else one for one in plan.students]
+    assert before == identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs)
+    texts.write_text("two")
+    assert before != identity(plan, "lola", 0, inputs)
+
+
+def test_a_run_builds_trains_and_scores_by_commands_of_the_product(tmp_path: Path) -> None:
+    plan = read_plan()
+    (run,) = (run for run in running.runs_of(plan, INPUTS, tmp_path) if (run.name, run.seed) == ("lolcats", 1))
+    steps = dict(running.steps_of(run))
+    assert list(steps) == ["build", "transfer", "finetune", "general", "written", "text", "retrieval"]
+    assert steps["transfer"][:4] == ["distill", str(tmp_path / "lolcats-1" / "built"), "--stage", "transfer"]
+    assert "--merge" in steps["finetune"]
+    (lola,) = (run for run in running.runs_of(plan, INPUTS, tmp_path) if (run.name, run.seed) == ("lola", 1))
+    build = dict(running.steps_of(lola))["build"]
+    assert build[build.index("--from") + 1] == str(tmp_path / "lolcats-1" / "trained")
+    kept = dict(running.steps_of(replace(run, name="lolcats-kept", seed=0)))
+    assert list(kept)[:2] == ["select", "build"]
+    assert kept["build"][1] == str(tmp_path / "lolcats-kept-0" / "selected" / "spec.yaml")
+
+
+def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
+    told: list[str] = []
+    words = ["build", "lawcat", "--from", str(ROOT / "examples" / "teacher"), "--force", "-o", str(tmp_path / "built")]
+    running.execute_once(tmp_path, "build", words, told.append)
+    running.execute_once(tmp_path, "build", words, told.append)
+    assert told == [f"{tmp_path.name}: build"]
+    note = running.ended(tmp_path, "build")
+    assert note is not None
+    assert note["command"] == words
+    assert note["processor_seconds"] > 0
+    (tmp_path / "build.json").unlink()  # as if it had been stopped
+    running.execute_once(tmp_path, "build", words, told.append)
+    again = running.ended(tmp_path, "build")
+    assert again is not None
+    assert again["processor_seconds"] is None, "a part of it was in the call that was stopped"
+
+
+def test_a_step_that_fails_is_an_error_with_the_end_of_its_output_and_runs_again(tmp_path: Path) -> None:
+    words = ["build", "nothing-like-it", "--from", str(tmp_path), "-o", str(tmp_path / "built")]
+    with pytest.raises(ComposerError, match=r"compose build nothing-like-it .* failed:\n(.*\n)*.*nothing-like-it"):
+        running.execute_once(tmp_path, "build", words, lambda line: None)
+    assert running.ended(tmp_path, "build") is None
+
+
+def test_differences_are_those_of_the_same_rows() -> None:
+    generator = np.random.default_rng(1)
+    teacher = generator.normal(size=200)
+    student = teacher - 0.1 + 0.01 * generator.normal(size=200)
+    mean, low, high = report.difference(student, teacher)
+    assert mean == pytest.approx(-0.1, abs=0.003)
+    assert -0.11 < low < mean < high < -0.09, "the rows' own spread, 1, is no part of it"
+
+
+def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -> None:
+    plan = read_plan()
+    keep(result("teacher", right=(1.0,) * 40), tmp_path)
+    keep(result("lolcats", 0, right=(0.0,) * 40), tmp_path)
+    keep(result("lolcats", 1, right=(1.0,) * 20 + (0.0,) * 20), tmp_path)
+    keep(result("window", right=(1.0,) * 39 + (0.0,)), tmp_path)
+    found = report.models_of(plan, tmp_path)
+    assert [model.name for model in found] == ["teacher", "lolcats", "window"]
+    rows = {row[0]: row[1] for row in report.score_table("-", found, report.harness_columns(plan)).rows}
+    assert rows["teacher"] == "1.00 ± 0.00"
+    assert rows["lolcats"] == "0.25 ± 0.04 *"
+    assert not rows["window"].endswith("*"), "one row of forty"
+    cost = {row[0]: row[1:] for row in report.cost_table(plan, found).rows}
+    assert cost["lolcats"] == ("1.00", "1,000", "3", "3.500")
+
+
+def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path: Path) -> None:
+    plan, target = read_plan(), tmp_path / "page.md"
+    keep(result("teacher"), tmp_path)
+    target.write_text(f"# Title\n\n{page.BEGIN}\nold\n{page.END}\n\nProse.\n", encoding="utf-8")
+    page.write(plan, tmp_path, target, tmp_path / "picture.png")
+    text = target.read_text(encoding="utf-8")
+    assert text.startswith("# Title\n")
+    assert text.endswith("Prose.\n")
+    assert "old" not in text
+    assert "| teacher | 0.75 ± 0.22" in text
+    assert (tmp_path / "picture.png").is_file()
+    page.write(plan, tmp_path, target, tmp_path / "picture.png")
+    assert target.read_text(encoding="utf-8") == text
+
+
+def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
+    keep(result("lolcats", 1), tmp_path)
+    assert read_result("lolcats", 1, tmp_path) == result("lolcats", 1)
+    assert read_result("lolcats", 0, tmp_path) is None
+
+
+def test_every_kept_result_is_of_the_present_plan() -> None:
+    plan = read_plan()
+    names = {(plan.baseline, 0)} | {(student.name, seed) for student in plan.students for seed in student.seeds}
+    for path in sorted((PLAN.parent / "runs").glob("*.json")):
+        name, _, seed = path.stem.rpartition("-")
+        assert (name, int(seed)) in names
+        assert read_result(name, int(seed)) is not None
