@@ -1,4 +1,4 @@
-"""Every kernel of fla's that a shipped spec comes to builds for Ampere and Hopper: forward, backward and in decode, in bfloat16,
+"""Every kernel of fla's that a shipped spec comes to builds for Hopper: forward, backward and in decode, in bfloat16,
 with rows of one document and of several. This project's own are built in ``tests/blocks/fused``."""
 
 from __future__ import annotations
