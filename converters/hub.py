@@ -22,12 +22,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, tokenizer: bool = False) -> tuple[Path, str | None]:
+def fetch(
+    repo_id: str, revision: str | None = None, *, weights: bool = True, tokenizer: bool = False, file: str | None = None
+) -> tuple[Path, str | None]:
     """Downloads a model into the Hub's local cache. Returns its folder there, and the commit that ``revision`` stands for.
 
     weights: False brings ``config.json`` alone, or, with ``tokenizer``, that and the files of its tokenizer. What a model of this
-    project has beside its weights, a record and adapters, comes with them. Pickles are never fetched. A ``HubError`` says what to
-    do.
+    project has beside its weights, a record and adapters, comes with them. Pickles are never fetched. file: fetch this file alone.
+    A ``HubError`` says what to do.
     """
     if not _REPO_ID.fullmatch(repo_id):
         raise HubError(f"{repo_id!r} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
@@ -36,13 +38,14 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
     except ImportError as error:
         raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
     wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
+    wanted = wanted if file is None else [glob.escape(file)]
     where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
     _LOG.info(f"Asking the Hub for {where}; it has {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
         with _limited():
             folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
             commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-            if weights and (beside := _beside(folder)):
+            if weights and file is None and (beside := _beside(folder)):
                 snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
@@ -63,6 +66,8 @@ def fetch(repo_id: str, revision: str | None = None, *, weights: bool = True, to
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise HubError(f"Fetching {where} failed: {error}") from error
+    if file is not None and not (folder / file).exists():
+        raise HubError(f"{where} has no file {file!r}, or the Hub cannot be reached. Check the name on the model's page.")
     return folder, commit
 
 

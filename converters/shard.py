@@ -12,7 +12,7 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,16 @@ class Shard:
 
 def read_shard(file: Path) -> Shard:
     """The header of a safetensors file, checked; a ``WeightsError`` says what is wrong with it."""
+    return _shard(file, _tensors)
+
+
+def read_packed_shard(file: Path) -> Shard:
+    """The same for a file with quantised weights, whose types and shapes are left to the library that unpacks them. ``masks`` has
+    the names of all tensors."""
+    return _shard(file, _packed)
+
+
+def _shard(file: Path, check: Callable[[Path, dict[str, Any], int, int], dict[str, StoredTensor]]) -> Shard:
     try:
         with opened(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -84,7 +94,7 @@ def read_shard(file: Path) -> Shard:
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {reason(error)}.") from error
     header = _parsed(file, text)
-    tensors = _tensors(file, header, 8 + length, size)
+    tensors = check(file, header, 8 + length, size)
     masks = frozenset(header.keys() - tensors.keys())
     return Shard(file, size, 8 + length, hashlib.sha256(start + text).hexdigest(), tensors, masks)
 
@@ -150,15 +160,34 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
         if stored in DTYPES:
             tensors[name] = StoredTensor(file, DTYPES[stored], tuple(shape), start + first, start + last)
 
+    _check_places(file, places, start, size)
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
+
+
+def _packed(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, StoredTensor]:
+    """Check the places of tensors of any type. Return none of them."""
+    places: list[tuple[int, int, int, str]] = []
+    for name, entry in header.items():
+        match entry:
+            case {"data_offsets": [first, last]} if len(name) <= _LONGEST_NAME and _is_count(first) and _is_count(last):
+                places.append((start + first, start + last, last - first, name))
+            case _:
+                raise WeightsError(f"{file} has a damaged header at {brief(name)}: {brief(entry)}. Fetch it again.")
+    _check_places(file, places, start, size)
+    return {}
+
+
+def _check_places(file: Path, places: Iterable[tuple[int, int, int, str]], start: int, size: int) -> None:
+    """Check that tensors lie one behind the other, without a gap, up to the end of the file. places: the start, the end, the number
+    of bytes that the shape needs, and the name of each."""
     expected = start
     for begin, end, count, name in sorted(places):
-        if begin != expected or end - begin != count:
+        if begin != expected or end - begin != count or count < 0:
             raise WeightsError(f"{file} has a damaged header: {brief(name)} does not lie where its shape says. Fetch it again.")
         expected = end
     if expected != size:
         what = "truncated" if size < expected else "longer than its header says"
         raise WeightsError(f"{file} is {what}: {size:,} bytes where its header describes {expected:,}. Fetch it again.")
-    return dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
 
 
 def _is_count(value: object) -> bool:

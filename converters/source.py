@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from converters.bounded import (
     check_file,
     files_matching,
     is_name,
+    listed,
     parse_json,
     read_bytes,
     reason,
@@ -48,6 +49,8 @@ TOKENIZER = (
 )
 """Files of a tokenizer."""
 GENERATION_CONFIG = "generation_config.json"
+GGUF = ".gguf"
+"""The suffix of files in the format GGUF."""
 TOKEN_KEYS = (
     "bos_token_id",
     "eos_token_id",
@@ -66,6 +69,20 @@ SIZES = ("size", "dim", "width", "heads", "experts", "rank", "n_embd", "n_inner"
 OPENED_BY_LIBRARIES = (*BROUGHT_ALONG, "config.json", "*_config.json", INDEX, ADAPTER_CONFIG)
 """Files that transformers and PEFT open by their names, beside the weights."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class UnpackedFrom:
+    """The quantised weights that a folder was unpacked from. path: of the GGUF file, or of the folder.
+
+    quantisation: such as ``GGUF Q4_1, F32`` or ``fp8``. files: SHA-256 of each file that was read, by name. weights: SHA-256 of
+    each file with unpacked weights, by name.
+    """
+
+    path: Path
+    quantisation: str
+    files: Mapping[str, str]
+    weights: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +108,7 @@ class Source(Described):
 
     shards: by file name, in order. tensors: by the family's name. covered: the tensors by their use.
     small_files: paths relative to the folder. repo_id, revision, commit: where it came from, when from the Hub.
+    unpacked: for a folder that this project unpacked from quantised weights.
     """
 
     shards: Mapping[str, Shard]
@@ -100,20 +118,41 @@ class Source(Described):
     repo_id: str | None = None
     revision: str | None = None
     commit: str | None = None
+    unpacked: UnpackedFrom | None = None
+
+    @property
+    def named(self) -> Path:
+        """The path that users know the model by: its name on the Hub, its GGUF file without the suffix, or its folder."""
+        if self.unpacked is not None and self.unpacked.path.suffix == GGUF:
+            return self.unpacked.path.with_suffix("")
+        if self.repo_id is not None:
+            return Path(self.repo_id)
+        return self.folder if self.unpacked is None else self.unpacked.path
 
 
 def describe(folder: Path) -> Described:
     """Reads ``config.json`` and nothing else."""
+    content = read_config_file(folder)
     path = folder / "config.json"
+    return described(path, _json(path, content, ConfigError), content)
+
+
+def read_config_file(folder: Path) -> bytes:
+    """Return the contents of a folder's ``config.json``. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; expected one with config.json and safetensors weights.")
     try:
-        content = read_bytes(within(folder, "config.json"), MOST_CONFIG)
+        return read_bytes(within(folder, "config.json"), MOST_CONFIG)
     except FileNotFoundError as error:
-        raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.") from error
+        found = _gguf_files(folder)
+        raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.{found}") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {reason(error)}.") from error
-    config = _json(path, content, ConfigError)
+        raise ConfigError(f"{folder / 'config.json'} cannot be read: {reason(error)}.") from error
+
+
+def described(path: Path, config: Mapping[str, Any], content: bytes) -> Described:
+    """Describe a model by its config. path: of the file that the config comes from, for messages, in the model's folder. content:
+    the bytes of the config. Raises ConfigError."""
     family = family_of(config)
     notes: list[str] = []
     try:
@@ -121,7 +160,7 @@ def describe(folder: Path) -> Described:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return Described(
-        folder=folder,
+        folder=path.parent,
         config=config,
         config_sha256=hashlib.sha256(content).hexdigest(),
         family=family,
@@ -132,25 +171,28 @@ def describe(folder: Path) -> Described:
 
 def open_source(folder: Path) -> Source:
     """Reads the config and every header, and checks that they fit; weights themselves are not read."""
-    described = describe(folder)
-    shards = _shards(folder)
+    found = describe(folder)
+    shards = weight_files(folder)
     tensors = _tensors(shards)
-    trunk = described.trunk
-    if not (described.config.get("dtype") or described.config.get("torch_dtype")):
+    trunk = found.trunk
+    if not (found.config.get("dtype") or found.config.get("torch_dtype")):
         [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
         trunk = replace(trunk, dtype=dtype)
-    _check_sizes(described, tensors)
+    where = f"{folder}: config.json"
+    if isinstance(trunk, Host):
+        check_layers(where, trunk.layers, len(tensors))
+    check_sizes(where, found.config, max(math.prod(tensor.shape) for tensor in tensors.values()))
     _check_generation(folder, trunk)
     return Source(
         folder=folder,
-        config=described.config,
-        config_sha256=described.config_sha256,
-        family=described.family,
+        config=found.config,
+        config_sha256=found.config_sha256,
+        family=found.family,
         trunk=trunk,
-        notes=described.notes,
+        notes=found.notes,
         shards=shards,
         tensors=tensors,
-        covered=cover(described.family, trunk, tensors),
+        covered=cover(found.family, trunk, tensors),
         small_files=small_files(folder),
     )
 
@@ -182,10 +224,10 @@ def _check_readable(folder: Path, name: str, most: int | None = None) -> None:
         raise WeightsError(f"{path} cannot be read: {reason(error)}.") from error
 
 
-def _shards(folder: Path) -> dict[str, Shard]:
-    """The weight files that transformers would load: a single file comes before an index."""
+def weight_files(folder: Path, read: Callable[[Path], Shard] = read_shard) -> dict[str, Shard]:
+    """The weight files that transformers would load: a single file comes before an index. read: reads the header of one."""
     if os.path.lexists(folder / SINGLE):
-        return {SINGLE: read_shard(_own(folder, SINGLE))}
+        return {SINGLE: read(_own(folder, SINGLE))}
     path = folder / INDEX
     if not os.path.lexists(path):
         raise WeightsError(_no_weights(folder))
@@ -203,26 +245,28 @@ def _shards(folder: Path) -> dict[str, Shard]:
         if not os.path.lexists(folder / file):
             count = sum(1 for value in weight_map.values() if value == file)
             raise WeightsError(f"{folder / file} is missing: {path.name} places {count} tensors in it. Fetch it again.")
-        shards[file] = read_shard(_own(folder, file))
+        shards[file] = read(_own(folder, file))
     for name, file in weight_map.items():
         if name not in shards[file].tensors and name not in shards[file].masks:
             raise WeightsError(f"{path} places {brief(name)} in {file}, which does not hold it. Fetch both again.")
     return shards
 
 
-def _check_sizes(described: Described, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raises ConfigError where a config has more layers, or a larger size, than its weights can have.
+def check_layers(where: str, layers: int, tensors: int) -> None:
+    """Raises ConfigError where a config has more layers than its weights have tensors. where: the config, for messages.
 
-    transformers makes modules and tables before it compares them with the weights, which takes time and memory.
+    transformers makes modules before it compares them with the weights, which takes time and memory.
     """
-    if isinstance(described.trunk, Host) and described.trunk.layers > len(tensors):
-        raise ConfigError(
-            f"{described.folder}: config.json has {described.trunk.layers:,} layers, and only {len(tensors)} tensors."
-        )
-    most = max(FREE_SIZE, *(math.prod(tensor.shape) for tensor in tensors.values()))
-    for key, value in described.config.items():
+    if layers > tensors:
+        raise ConfigError(f"{where} has {layers:,} layers, and only {tensors} tensors.")
+
+
+def check_sizes(where: str, config: Mapping[str, Any], largest: int) -> None:
+    """The same where a config has a larger size than its weights can have. largest: the most numbers of any tensor."""
+    most = max(FREE_SIZE, largest)
+    for key, value in config.items():
         if isinstance(value, int) and value > most and any(word in key for word in SIZES):
-            raise ConfigError(f"{described.folder}: config.json says {key}: {brief(value)}; no tensor has as many numbers.")
+            raise ConfigError(f"{where} says {key}: {brief(value)}; no tensor has as many numbers.")
 
 
 def _check_generation(folder: Path, trunk: Sizes) -> None:
@@ -255,10 +299,21 @@ def _tensors(shards: Mapping[str, Shard]) -> dict[str, StoredTensor]:
 def _no_weights(folder: Path) -> str:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     found = f", only pickled weights ({', '.join(pickles[:3])})" if pickles else ""
+    if packed := _gguf_files(folder):
+        return f"{folder} has no {SINGLE} and no {INDEX}{found}.{packed}"
     return (
         f"{folder} has no {SINGLE} and no {INDEX}{found}. Only safetensors are read. To convert weights that you trust: "
         "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."
     )
+
+
+def _gguf_files(folder: Path) -> str:
+    """A sentence on the GGUF files in a folder; empty where there are none."""
+    try:
+        names = files_matching(folder, (f"*{GGUF}",))
+    except OSError:
+        return ""
+    return f" It has GGUF files; name one of them: {listed(str(folder / name) for name in names)}" if names else ""
 
 
 def _own(folder: Path, name: str) -> Path:

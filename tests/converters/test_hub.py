@@ -184,3 +184,10 @@ def test_reading_a_folder_imports_neither_torch_nor_the_hub():
     code = "import sys, converters.source, converters.hub; print([m for m in ('torch', 'huggingface_hub') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_file_is_fetched_alone(asked: dict) -> None:
+    with pytest.raises(HubError, match="'owner/model' has no file 'sub/a\\[1\\].gguf', or the Hub cannot be reached"):
+        fetch("owner/model", file="sub/a[1].gguf")
+    assert asked["allow_patterns"] == ["sub/a[[]1].gguf"]
+    assert fnmatch.fnmatch("sub/a[1].gguf", asked["allow_patterns"][0])
