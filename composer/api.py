@@ -70,9 +70,9 @@ def build(
 ) -> Composed:
     """The composed model, in memory, in evaluation mode.
 
-    - source: a folder, a repository of the Hub, or a model that is in memory already (transformers' own, or composed).
+    - source: a folder, a repository of the Hub, a GGUF file, or a model that is in memory already (transformers' own, or composed).
     - fresh: there is no source, and the spec has a trunk of its own.
-    - dtype: of all weights; None leaves them as they are, and makes fresh ones float32.
+    - dtype: of all weights; None leaves them as they are, unpacks quantised ones to bfloat16, and makes fresh ones float32.
     - seed: of the fresh parameters.
     - share: whether the weights are shared with a model in memory (as they are: without a ``dtype``) or copied.
 
@@ -100,7 +100,7 @@ def build(
             from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
         resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
-        opened = open_model(source, revision)
+        opened = open_model(source, revision, dtype)
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
         torch_dtype = getattr(torch, dtype or opened.trunk.dtype)
@@ -183,7 +183,7 @@ def build_folder(
             "a source brings its own tokenizer: leave `tokenizer` (--tokenizer) out, it is for what is built from nothing"
         )
     resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
-    opened = open_model(source, revision)
+    opened = open_model(source, revision, dtype)
     with progress_callback(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,

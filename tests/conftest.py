@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,8 @@ OF_KERNELS = r"tests\.(blocks\.fused|compiling|interpreter|kernels|laws\.kernels
 ON_TRITON = rf"{OF_KERNELS}|blocks\.kernels"
 """And those that take Triton to be installed."""
 LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_prefill_graph.py", "test_processes.py"}
+CACHE = tempfile.TemporaryDirectory(prefix="composer-cache-")
+os.environ["COMPOSER_CACHE"] = CACHE.name  # of unpacked weights, not the user's own
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)

@@ -73,7 +73,7 @@ def main(asked: dict[str, Any]) -> None:
     silence_transformers("error")
     torch.set_num_threads(asked["threads"])
     trial = Trial.model_validate(asked["trial"])
-    (opened,) = open_models([asked["folder"]], BenchError)
+    (opened,) = open_models([asked["folder"]], BenchError, asked["dtype"])
     contestant = Contestant(opened.label, opened.load(asked["dtype"], "cpu", asked["backend"]))
     for parameter in contestant.model.parameters():
         parameter.sum()  # reads the parameter, so that all of it is resident from here on

@@ -55,7 +55,7 @@ def bench(
     cuda = options.device.startswith("cuda")
     if options.memory and not cuda and not can_tell_resident():
         raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
-    opened = open_models(models, BenchError)
+    opened = open_models(models, BenchError, options.dtype)
     check_backends(options.backend, opened)
     _check_room(opened, lengths, positions, options.steps + (RECORDED if options.graph and cuda else 0))
     trial = Trial(

@@ -37,7 +37,9 @@ def build(
     ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Turn every tensor into this type; left out, each keeps its own, and fresh ones are float32."),
+        typer.Option(
+            help="Turn every tensor into this type; left out, each keeps its own, quantised ones are unpacked to bfloat16."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the fresh parameters.")] = 0,
     tokenizer: Annotated[

@@ -23,8 +23,8 @@ def complete_spec(incomplete: str) -> list[str]:
 
 SpecName = Annotated[str, typer.Argument(help=SPEC, autocompletion=complete_spec)]
 SOURCE = (
-    "A folder with config.json and safetensors, a built model too, or a model of the Hub (OWNER/NAME, OWNER/NAME@REVISION, "
-    "hub:OWNER/NAME)."
+    "A folder with config.json and safetensors, a built model too, a GGUF file, or a model of the Hub (OWNER/NAME, "
+    "OWNER/NAME@REVISION, hub:OWNER/NAME, hub:OWNER/NAME/FILE.gguf)."
 )
 MaybeFrom = Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=SOURCE)]
 Set = Annotated[

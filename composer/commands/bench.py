@@ -80,7 +80,7 @@ def bench(
         read_workloads(lengths, positions, options)  # report mistakes before imports that take seconds
         with built(named, seed) as (folders, said):
             timed = folders if labels is None else dict(zip(labels, folders, strict=True))
-            open_models(timed, BenchError)
+            open_models(timed, BenchError, options.dtype)
             with silent_transformers("error"):
                 from composer.benching.runner import bench as run
 

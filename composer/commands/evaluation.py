@@ -98,7 +98,7 @@ def evaluate(
         options.check()  # report mistakes before imports that take seconds
         if read_tasks(asked, options):
             read_lengths(sizes)
-        open_models(named, EvaluationError)
+        open_models(named, EvaluationError, options.dtype)
         with silent_transformers("error"):
             from composer.evaluation.runner import evaluate as run
 

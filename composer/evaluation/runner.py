@@ -58,7 +58,7 @@ def evaluate(
         raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
     lengths = read_lengths(lengths) if asked else ()
     manager = open_harness(options) if options.harness else None
-    subjects = open_subjects(models)
+    subjects = open_subjects(models, options.dtype)
     check_backends(options.backend, subjects)
     if options.harness:
         check_harness(options, subjects)

@@ -32,9 +32,9 @@ class Subject(Opened):
         return EvaluatedModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)))
 
 
-def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path]) -> tuple[Subject, ...]:
+def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path], dtype: Dtype | None = None) -> tuple[Subject, ...]:
     """As ``open_models`` of ``composer.weights.opened``, with their tokenizers. Raises SourceError and EvaluationError."""
-    opened = open_models(models, EvaluationError)
+    opened = open_models(models, EvaluationError, dtype)
     return tuple(
         Subject(one.label, one.reference, one.source, one.refusal, _tokenizer(one.reference, one.source)) for one in opened
     )

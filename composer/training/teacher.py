@@ -10,13 +10,15 @@ from typing import Any
 
 from composer.api import build, load
 from composer.errors import TrainingError
+from composer.files import sha256
 from composer.graph.lowering import AUTO
 from composer.model.modeling import ComposedForCausalLM
 from composer.trust import load_tokenizer
-from composer.weights.record import Record
+from composer.weights.record import Record, StoredSource, StoredUnpacked
 from composer.weights.sources import describe_model, open_model
-from converters.bounded import shortened
-from converters.source import Source
+from converters.bounded import listed, problem_with, shortened, within
+from converters.source import GGUF, Source
+from converters.trunk import Dtype
 
 SIZES = {
     "vocabulary_size": "tokens in the vocabulary",
@@ -59,7 +61,8 @@ def open_teacher(record: Record, said: str | os.PathLike[str] | None, *, student
     reference = os.fspath(said) if said is not None else _reference(record)
     # The revision that the student was built from goes with its repository.
     revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
-    teacher = open_language_model(reference, None if Path(reference).expanduser().is_dir() else revision)
+    revision = None if Path(reference).expanduser().is_dir() else revision
+    teacher = open_language_model(reference, revision, record.plan.dtype)
     if student is None:
         check_fits(teacher, record.trunk)
     elif said is not None:
@@ -106,21 +109,27 @@ def tokens_of(folder: Path) -> dict[int, str]:
     return {number: token for token, number in load_tokenizer(folder, TrainingError, problem).get_vocab().items()}
 
 
-def open_language_model(reference: str, revision: str | None = None) -> Teacher:
-    """A folder, or a model of the Hub. Raises SourceError, and TrainingError for a classifier."""
-    source = open_model(reference, revision)
+def open_language_model(reference: str, revision: str | None = None, dtype: Dtype | None = None) -> Teacher:
+    """A folder, a model of the Hub or a GGUF file. Raises SourceError, and TrainingError for a classifier.
+
+    dtype: of weights that are quantised, and unpacked here.
+    """
+    source = open_model(reference, revision, dtype)
     if source.trunk.labels is not None:
         raise TrainingError(f"{reference} is a classifier; a teacher is a language model.")
     return Teacher(reference, source)
 
 
 def _reference(record: Record) -> str:
-    """The folder that the student was built from. Raises TrainingError where it is gone, or holds another model now."""
+    """The folder that the student was built from, or the quantised weights that it was unpacked from. Raises TrainingError where it
+    is gone, or holds another model now."""
     source = record.source
     if source is None:
         raise TrainingError(
             "This model was built from nothing, so it has no teacher: name one with --teacher, or use `compose train`."
         )
+    if source.unpacked is not None and not Path(source.folder).is_dir():
+        return _packed_reference(source, source.unpacked)
     if not Path(source.folder).is_dir():
         named = f" It was {source.repo_id}: --teacher {source.repo_id}" if source.repo_id else ""
         raise TrainingError(
@@ -132,3 +141,25 @@ def _reference(record: Record) -> str:
             f"learn from what stands there, name it: --teacher {source.folder}"
         )
     return source.folder
+
+
+def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
+    """The path of the quantised weights that a student's source was unpacked from. Raises TrainingError where they changed."""
+    path = Path(unpacked.path)
+    try:
+        now = {name: sha256(within(path, name) if path.is_dir() else path) for name in unpacked.files}
+        changed = [name for name, digest in unpacked.files.items() if now[name] != digest]
+        problem = f"has changed since ({listed(changed)})" if changed else None
+    except OSError as error:
+        problem = f"cannot be read ({problem_with(error)})"
+    if problem is None:
+        return str(path)
+    hub = f"hub:{source.repo_id}"
+    if path.suffix == GGUF:
+        parts = path.parts
+        hub = "/".join((hub, *(parts[parts.index(source.commit) + 1 :] if source.commit in parts else parts[-1:])))
+    where = f" It was {hub}: --teacher {hub}" if source.repo_id else ""
+    raise TrainingError(
+        f"The source of the model was unpacked from {path}, which {problem}, and the unpacked weights are not at {source.folder} "
+        f"any more. Say where the same weights are: --teacher SOURCE.{where}"
+    )

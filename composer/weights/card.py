@@ -76,6 +76,10 @@ def _origin(source: StoredSource | None) -> str:
     if source is None:
         return "in a trunk of the spec's own, built from nothing"
     revision = f" at commit {markdown_code(source.commit)}" if source.commit else ""
+    quantised = source.unpacked
+    if quantised is not None:
+        name = markdown_code(Path(quantised.path).name) + (f" of {markdown_code(source.repo_id)}" if source.repo_id else "")
+        return f"on the weights of {name}, unpacked from {markdown_code(quantised.quantisation)}{revision}"
     return "on the weights of " + (markdown_code(source.repo_id) if source.repo_id else "a local folder") + revision
 
 

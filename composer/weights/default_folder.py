@@ -11,5 +11,4 @@ def default_output(spec_name: str, source: Source | None) -> Path:
     """``<spec>-<source>`` in the current folder: ``lawcat-Llama-3.2-1B``. None: ``<spec>-fresh``."""
     if source is None:
         return Path(f"{spec_name}-fresh")
-    name = source.repo_id.rsplit("/", 1)[-1] if source.repo_id else source.folder.name
-    return Path(f"{spec_name}-{name}")
+    return Path(f"{spec_name}-{source.named.name}")

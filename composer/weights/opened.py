@@ -109,15 +109,17 @@ class Opened:
         )
 
 
-def open_models(models: Sequence[str | Path] | Mapping[str, str | Path], refusal: type[ComposerError]) -> tuple[Opened, ...]:
+def open_models(
+    models: Sequence[str | Path] | Mapping[str, str | Path], refusal: type[ComposerError], dtype: Dtype | None = None
+) -> tuple[Opened, ...]:
     """Folders or models of the Hub (``owner/name``, or ``owner/name@revision``), or such by a label of one's own.
 
-    Raises SourceError, and ``refusal`` where one is no language model.
+    dtype: of weights that are quantised, and unpacked here. Raises SourceError, and ``refusal`` where one is no language model.
     """
     references = [str(one) for one in (models.values() if isinstance(models, Mapping) else models)]
     if not references:
         raise refusal("No models are named: name at least one.")
-    sources = [_open(reference, refusal) for reference in references]
+    sources = [_open(reference, refusal, dtype) for reference in references]
     labels = list(models) if isinstance(models, Mapping) else labels_of(sources)
     return tuple(Opened(*named, refusal) for named in zip(labels, references, sources, strict=True))
 
@@ -132,7 +134,7 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
 
     A model that is given twice is numbered.
     """
-    paths = [Path(source.repo_id) if source.repo_id else source.folder for source in sources]
+    paths = [source.named for source in sources]
     labels: list[str] = []
     for path in paths:
         others = [other for other in paths if other != path]
@@ -145,14 +147,14 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
     return labels
 
 
-def _open(reference: str, refusal: type[ComposerError]) -> Source:
+def _open(reference: str, refusal: type[ComposerError], dtype: Dtype | None) -> Source:
     if not Path(reference).expanduser().is_dir():
         meant = f"{reference} stands where a model does: {{}} behind one option have commas between them, such as {{}}."
         if re.fullmatch("[0-9]+[kK]?", reference):
             raise refusal(meant.format("numbers", "--lengths 512,1k"))
         if reference in TASKS:
             raise refusal(meant.format("tasks", "--tasks passkey,recall"))
-    source = open_model(reference)
+    source = open_model(reference, dtype=dtype)
     if source.trunk.labels is not None:
         raise refusal(f"{reference} is a classifier, and this is for language models.")
     record = read_record(source.folder) if source.is_composed else None

@@ -21,7 +21,7 @@ from converters.bounded import MOST_RECORD, read_bytes, reason, shortened, withi
 from converters.composed import RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
-from converters.source import Source
+from converters.source import Source, UnpackedFrom
 
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
 
@@ -44,6 +44,17 @@ class StoredFile(Closed):
     modified_ns: int
 
 
+class StoredUnpacked(Closed):
+    """The quantised weights that a source was unpacked from."""
+
+    path: str
+    """The GGUF file, or the folder."""
+    quantisation: str
+    """Such as ``GGUF Q4_1, F32``, the type of most weights first, or ``fp8``."""
+    files: dict[str, str]
+    """SHA-256 of each file that was read, by name."""
+
+
 class StoredSource(Closed):
     """The source of the weights. spec_hash: of the source's spec, where it is itself a student."""
 
@@ -54,6 +65,8 @@ class StoredSource(Closed):
     commit: str | None
     config_sha256: str
     spec_hash: str | None
+    unpacked: StoredUnpacked | None = Field(default=None, exclude_if=lambda unpacked: unpacked is None)
+    """The quantised weights behind ``folder``, which is a folder of the cache; None where the source was not quantised."""
 
 
 class Start(Closed):
@@ -150,6 +163,7 @@ def record_of(source: Source) -> Record | None:
 
 
 def stored_source(source: Source, student: Record | None) -> StoredSource:
+    unpacked = source.unpacked
     return StoredSource(
         family=source.family.model_type,
         folder=str(source.folder.resolve()),
@@ -158,7 +172,12 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
         commit=source.commit,
         config_sha256=source.config_sha256,
         spec_hash=student.spec_hash if student else None,
+        unpacked=None if unpacked is None else stored_unpacked(unpacked),
     )
+
+
+def stored_unpacked(unpacked: UnpackedFrom) -> StoredUnpacked:
+    return StoredUnpacked(path=str(unpacked.path), quantisation=unpacked.quantisation, files=dict(unpacked.files))
 
 
 def stored_file(
@@ -179,8 +198,10 @@ def stored_file(
 
 
 def known_sha256(source: Source, student: Record | None, file: str) -> str | None:
-    """The SHA-256 of a source's file where it is known, from the Hub's cache or from the record of a student."""
+    """The SHA-256 of a source's file where it is known: from unpacking, from the Hub's cache, or from the record of a student."""
     shard = source.shards[file]
+    if source.unpacked is not None:
+        return source.unpacked.weights.get(file)
     if (cached := cached_sha256(shard.file)) is not None:
         return cached
     stored = student.files.get(file) if student else None

@@ -1,5 +1,8 @@
 """A model named by its user: a folder here, or a repository on the Hub (``hub:OWNER/NAME`` says that it is one, and
-``OWNER/NAME@REVISION`` which of its states)."""
+``OWNER/NAME@REVISION`` which of its states), or a GGUF file (a path, or ``hub:OWNER/NAME/FILE.gguf``).
+
+Quantised weights are unpacked into a folder of the cache, which is opened in their place.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,47 @@ from typing import NamedTuple
 
 from composer.errors import SourceError, name_of
 from composer.spec.loading import names_a_spec
+from composer.weights.packed import packed_at
+from composer.weights.unpacking import DTYPE, unpacked
 from converters.bounded import lost_link
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.hub import fetch
-from converters.source import Described, Source, describe, open_source
+from converters.source import GGUF, Described, Source, describe, open_source
+from converters.trunk import Dtype
 
 HUB = "hub:"
 """Before a model's name on the Hub, where a folder might be meant."""
-TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?)@(.+)")
-"""A model of the Hub with its revision; no path, which begins with a slash, a tilde or ``./``."""
+TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?|{HUB}[\w.-]+(?:/[\w.-]+)+{re.escape(GGUF)})@(.+)")
+"""A model of the Hub, or a GGUF file in one, with its revision; no path, which begins with a slash, a tilde or ``./``."""
+FILE_ON_HUB = re.compile(rf"([\w.-]+/[\w.-]+)/(.+{re.escape(GGUF)})")
+"""A GGUF file in a model of the Hub."""
 NEAR = 0.75
 """The least likeness, as difflib counts it, at which a message suggests another name."""
 
 
-def open_model(reference: str | os.PathLike[str], revision: str | None = None) -> Source:
+def open_model(reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None) -> Source:
     """Opens a model to build from, fetching it if need be; a folder that exists here wins over the Hub.
 
-    Headers are read and checked, weights are not. Raises ``SourceError``.
+    Headers are read and checked, weights are not, unless they are quantised: then they are unpacked first. dtype: of unpacked
+    weights; None: bfloat16. Weights that are not quantised stay as they are stored. Raises ``SourceError`` and ``BuildError``.
     """
     with _as_source_errors():
         place = _place(reference, revision)
         if isinstance(place, Path):
-            return open_source(place)
-        fetched, commit = fetch(*place)
-        return replace(open_source(fetched), repo_id=place.repo_id, revision=place.revision, commit=commit)
+            return _open(place, dtype)
+        if place.file is None:
+            folder, commit = fetch(place.repo_id, place.revision)
+        else:
+            folder, commit = fetch(place.repo_id, place.revision, file=place.file)
+            folder /= place.file
+        return replace(_open(folder, dtype), repo_id=place.repo_id, revision=place.revision, commit=commit)
+
+
+def _open(path: Path, dtype: Dtype | None) -> Source:
+    """Open a folder, or the unpacked model of a GGUF file or of a quantised folder."""
+    packed = packed_at(path)
+    return open_source(path) if packed is None else unpacked(packed, dtype)
 
 
 def check_merged(source: Source) -> None:
@@ -47,23 +66,44 @@ def check_merged(source: Source) -> None:
         raise SourceError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
 
 
-def describe_model(reference: str | os.PathLike[str], revision: str | None = None) -> Described:
-    """Reads a model's ``config.json`` alone: enough to resolve a spec and to explain it. Raises ``SourceError``."""
+def describe_model(reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None) -> Described:
+    """Reads a model's ``config.json``, or the metadata of a GGUF file, alone: enough to resolve a spec and to explain it. Raises
+    ``SourceError``.
+
+    dtype: of weights that are quantised, as ``open_model`` has it.
+    """
     with _as_source_errors():
         place = _place(reference, revision)
-        return describe(place if isinstance(place, Path) else fetch(*place, weights=False)[0])
+        if isinstance(place, Path):
+            path = place
+        elif place.file is None:
+            path = fetch(place.repo_id, place.revision, weights=False)[0]
+        else:
+            path = fetch(place.repo_id, place.revision, file=place.file)[0] / place.file
+        packed = packed_at(path)
+        return describe(path) if packed is None else packed.describe(dtype or DTYPE)
 
 
 def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
     """The folder of a tokenizer, or of a model with one, fetching its files if need be. Raises ``SourceError``."""
     with _as_source_errors():
         place = _place(reference, None)
-        return place if isinstance(place, Path) else fetch(*place, weights=False, tokenizer=True)[0]
+        if isinstance(place, Path) and place.is_dir():
+            return place
+        if isinstance(place, Path) or place.file is not None:
+            raise SourceError(
+                f"{name_of(reference)} is a GGUF file; expected a folder with a tokenizer, or a model of the Hub. Make such a "
+                f"folder first: compose build softmax --from {name_of(reference)} -o FOLDER"
+            )
+        return fetch(place.repo_id, place.revision, weights=False, tokenizer=True)[0]
 
 
 class _OnHub(NamedTuple):
+    """A model of the Hub. file: a GGUF file in it."""
+
     repo_id: str
     revision: str | None
+    file: str | None = None
 
 
 def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _OnHub:
@@ -81,11 +121,18 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
                 raise SourceError(f"{reference!r} says a revision, and {revision!r} is another: leave one of them out.")
             return _place(*tagged.groups())
         if reference.startswith(HUB):
-            return _OnHub(reference.removeprefix(HUB), revision)
+            named = reference.removeprefix(HUB)
+            file = FILE_ON_HUB.fullmatch(named)
+            return _OnHub(named, revision) if file is None else _OnHub(file[1], revision, file[2])
         if lost := lost_link(folder):
             raise SourceError(f"{lost}; expected the folder of a model.")
+        if reference.endswith(GGUF):
+            return _gguf_file(folder, reference, revision)
         if folder.is_file():
-            raise SourceError(f"{reference} is a file; expected the folder of a model. Name the one that it is in: {folder.parent}")
+            raise SourceError(
+                f"{reference} is a file; expected the folder of a model, or a file *{GGUF}. Name the folder that it is in: "
+                f"{folder.parent}"
+            )
         meant = _meant(folder)
         inside = len(folder.parts) > 1 and folder.parent.is_dir()
         if meant is not None or inside:
@@ -96,6 +143,24 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
     if revision is not None:
         raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {reference!r} is a folder here.")
     return folder.resolve()
+
+
+def _gguf_file(file: Path, reference: str, revision: str | None) -> Path:
+    """The path of a GGUF file. Raises SourceError where there is none, and for a revision."""
+    if not os.path.lexists(file):
+        near = difflib.get_close_matches(file.name, _names_beside(file), n=1, cutoff=NEAR)
+        suggestion = f'; did you mean "{file.with_name(near[0])}"?' if near else "."
+        raise SourceError(f'there is no file "{reference}"{suggestion} A file in a model of the Hub is {HUB}OWNER/NAME/FILE{GGUF}.')
+    if revision is not None:
+        raise SourceError(f"A revision ({revision!r}) is for models from the Hub, and {reference!r} is a file here.")
+    return file.absolute()
+
+
+def _names_beside(file: Path) -> list[str]:
+    try:
+        return os.listdir(file.parent)
+    except OSError:
+        return []
 
 
 def _meant(folder: Path) -> Path | None:

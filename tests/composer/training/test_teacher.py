@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,26 @@ from typing import Any
 import pytest
 import torch
 
+import composer
 from composer.errors import SourceError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.training import distill as module
-from composer.training.teacher import Teacher
+from composer.training.teacher import Teacher, open_teacher
+from composer.weights.record import read_record
+from composer.weights.unpacking import CACHE
 from tests.composer.training.runs import make_student, make_teacher, run
 from tests.composer.training.stages import StoppedError, stop_at
 from tests.composer.weights.students import weights
+from tests.gguf_files import gguf_model, write_gguf
 
 pytestmark = pytest.mark.drawn
+FEW_STEPS = (
+    "recipe.sequence=16",
+    "recipe.transfer.steps=2",
+    "recipe.transfer.batch=2",
+    "recipe.finetune.steps=2",
+    "recipe.finetune.batch=2",
+)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +99,60 @@ def test_fine_tuning_goes_on_without_a_source_that_has_gone(texts: Path, tmp_pat
     with pytest.raises(SourceError):
         run(model, tmp_path / "three", texts, which="finetune", teacher=str(source))
     assert not (tmp_path / "three.run").exists()
+
+
+@pytest.fixture
+def packed_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A student of a GGUF file, whose weights are unpacked in a cache of its own."""
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    file = write_gguf(tmp_path / "teacher.gguf", gguf_model("llama"))
+    composer.build_folder("lolcats", file, tmp_path / "student", overrides=FEW_STEPS)
+    return tmp_path / "student"
+
+
+@pytest.mark.parametrize("named", [None, "teacher.gguf"])
+def test_the_teacher_of_a_student_of_a_gguf_file_is_the_unpacked_model(
+    packed_student: Path, tmp_path: Path, texts: Path, named: str | None
+) -> None:
+    """It is unpacked again where the cache is gone; the file itself may be named, too."""
+    first = run(packed_student, tmp_path / "first", texts, teacher=None if named is None else str(tmp_path / named))
+    shutil.rmtree(tmp_path / "cache")
+    again = run(packed_student, tmp_path / "again", texts)
+    assert first.loss == again.loss
+    assert first.teacher_loss == again.teacher_loss
+    assert composer.verify(tmp_path / "again").ok
+
+
+def test_a_gguf_file_that_has_changed_is_no_teacher(packed_student: Path, tmp_path: Path, texts: Path) -> None:
+    file = tmp_path / "teacher.gguf"
+    kept = tmp_path / "kept.gguf"
+    file.rename(kept)
+    run(packed_student, tmp_path / "cached", texts)
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(TrainingError, match=r"unpacked from .*teacher.gguf, which cannot be read.* --teacher SOURCE"):
+        run(packed_student, tmp_path / "gone", texts)
+    write_gguf(file, gguf_model("llama", rms_norm_eps=1e-3))
+    with pytest.raises(TrainingError, match=r"teacher.gguf, which has changed since \(teacher.gguf\)"):
+        run(packed_student, tmp_path / "changed", texts)
+    run(packed_student, tmp_path / "named", texts, teacher=str(kept))
+    assert composer.verify(packed_student).ok
+
+
+def test_the_help_for_a_gguf_file_of_the_hub(packed_student: Path, tmp_path: Path) -> None:
+    record = read_record(packed_student)
+    assert record is not None
+    assert record.source is not None
+    assert record.source.unpacked is not None
+    shutil.rmtree(tmp_path / "cache")
+    path = tmp_path / "snapshots" / "c0ffee" / "sub" / "teacher.gguf"
+    source = record.source.model_copy(
+        update={
+            "repo_id": "owner/model",
+            "commit": "c0ffee",
+            "unpacked": record.source.unpacked.model_copy(update={"path": str(path)}),
+        }
+    )
+    with pytest.raises(
+        TrainingError, match=r"It was hub:owner/model/sub/teacher\.gguf: --teacher hub:owner/model/sub/teacher\.gguf"
+    ):
+        open_teacher(record.model_copy(update={"source": source}), None)

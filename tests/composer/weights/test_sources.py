@@ -13,6 +13,7 @@ from composer.weights.default_folder import default_output
 from composer.weights.dimensions import dimensions
 from composer.weights.sources import describe_model, open_model, tokenizer_folder
 from tests.checkpoints import LLAMA3_ROPE, llama
+from tests.gguf_files import gguf_model, write_gguf
 
 
 def test_a_folder_wins_over_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -99,7 +100,7 @@ SLIPS = {
     "nothing near": ("examples/other", r'there is no folder "examples/other" in examples\. .* is hub:examples/other\.$'),
     "a path to nothing": ("./nothing", "neither a folder here nor"),
     "no model": ("examples/empyt", r'there is no folder "examples/empyt" in examples\.'),
-    "a file": ("examples/teacher/config.json", r"is a file; expected the folder of a model\. .* in: examples/teacher$"),
+    "a file": ("examples/teacher/config.json", r"is a file; expected .* or a file \*\.gguf\. .* in: examples/teacher$"),
     "many slashes": ("a/b/c", "neither a folder here nor"),
 }
 
@@ -145,3 +146,42 @@ def test_a_description_needs_no_weights(tmp_path: Path):
 
 def test_the_default_output_is_called_after_spec_and_source(tmp_path: Path):
     assert default_output("lawcat", open_model(llama(tmp_path / "Llama-3.2-1B"))) == Path("lawcat-Llama-3.2-1B")
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("hub:owner/model/sub/tiny.gguf", ("owner/model", None, "sub/tiny.gguf")),
+        ("hub:owner/model/tiny.gguf@refs/pr/1", ("owner/model", "refs/pr/1", "tiny.gguf")),
+        ("hub:owner/model.gguf", ("owner/model.gguf", None, None)),
+        ("hub:owner/model.gguf@v2", ("owner/model.gguf", "v2", None)),
+    ],
+)
+def test_a_gguf_file_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, place: tuple[str, str | None, str | None]
+) -> None:
+    """The file alone is fetched, and the record names its repository and its commit."""
+    asked = []
+    repo_id, revision, name = place
+    folder = tmp_path / "snapshot"
+    if name is None:
+        llama(folder)
+    else:
+        (folder / name).parent.mkdir(parents=True)
+        write_gguf(folder / name, gguf_model("llama"))
+
+    def fetch(*asked_for: object, **options: object) -> tuple[Path, str]:
+        asked.append((*asked_for, options.get("file")))
+        return folder, "commit"
+
+    monkeypatch.setattr(sources, "fetch", fetch)
+    source = open_model(said)
+    assert (source.repo_id, source.revision, source.commit) == (repo_id, revision, "commit")
+    assert describe_model(said).trunk.hidden_size == source.trunk.hidden_size
+    assert asked == [(repo_id, revision, name)] * 2
+    if name is not None:
+        assert source.unpacked is not None
+        assert source.unpacked.path == folder / name
+        assert default_output("lawcat", source) == Path("lawcat-tiny")
+        with pytest.raises(SourceError, match=f"compose build softmax --from {said} -o FOLDER"):
+            tokenizer_folder(said)

@@ -1,0 +1,325 @@
+"""Quantised weights: a GGUF file, or a folder whose config names a quantisation. Here transformers reads and unpacks them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.devices import check_memory
+from composer.errors import SourceError
+from composer.progress import silent_transformers
+from composer.trust import refuse_code, refused_by_transformers
+from composer.weights.place import copy_files
+from composer.weights.record import write_text
+from converters.bounded import listed, parse_json
+from converters.errors import ConfigError
+from converters.gguf import GgufHeader, read_gguf
+from converters.model_types import is_composed_type
+from converters.quantised import KEY, check_unpackable, quantisation_of, without_quantisation
+from converters.shard import BYTES, read_packed_shard
+from converters.source import (
+    GENERATION_CONFIG,
+    GGUF,
+    INDEX,
+    Described,
+    check_layers,
+    check_sizes,
+    described,
+    read_config_file,
+    small_files,
+    weight_files,
+)
+from converters.trunk import Dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONFIG = "config.json"
+SHARD_SIZE = "5GB"
+UNPACKED_IN_MEMORY = "bitsandbytes"
+"""The kind of quantisation that transformers unpacks in a loaded model, and not as it loads one."""
+FURTHER = "nextn_predict_layers"
+"""The key of a GGUF file, behind its architecture, for the number of layers that predict tokens behind the next one."""
+LAYER = re.compile(r"blk\.(\d{1,9})\.")
+SCALED = "rope.scaling."
+"""The keys of a GGUF file, behind its architecture, that scale its rotary positions."""
+SCALES = ("rope_freqs.", "rope_factors_")
+"""How the names of tensors begin that scale rotary positions."""
+READS_SCALING = ("gpt-oss",)
+"""The architectures whose scaling transformers reads."""
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A GGUF file, of which the header has been read."""
+
+    header: GgufHeader
+
+    @property
+    def path(self) -> Path:
+        return self.header.file
+
+    @property
+    def quantisation(self) -> str:
+        return self.header.quantisation
+
+    def files(self) -> dict[str, Path]:
+        """The files that decide the unpacked model, by name."""
+        return {self.path.name: self.path}
+
+    def describe(self, dtype: Dtype) -> Described:
+        """Describe the unpacked model, with weights of ``dtype``, from its metadata alone. Raises SourceError and ConfigError."""
+        with silent_transformers("error"):
+            return self._described(self._config(dtype))
+
+    def write(self, folder: Path, dtype: Dtype) -> None:
+        """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError and BuildError."""
+        if not self.header.has_tokenizer:
+            raise SourceError(
+                f"{self.path} has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens), so nothing says what its tokens "
+                "mean. Use a GGUF file with its tokenizer."
+            )
+        self._check_positions()
+        with _without_bars(), refused_by_transformers(self._problem, SourceError):
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+
+            config = self._config(dtype)
+            self._check_fits(config, self._described(config).trunk.layers, dtype)
+            with self._alone() as where:
+                tokenizer = AutoTokenizer.from_pretrained(**where)
+                answer = AutoModelForCausalLM.from_pretrained(
+                    **where, **_dequantising(), dtype=getattr(torch, dtype), output_loading_info=True
+                )
+            model = _complete(self.path, answer)
+            model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
+            tokenizer.save_pretrained(folder)
+
+    @property
+    def _problem(self) -> str:
+        return (
+            f"transformers cannot unpack {self.path} (architecture {self.header.architecture}). Build from a checkpoint of the "
+            "same model in safetensors. The reason"
+        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[dict[str, Any]]:
+        """A folder with a link to the file and nothing else, so that transformers reads no other file beside it; as arguments."""
+        with tempfile.TemporaryDirectory(prefix="composer-") as folder:
+            link = Path(folder, f"model{GGUF}")
+            link.symlink_to(self.path.resolve())
+            yield {
+                "pretrained_model_name_or_path": folder,
+                "gguf_file": link.name,
+                "local_files_only": True,
+                "trust_remote_code": False,
+            }
+
+    def _config(self, dtype: Dtype) -> Any:
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        with self._alone() as where, refused_by_transformers(self._problem, SourceError):
+            config: Any = AutoConfig.from_pretrained(**where)
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
+        config.dtype = dtype
+        return config
+
+    def _described(self, config: Any) -> Described:
+        text = config.to_json_string()
+        found, where = described(self.path, json.loads(text), text.encode()), f"{self.path}: its metadata"
+        check_layers(where, found.trunk.layers, len(self.header.tensors))
+        check_sizes(where, found.config, max(math.prod(tensor.shape) for tensor in self.header.tensors))
+        return found
+
+    def _check_positions(self) -> None:
+        """Raise SourceError where the file scales its rotary positions in a way that transformers does not read."""
+        header, prefix = self.header, f"{self.header.architecture}.{SCALED}"
+        scaling = header.metadata.get(f"{prefix}type", "none") != "none" and header.metadata.get(f"{prefix}factor", 1) != 1
+        tensors = [tensor.name for tensor in header.tensors if tensor.name.startswith(SCALES)]
+        if header.architecture not in READS_SCALING and (scaling or tensors):
+            named = listed(tensors or [f"{prefix}type"])
+            raise SourceError(
+                f"{self.path} scales its rotary positions ({named}), and transformers leaves that out where it reads GGUF: the "
+                "model would compute something else. Build from a checkpoint of the same model in safetensors."
+            )
+
+    def _check_fits(self, config: Any, layers: int, dtype: Dtype) -> None:
+        """Raise SourceError, before any weight is read, unless the model has as many weights as the file, and BuildError where
+        memory does not suffice. Layers behind the model's last one that predict further tokens are left out."""
+        further = self.header.metadata.get(f"{self.header.architecture}.{FURTHER}", 0)
+        tensors = [tensor for tensor in self.header.tensors if not further or _layer(tensor.name) < layers]
+        stored = sum(math.prod(tensor.shape) for tensor in tensors)
+        wanted = _number_of_weights(config)
+        if wanted != stored:
+            raise SourceError(
+                f"{self.path} has {stored:,} weights, and transformers' model for its metadata has {wanted:,}: its reader leaves "
+                "tensors of the file out, or the file lacks some. Build from a checkpoint of the same model in safetensors."
+            )
+        check_memory(wanted * BYTES[dtype], f"unpacking {self.path}")
+
+
+@dataclass(frozen=True)
+class PackedFolder:
+    """A folder whose ``config.json`` names a quantisation. config: the contents of that file."""
+
+    path: Path
+    config: Mapping[str, Any]
+    quantisation: str
+
+    def files(self) -> dict[str, Path]:
+        """The files that decide the unpacked model, by name. Raises ConverterError."""
+        weights = weight_files(self.path, read_packed_shard)
+        names = (CONFIG, INDEX, *weights, *small_files(self.path))
+        return {name: self.path / name for name in names if (self.path / name).is_file()}
+
+    def describe(self, dtype: Dtype) -> Described:
+        """Describe the unpacked model, with weights of ``dtype``, from its config alone. Raises ConfigError."""
+        config = without_quantisation(self.config, dtype)
+        return described(self.path / CONFIG, config, json.dumps(config).encode())
+
+    def write(self, folder: Path, dtype: Dtype) -> None:
+        """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError, BuildError, ConverterError."""
+        refuse_code(self.path, SourceError)
+        self._check_sizes(dtype)
+        with _without_bars(), refused_by_transformers(self._problem, SourceError):
+            import torch
+            from transformers import AutoConfig, AutoModelForCausalLM
+
+            where = {"pretrained_model_name_or_path": self.path, "local_files_only": True, "trust_remote_code": False}
+            config = AutoConfig.from_pretrained(**where)
+            self._check_fits(config, dtype)
+            if self.quantisation != UNPACKED_IN_MEMORY:
+                owner = config if getattr(config, KEY, None) is not None else config.get_text_config()
+                setattr(owner, KEY, {**getattr(owner, KEY), "dequantize": True})
+            answer = AutoModelForCausalLM.from_pretrained(
+                **where, config=config, dtype=getattr(torch, dtype), output_loading_info=True
+            )
+            model = _complete(self.path, answer)
+            if self.quantisation == UNPACKED_IN_MEMORY:
+                model.dequantize(dtype=getattr(torch, dtype))
+            _save_plain(model, AutoConfig.for_model(**without_quantisation(config.to_dict(), dtype)), folder)
+        for name in (CONFIG, GENERATION_CONFIG):
+            (folder / name).unlink(missing_ok=True)
+        write_text(folder / CONFIG, json.dumps(without_quantisation(self.config, dtype), indent=2) + "\n")
+        copy_files(self.path, small_files(self.path), folder)
+
+    @property
+    def _problem(self) -> str:
+        return f"transformers cannot unpack {self.path} ({self.quantisation})"
+
+    @property
+    def _bytes(self) -> int:
+        return sum(shard.bytes for shard in weight_files(self.path, read_packed_shard).values())
+
+    def _check_sizes(self, dtype: Dtype) -> None:
+        """Raise ConfigError, before modules are made, where the config has more layers or larger sizes than the weights."""
+        found, where = self.describe(dtype), f"{self.path}: config.json"
+        tensors = sum(len(shard.masks) for shard in weight_files(self.path, read_packed_shard).values())
+        check_layers(where, found.trunk.layers, tensors)
+        check_sizes(where, found.config, 8 * self._bytes)
+
+    def _check_fits(self, config: Any, dtype: Dtype) -> None:
+        """Raise SourceError, before any weight is read, where the model has more weights than the files have bits, and BuildError
+        where memory does not suffice."""
+        wanted, most = _number_of_weights(config), 8 * self._bytes
+        if wanted > most:
+            raise SourceError(
+                f"{self.path} has {self._bytes:,} bytes of weights, and the model of its config.json has {wanted:,} weights. Fetch "
+                "it again."
+            )
+        check_memory(wanted * BYTES[dtype], f"unpacking {self.path}")
+
+
+Packed = PackedFile | PackedFolder
+
+
+def packed_at(path: Path) -> Packed | None:
+    """Return the quantised weights in a file or a folder; None for a folder that is not quantised, and for one without a config.
+
+    path: of a GGUF file, or of a folder. Raises ConverterError, also for a quantisation that cannot be unpacked.
+    """
+    if not path.is_dir():
+        return PackedFile(read_gguf(path))
+    try:
+        config = parse_json(read_config_file(path))
+    except (ConfigError, ValueError):  # reported where the folder is opened
+        return None
+    if not isinstance(config, dict) or is_composed_type(config.get("model_type")):
+        return None
+    kind = quantisation_of(config)
+    if kind is None:
+        return None
+    check_unpackable(kind, path)
+    return PackedFolder(path, config, kind)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """For the block, nothing of transformers reaches stderr. It has no setting for the bars of its reader of GGUF files."""
+    with silent_transformers("error"), redirect_stderr(StringIO()):
+        yield
+
+
+def _dequantising() -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that unpack a GGUF file. Versions of transformers without this config always unpack."""
+    import transformers
+
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
+def _number_of_weights(config: Any) -> int:
+    """The number of weights of the model of a config, tied ones counted once. Nothing is allocated."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor of a GGUF file; -1 for one of no layer."""
+    found = LAYER.match(name)
+    return -1 if found is None else int(found[1])
+
+
+def _complete(path: Path, answer: Any) -> PreTrainedModel:
+    """The loaded model. Raises SourceError where some of its weights are not in the files, or the other way round."""
+    model, report = answer
+    problems = {
+        "lacks": report["missing_keys"],
+        "has unknown": report["unexpected_keys"],
+        "has misshapen": report["mismatched_keys"],
+    }
+    for what, keys in problems.items():
+        if keys:
+            raise SourceError(f"{path} {what} tensors of {type(model).__name__}: {listed(sorted(map(str, keys)))}")
+    return model
+
+
+def _save_plain(model: PreTrainedModel, config: Any, folder: Path) -> None:
+    """Save the weights of a model that was unpacked as it was loaded.
+
+    transformers would pack such a model again, so another one, with the same weights and a config without quantisation, is saved.
+    Its settings for generation are left out: transformers refuses to save some that it reads.
+    """
+    import torch
+    from transformers import GenerationConfig
+
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.load_state_dict(model.state_dict(), strict=True, assign=True)
+    plain.tie_weights()
+    plain.generation_config = GenerationConfig()
+    plain.save_pretrained(folder, max_shard_size=SHARD_SIZE)

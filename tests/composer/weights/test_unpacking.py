@@ -1,0 +1,147 @@
+"""Quantised weights are unpacked once into a folder of the cache, and again where anything that decides them has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import composer
+from composer.errors import BuildError, SourceError
+from composer.files import sha256
+from composer.weights import packed, unpacking
+from composer.weights.sources import open_model
+from composer.weights.unpacking import CACHE, FOLDER, MANIFEST, cache_folder
+from tests.gguf_files import gguf_model, write_gguf
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / FOLDER
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The dtypes of all models that are unpacked."""
+    seen: list[str] = []
+    before = packed.PackedFile.write
+
+    def write(self: packed.PackedFile, folder: Path, dtype: packed.Dtype) -> None:
+        seen.append(dtype)
+        before(self, folder, dtype)
+
+    monkeypatch.setattr(packed.PackedFile, "write", write)
+    return seen
+
+
+def made(folder: Path, seed: float = 0.0) -> Path:
+    model = gguf_model("llama", rms_norm_eps=1e-5 + seed)
+    return write_gguf(folder / "model.gguf", model)
+
+
+def test_a_file_is_unpacked_once_for_each_dtype(tmp_path: Path, cache: Path, writes: list[str]) -> None:
+    file = made(tmp_path)
+    first = open_model(file)
+    assert open_model(file).folder == first.folder
+    assert writes == ["bfloat16"]
+    other = open_model(file, dtype="float32")
+    assert other.folder != first.folder
+    assert open_model(file, dtype="bfloat16").folder == first.folder
+    assert writes == ["bfloat16", "float32"]
+    assert first.folder.parent == cache
+    assert first.folder.name.startswith("model-bfloat16-")
+    assert (first.trunk.dtype, other.trunk.dtype) == ("bfloat16", "float32")
+    file.rename(tmp_path / "moved.gguf")
+    assert open_model(tmp_path / "moved.gguf").unpacked is not None
+    assert sorted(path.name for path in cache.iterdir() if path.name.startswith(".")) == []
+
+
+def test_another_file_of_that_name_is_unpacked_anew(tmp_path: Path, writes: list[str]) -> None:
+    first = open_model(made(tmp_path))
+    second = open_model(made(tmp_path, 1e-3))
+    assert first.folder != second.folder
+    assert len(writes) == 2
+
+
+def test_the_manifest_names_the_file_and_what_was_written(tmp_path: Path) -> None:
+    file = made(tmp_path)
+    source = open_model(file)
+    manifest = json.loads((source.folder / MANIFEST).read_text())
+    assert manifest["source"] == {
+        "path": str(file),
+        "quantisation": "GGUF Q8_0, F32",
+        "files": {"model.gguf": sha256(file)},
+    }
+    assert source.unpacked is not None
+    assert source.unpacked.weights == {name: sha256(source.folder / name) for name in source.shards}
+
+
+@pytest.mark.parametrize("damage", ["written", "shorter", "gone", "manifest"])
+def test_what_has_changed_in_the_cache_is_unpacked_again(tmp_path: Path, writes: list[str], damage: str) -> None:
+    file = made(tmp_path)
+    source = open_model(file)
+    weights = source.folder / "model.safetensors"
+    before = weights.read_bytes()
+    if damage == "written":
+        os.utime(weights, ns=(0, 0))
+    elif damage == "shorter":
+        os.truncate(weights, 1000)
+    elif damage == "gone":
+        weights.unlink()
+    else:
+        (source.folder / MANIFEST).write_text("{}")
+    assert open_model(file).folder == source.folder
+    assert writes == ["bfloat16"] * 2
+    assert weights.read_bytes() == before
+
+
+def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    file = made(tmp_path)
+    monkeypatch.setattr(unpacking, "digest_and_counts", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        open_model(file)
+    assert list(cache.iterdir()) == []
+
+
+def test_memory_is_compared_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = made(tmp_path)
+    monkeypatch.setattr("composer.devices.free_memory", lambda: 1000)
+    with pytest.raises(BuildError, match=r"No memory for unpacking .*model.gguf: that takes 197,248 bytes, and 1,000 are free"):
+        open_model(file)
+
+
+def test_a_cache_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE, str(tmp_path / "file"))
+    with pytest.raises(BuildError, match=f"cannot be written to.*Name another folder: {CACHE}=FOLDER"):
+        open_model(made(tmp_path))
+
+
+def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv(CACHE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "attention-composer"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "attention-composer"
+
+
+def test_the_file_itself_is_only_read(tmp_path: Path) -> None:
+    file = made(tmp_path)
+    before = file.read_bytes()
+    file.chmod(0o444)
+    composer.build_folder("softmax", file, tmp_path / "student")
+    assert file.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "model.gguf", "student"]
+
+
+def test_a_file_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match='there is no file ".*model.gguf"'):
+        open_model(tmp_path / "model.gguf")
