@@ -8,7 +8,9 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,8 @@ UNPACKED_IN_MEMORY = "bitsandbytes"
 """The kind of quantisation that transformers unpacks in a loaded model, and not as it loads one."""
 FURTHER = "nextn_predict_layers"
 """The key of a GGUF file, behind its architecture, for the number of layers that predict tokens behind the next one."""
+NO_CONFIG = ("_model_name_or_path", "unk_token_id")
+"""The keys that transformers' reader of GGUF files adds to a config, and that no model uses."""
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 SCALED = "rope.scaling."
 """The keys of a GGUF file, behind its architecture, that scale its rotary positions."""
@@ -94,10 +98,10 @@ class PackedFile:
 
             config = self._config(dtype)
             self._check_fits(config, self._described(config).trunk.layers, dtype)
-            with self._alone() as where:
+            with _alone(self.path) as where:
                 tokenizer = AutoTokenizer.from_pretrained(**where)
                 answer = AutoModelForCausalLM.from_pretrained(
-                    **where, **_dequantising(), dtype=getattr(torch, dtype), output_loading_info=True
+                    **where, **_dequantising(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
                 )
             model = _complete(self.path, answer)
             model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
@@ -110,25 +114,12 @@ class PackedFile:
             "same model in safetensors. The reason"
         )
 
-    @contextmanager
-    def _alone(self) -> Iterator[dict[str, Any]]:
-        """A folder with a link to the file and nothing else, so that transformers reads no other file beside it; as arguments."""
-        with tempfile.TemporaryDirectory(prefix="composer-") as folder:
-            link = Path(folder, f"model{GGUF}")
-            link.symlink_to(self.path.resolve())
-            yield {
-                "pretrained_model_name_or_path": folder,
-                "gguf_file": link.name,
-                "local_files_only": True,
-                "trust_remote_code": False,
-            }
-
     def _config(self, dtype: Dtype) -> Any:
-        from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-        with self._alone() as where, refused_by_transformers(self._problem, SourceError):
-            config: Any = AutoConfig.from_pretrained(**where)
+        stat = self.path.stat()
+        with refused_by_transformers(self._problem, SourceError):
+            config = deepcopy(_config_of(self.path, stat.st_size, stat.st_mtime_ns))
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
         config.dtype = dtype
         return config
@@ -260,6 +251,37 @@ def packed_at(path: Path) -> Packed | None:
         return None
     check_unpackable(kind, path)
     return PackedFolder(path, config, kind)
+
+
+@lru_cache(maxsize=4)
+def _config_of(file: Path, size: int, modified_ns: int) -> Any:
+    """The config that transformers reads from a GGUF file.
+
+    It is kept, as reading it takes seconds: transformers makes an object of every token. size, modified_ns: of the file, so that a
+    changed one is read again.
+    """
+    from transformers import AutoConfig
+
+    with _alone(file) as where:
+        config: Any = AutoConfig.from_pretrained(**where)
+    for key in NO_CONFIG:
+        if hasattr(config, key):
+            delattr(config, key)
+    return config
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[dict[str, Any]]:
+    """A folder with a link to a GGUF file and nothing else, so that transformers reads no other file beside it; as arguments."""
+    with tempfile.TemporaryDirectory(prefix="composer-") as folder:
+        link = Path(folder, f"model{GGUF}")
+        link.symlink_to(file.resolve())
+        yield {
+            "pretrained_model_name_or_path": folder,
+            "gguf_file": link.name,
+            "local_files_only": True,
+            "trust_remote_code": False,
+        }
 
 
 @contextmanager
