@@ -10,7 +10,7 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -19,6 +19,8 @@ from converters.bounded import brief, opened, reason
 from converters.errors import WeightsError
 from converters.shard import MOST_TENSORS
 
+GGUF = ".gguf"
+"""The suffix of files in the format GGUF."""
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_HEADER = 64 * 2**20
@@ -26,12 +28,17 @@ MOST_HEADER = 64 * 2**20
 MOST_KEYS = 10_000
 """The most entries of metadata: a language model has about 40."""
 MOST_ELEMENTS = 3_000_000
-"""The most elements of all lists together: the largest vocabularies, with scores, types and merges, have about half as many. The
-package ``gguf`` keeps an object for each."""
+"""The most elements of all lists together: the largest vocabularies, with scores, types and merges, have about half as many."""
+MOST_VALUES = 2**16
+"""The most elements of a list that is not one of the vocabulary's. The package ``gguf`` makes an object of each element, which
+takes minutes and gigabytes for millions of them."""
+MOST_MERGES = 8
+"""The most merges for each token of a vocabulary: those of published ones have about two."""
 LONGEST_TOKEN = 1024
 """Bytes of a string in a list. transformers tries every split of a token that has no merges, which takes quadratic time."""
 LONGEST_NAME = 1000
 MOST_DIMENSIONS = 4
+VOCABULARY, MERGES, EMBEDDING = "tokenizer.ggml.", "tokenizer.ggml.merges", "token_embd.weight"
 INSTALL = "pip install 'attention-composer[gguf]'"
 _GIT_LFS = b"version https://git-lfs"
 _STRING, _LIST = 8, 9
@@ -85,6 +92,11 @@ class GgufHeader:
         return f"GGUF {', '.join(kind for kind, _ in counts.most_common())}"
 
 
+def is_gguf(name: str) -> bool:
+    """Whether a file has the suffix of the format."""
+    return name.lower().endswith(GGUF)
+
+
 def read_gguf(file: Path) -> GgufHeader:
     """Read and check the header of a GGUF file. Raises WeightsError, also where the package ``gguf`` is not installed."""
     try:
@@ -117,7 +129,9 @@ def _read(file: Path, stream: BufferedReader) -> GgufHeader:
     reader = _Reader(file, stream, min(size, MOST_HEADER), size)
     metadata, lists = _metadata(reader, key_count)
     _check_kind(file, metadata)
-    return GgufHeader(file, metadata, lists, _tensors(reader, tensor_count, _alignment(file, metadata)))
+    tensors = _tensors(reader, tensor_count, _alignment(file, metadata))
+    _check_lists(reader, lists, tensors)
+    return GgufHeader(file, metadata, lists, tensors)
 
 
 @dataclass
@@ -194,6 +208,17 @@ def _skip_list(reader: _Reader, key: str) -> int:
     else:
         raise reader.damaged(f"{brief(key)} is a list of elements of type {kind}; expected numbers or strings")
     return count
+
+
+def _check_lists(reader: _Reader, lists: Mapping[str, int], tensors: Iterable[GgufTensor]) -> None:
+    """Raise WeightsError where a list is longer than the model can need: a vocabulary has no more tokens than embeddings."""
+    embeddings = next((tensor.shape[0] for tensor in tensors if tensor.name == EMBEDDING), 0)
+    for key, count in lists.items():
+        most = MOST_VALUES
+        if key.startswith(VOCABULARY):
+            most = max(most, embeddings * (MOST_MERGES if key == MERGES else 1))
+        if count > most:
+            raise reader.damaged(f"{brief(key)} has {count:,} elements; at most {most:,} are read for {embeddings:,} embeddings")
 
 
 def _check_kind(file: Path, metadata: Mapping[str, MetadataValue]) -> None:

@@ -31,6 +31,7 @@ from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
 from converters.families import family_of
 from converters.family import Family
+from converters.gguf import is_gguf
 from converters.hosts import Host
 from converters.model_types import is_composed_type
 from converters.shard import Shard, StoredTensor, read_shard
@@ -49,8 +50,6 @@ TOKENIZER = (
 )
 """Files of a tokenizer."""
 GENERATION_CONFIG = "generation_config.json"
-GGUF = ".gguf"
-"""The suffix of files in the format GGUF."""
 TOKEN_KEYS = (
     "bos_token_id",
     "eos_token_id",
@@ -123,7 +122,7 @@ class Source(Described):
     @property
     def named(self) -> Path:
         """The path that users know the model by: its name on the Hub, its GGUF file without the suffix, or its folder."""
-        if self.unpacked is not None and self.unpacked.path.suffix == GGUF:
+        if self.unpacked is not None and is_gguf(self.unpacked.path.name):
             return self.unpacked.path.with_suffix("")
         if self.repo_id is not None:
             return Path(self.repo_id)
@@ -310,7 +309,7 @@ def _no_weights(folder: Path) -> str:
 def _gguf_files(folder: Path) -> str:
     """A sentence on the GGUF files in a folder; empty where there are none."""
     try:
-        names = files_matching(folder, (f"*{GGUF}",))
+        names = [name for name in files_matching(folder, ("*",)) if is_gguf(name)]
     except OSError:
         return ""
     return f" It has GGUF files; name one of them: {listed(str(folder / name) for name in names)}" if names else ""

@@ -72,6 +72,25 @@ def mxfp4(folder: Path) -> Path:
     return _quantised(folder, EXPERTS, packed, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
 
 
+def compressed(folder: Path) -> Path:
+    """The same for the projections, as compressed-tensors stores FP8 with a scale for each row."""
+
+    def packed(name: str, tensor: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        scale = tensor.abs().amax(1, keepdim=True) / 448
+        stored = (tensor / scale).to(torch.float8_e4m3fn)
+        return {name: stored, f"{name}_scale": scale}, stored.float() * scale
+
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+    return _quantised(folder, PROJECTION, packed, settings)
+
+
 def _quantised(
     folder: Path, names: re.Pattern[str], packed: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]], settings: Any
 ) -> Path:

@@ -14,6 +14,7 @@ from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
 from converters.bounded import listed, lost_link
+from converters.gguf import is_gguf
 
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
@@ -146,7 +147,7 @@ def find_spec(said: str, folder: Path) -> Path | None:
     """The path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
     ``.yaml``, else the folder of a built model."""
     path = folder / said
-    if os.path.exists(path) and not os.path.isdir(path):
+    if os.path.exists(path) and not os.path.isdir(path) and not is_gguf(said):
         return path
     return shipped_specs().get(said.removesuffix(".yaml")) or (path if is_built(path) else None)
 
@@ -163,6 +164,8 @@ def not_found(said: str, folder: Path) -> str:
     """The message that there is no such spec, with the most similar name."""
     if lost := lost_link(folder / said):
         return lost
+    if is_gguf(said):
+        return f"{brief(said)} names a GGUF file, which is a source and no spec: name a spec, and the file with --from"
     if os.path.isdir(folder / said):
         return f"{brief(said)} is a folder, and no built model; a spec is one YAML file, or a model that was built from one"
     shipped = list(shipped_specs())

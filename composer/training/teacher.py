@@ -17,7 +17,8 @@ from composer.trust import load_tokenizer
 from composer.weights.record import Record, StoredSource, StoredUnpacked
 from composer.weights.sources import describe_model, open_model
 from converters.bounded import listed, problem_with, shortened, within
-from converters.source import GGUF, Source
+from converters.gguf import is_gguf
+from converters.source import Source
 from converters.trunk import Dtype
 
 SIZES = {
@@ -155,7 +156,7 @@ def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
     if problem is None:
         return str(path)
     hub = f"hub:{source.repo_id}"
-    if path.suffix == GGUF:
+    if is_gguf(path.name):
         parts = path.parts
         hub = "/".join((hub, *(parts[parts.index(source.commit) + 1 :] if source.commit in parts else parts[-1:])))
     where = f" It was {hub}: --teacher {hub}" if source.repo_id else ""

@@ -23,13 +23,12 @@ from composer.weights.place import copy_files
 from composer.weights.record import write_text
 from converters.bounded import listed, parse_json
 from converters.errors import ConfigError
-from converters.gguf import GgufHeader, read_gguf
+from converters.gguf import GGUF, GgufHeader, read_gguf
 from converters.model_types import is_composed_type
 from converters.quantised import KEY, check_unpackable, quantisation_of, without_quantisation
 from converters.shard import BYTES, read_packed_shard
 from converters.source import (
     GENERATION_CONFIG,
-    GGUF,
     INDEX,
     Described,
     check_layers,

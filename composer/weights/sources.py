@@ -22,15 +22,16 @@ from composer.weights.unpacking import DTYPE, unpacked
 from converters.bounded import lost_link
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
+from converters.gguf import GGUF, is_gguf
 from converters.hub import fetch
-from converters.source import GGUF, Described, Source, describe, open_source
+from converters.source import Described, Source, describe, open_source
 from converters.trunk import Dtype
 
 HUB = "hub:"
 """Before a model's name on the Hub, where a folder might be meant."""
-TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?|{HUB}[\w.-]+(?:/[\w.-]+)+{re.escape(GGUF)})@(.+)")
+TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?|{HUB}[\w.-]+(?:/[\w.-]+)+{re.escape(GGUF)})@(.+)", re.IGNORECASE)
 """A model of the Hub, or a GGUF file in one, with its revision; no path, which begins with a slash, a tilde or ``./``."""
-FILE_ON_HUB = re.compile(rf"([\w.-]+/[\w.-]+)/(.+{re.escape(GGUF)})")
+FILE_ON_HUB = re.compile(rf"([\w.-]+/[\w.-]+)/(.+{re.escape(GGUF)})", re.IGNORECASE)
 """A GGUF file in a model of the Hub."""
 NEAR = 0.75
 """The least likeness, as difflib counts it, at which a message suggests another name."""
@@ -126,7 +127,7 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
             return _OnHub(named, revision) if file is None else _OnHub(file[1], revision, file[2])
         if lost := lost_link(folder):
             raise SourceError(f"{lost}; expected the folder of a model.")
-        if reference.endswith(GGUF):
+        if is_gguf(reference):
             return _gguf_file(folder, reference, revision)
         if folder.is_file():
             raise SourceError(

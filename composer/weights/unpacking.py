@@ -26,8 +26,9 @@ from composer.weights.output import whole_or_nothing
 from composer.weights.packed import Packed
 from composer.weights.record import StoredFile, StoredUnpacked, stored_file, write_json
 from converters.bounded import MOST_NAMES, read_bytes
+from converters.gguf import is_gguf
 from converters.hub import cached_sha256
-from converters.source import GGUF, Source, UnpackedFrom, open_source, weight_files
+from converters.source import Source, UnpackedFrom, open_source, weight_files
 from converters.trunk import Dtype
 
 DTYPE: Dtype = "bfloat16"
@@ -80,7 +81,7 @@ def unpacked(packed: Packed, dtype: Dtype | None) -> Source:
 def _name(packed: Packed, files: dict[str, str], dtype: Dtype) -> str:
     """The name of the folder: the model's, the dtype, and a hash of all that decides the contents."""
     key = json.dumps([sorted(files.items()), dtype, versions_of(PACKAGES)])
-    label = packed.path.name.removesuffix(GGUF)
+    label = packed.path.stem if is_gguf(packed.path.name) else packed.path.name
     return f"{label}-{dtype}-{hashlib.sha256(key.encode()).hexdigest()[:KEY_LENGTH]}"
 
 

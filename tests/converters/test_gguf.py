@@ -52,6 +52,7 @@ def tensor(name: bytes, *shape: int, kind: int = 0, offset: int = 0) -> bytes:
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
+LIST = 9, struct.pack("<IQ", 0, 2**16 + 1) + bytes(2**16 + 1)
 NAMED = entry(b"general.architecture", 8, text(b"llama"))
 
 
@@ -111,6 +112,14 @@ def test_the_table_is_as_the_package_reads_it(tmp_path: Path, whole: bytes) -> N
         (header(1, NAMED) + tensor(b"a", 8, offset=3), r"has the shape \[8\] at 3"),
         (header(2, NAMED) + tensor(b"a", 8) + tensor(b"b", 8) + bytes(1000), "the tensor 'b' lies over another one"),
         (header(1, NAMED) + tensor(b"a", 2**40, 2**40), "is truncated"),
+        (
+            header(1, NAMED, entry(b"key", *LIST)) + tensor(b"a", 8) + bytes(64),
+            "'key' has 65,537 elements; at most 65,536",
+        ),
+        (
+            header(1, NAMED, entry(b"tokenizer.ggml.scores", *LIST)) + tensor(b"token_embd.weight", 8, 8) + bytes(300),
+            "'tokenizer.ggml.scores' has 65,537 elements; at most 65,536 are read for 8 embeddings",
+        ),
         (header(1, NAMED) + tensor(b"a", 8, offset=2**62), "is truncated"),
     ],
 )  # fmt: skip

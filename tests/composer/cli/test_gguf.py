@@ -60,3 +60,13 @@ def test_a_student_is_distilled_inspected_and_verified(tmp_path: Path, compose: 
     ):
         result = compose(*command)
         assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", ["explain", "check", "show", "draw", "build --from FILE"])
+def test_it_is_no_spec(compose: Compose, file: Path, command: str) -> None:
+    first, *more = command.split()
+    result = compose(first, file, *(file if word == "FILE" else word for word in more))
+    assert result.exit_code == 2, result.output
+    assert "names a GGUF file, which is a source and no spec: name a spec, and the file with --from" in " ".join(
+        result.output.split()
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import composer
 from composer.errors import ComposerError, SourceError
@@ -17,8 +18,9 @@ from composer.weights import unpacking
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model
 from tests.composer.hosts.families import small
-from tests.packed import fp8, mxfp4, mxfp8
+from tests.packed import compressed, fp8, mxfp4, mxfp8
 
+QWEN3 = {"hidden_size": 64, "intermediate_size": 64}
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32}
 KINDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "fp8": ("qwen3", fp8),
@@ -146,3 +148,24 @@ def test_a_weight_that_lacks_its_scale(tmp_path: Path, monkeypatch: pytest.Monke
     without_scale(folder)
     with pytest.raises(ComposerError):
         composer.build_folder("softmax", folder, tmp_path / "student")
+
+
+def test_compressed_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    small("qwen3", **QWEN3).save_pretrained(tmp_path / "packed")
+    plain = compressed(tmp_path / "packed")
+    composer.build_folder("softmax", tmp_path / "packed", tmp_path / "student", dtype="float32")
+    composer.build_folder("softmax", plain, tmp_path / "wanted")
+    assert torch.equal(logits(tmp_path / "student"), logits(tmp_path / "wanted"))
+
+
+@torch.no_grad()
+def test_bitsandbytes(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    small("qwen3", **QWEN3).save_pretrained(tmp_path / "source")
+    packed = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "source", quantization_config=BitsAndBytesConfig(load_in_4bit=True), dtype=torch.float32
+    )
+    packed.save_pretrained(tmp_path / "packed")
+    composer.build_folder("softmax", tmp_path / "packed", tmp_path / "student", dtype="float32")
+    assert torch.equal(logits(tmp_path / "student"), packed(torch.arange(3, 33)[None]).logits)

@@ -153,6 +153,7 @@ def test_the_default_output_is_called_after_spec_and_source(tmp_path: Path):
     [
         ("hub:owner/model/sub/tiny.gguf", ("owner/model", None, "sub/tiny.gguf")),
         ("hub:owner/model/tiny.gguf@refs/pr/1", ("owner/model", "refs/pr/1", "tiny.gguf")),
+        ("hub:owner/model/tiny.GGUF", ("owner/model", None, "tiny.GGUF")),
         ("hub:owner/model.gguf", ("owner/model.gguf", None, None)),
         ("hub:owner/model.gguf@v2", ("owner/model.gguf", "v2", None)),
     ],
