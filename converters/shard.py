@@ -69,7 +69,7 @@ def read_shard(file: Path) -> Shard:
 def read_packed_shard(file: Path) -> Shard:
     """The same for a file with quantised weights, whose types and shapes are left to the library that unpacks them. ``masks`` has
     the names of all tensors."""
-    return _shard(file, _packed)
+    return _shard(file, _check_packed)
 
 
 def _shard(file: Path, check: Callable[[Path, dict[str, Any], int, int], dict[str, StoredTensor]]) -> Shard:
@@ -164,7 +164,7 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
     return dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
 
 
-def _packed(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, StoredTensor]:
+def _check_packed(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, StoredTensor]:
     """Check the places of tensors of any type. Return none of them."""
     places: list[tuple[int, int, int, str]] = []
     for name, entry in header.items():

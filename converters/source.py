@@ -133,7 +133,7 @@ def describe(folder: Path) -> Described:
     """Reads ``config.json`` and nothing else."""
     content = read_config_file(folder)
     path = folder / "config.json"
-    return described(path, _json(path, content, ConfigError), content)
+    return describe_config(path, _json(path, content, ConfigError), content)
 
 
 def read_config_file(folder: Path) -> bytes:
@@ -149,7 +149,7 @@ def read_config_file(folder: Path) -> bytes:
         raise ConfigError(f"{folder / 'config.json'} cannot be read: {reason(error)}.") from error
 
 
-def described(path: Path, config: Mapping[str, Any], content: bytes) -> Described:
+def describe_config(path: Path, config: Mapping[str, Any], content: bytes) -> Described:
     """Describe a model by its config. path: of the file that the config comes from, for messages, in the model's folder. content:
     the bytes of the config. Raises ConfigError."""
     family = family_of(config)

@@ -21,7 +21,7 @@ from composer.progress import silent_transformers
 from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.place import copy_files
 from composer.weights.record import write_text
-from converters.bounded import listed, parse_json
+from converters.bounded import listed, parse_json, shortened
 from converters.errors import ConfigError
 from converters.gguf import GGUF, GgufHeader, read_gguf
 from converters.model_types import is_composed_type
@@ -33,7 +33,7 @@ from converters.source import (
     Described,
     check_layers,
     check_sizes,
-    described,
+    describe_config,
     read_config_file,
     small_files,
     weight_files,
@@ -47,6 +47,8 @@ CONFIG = "config.json"
 SHARD_SIZE = "5GB"
 UNPACKED_IN_MEMORY = "bitsandbytes"
 """The kind of quantisation that transformers unpacks in a loaded model, and not as it loads one."""
+LAYERS = "block_count"
+"""The key of a GGUF file, behind its architecture, for the number of layers."""
 FURTHER = "nextn_predict_layers"
 """The key of a GGUF file, behind its architecture, for the number of layers that predict tokens behind the next one."""
 NO_CONFIG = ("_model_name_or_path", "unk_token_id")
@@ -56,8 +58,6 @@ SCALED = "rope.scaling."
 """The keys of a GGUF file, behind its architecture, that scale its rotary positions."""
 SCALES = ("rope_freqs.", "rope_factors_")
 """How the names of tensors begin that scale rotary positions."""
-READS_SCALING = ("gpt-oss",)
-"""The architectures whose scaling transformers reads."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,13 @@ class PackedFile:
 
     def describe(self, dtype: Dtype) -> Described:
         """Describe the unpacked model, with weights of ``dtype``, from its metadata alone. Raises SourceError and ConfigError."""
+        self._check()
         with silent_transformers("error"):
             return self._described(self._config(dtype))
 
     def write(self, folder: Path, dtype: Dtype) -> None:
         """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError and BuildError."""
-        if not self.header.has_tokenizer:
-            raise SourceError(
-                f"{self.path} has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens), so nothing says what its tokens "
-                "mean. Use a GGUF file with its tokenizer."
-            )
-        self._check_positions()
+        self._check()
         with _without_bars(), refused_by_transformers(self._problem, SourceError):
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,22 +96,27 @@ class PackedFile:
             with _alone(self.path) as where:
                 tokenizer = AutoTokenizer.from_pretrained(**where)
                 answer = AutoModelForCausalLM.from_pretrained(
-                    **where, **_dequantising(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
+                    **where, **_unpacking_arguments(), config=config, dtype=getattr(torch, dtype), output_loading_info=True
                 )
-            model = _complete(self.path, answer)
+            model = _check_complete(self.path, answer)
             model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
             tokenizer.save_pretrained(folder)
 
     @property
     def _problem(self) -> str:
         return (
-            f"transformers cannot unpack {self.path} (architecture {self.header.architecture}). Build from a checkpoint of the "
-            "same model in safetensors. The reason"
+            f"transformers cannot unpack {self.path} (architecture {shortened(self.header.architecture)}). Build from a checkpoint "
+            "of the same model in safetensors. The reason"
         )
 
     def _config(self, dtype: Dtype) -> Any:
+        """The config of the unpacked model. Raises ConfigError where the file has fewer tensors than layers, before transformers
+        makes a list of all layers."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+        layers = self.header.metadata.get(f"{self.header.architecture}.{LAYERS}")
+        if isinstance(layers, int):
+            check_layers(f"{self.path}: its metadata", layers, len(self.header.tensors))
         stat = self.path.stat()
         with refused_by_transformers(self._problem, SourceError):
             config = deepcopy(_config_of(self.path, stat.st_size, stat.st_mtime_ns))
@@ -125,17 +126,21 @@ class PackedFile:
 
     def _described(self, config: Any) -> Described:
         text = config.to_json_string()
-        found, where = described(self.path, json.loads(text), text.encode()), f"{self.path}: its metadata"
-        check_layers(where, found.trunk.layers, len(self.header.tensors))
+        found, where = describe_config(self.path, json.loads(text), text.encode()), f"{self.path}: its metadata"
         check_sizes(where, found.config, max(math.prod(tensor.shape) for tensor in self.header.tensors))
         return found
 
-    def _check_positions(self) -> None:
-        """Raise SourceError where the file scales its rotary positions in a way that transformers does not read."""
+    def _check(self) -> None:
+        """Raise SourceError where the file has no tokenizer, or scales its rotary positions, which transformers does not read."""
+        if not self.header.has_tokenizer:
+            raise SourceError(
+                f"{self.path} has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens), so nothing says what its tokens "
+                "mean. Use a GGUF file with its tokenizer."
+            )
         header, prefix = self.header, f"{self.header.architecture}.{SCALED}"
         scaling = header.metadata.get(f"{prefix}type", "none") != "none" and header.metadata.get(f"{prefix}factor", 1) != 1
         tensors = [tensor.name for tensor in header.tensors if tensor.name.startswith(SCALES)]
-        if header.architecture not in READS_SCALING and (scaling or tensors):
+        if scaling or tensors:
             named = listed(tensors or [f"{prefix}type"])
             raise SourceError(
                 f"{self.path} scales its rotary positions ({named}), and transformers leaves that out where it reads GGUF: the "
@@ -174,7 +179,7 @@ class PackedFolder:
     def describe(self, dtype: Dtype) -> Described:
         """Describe the unpacked model, with weights of ``dtype``, from its config alone. Raises ConfigError."""
         config = without_quantisation(self.config, dtype)
-        return described(self.path / CONFIG, config, json.dumps(config).encode())
+        return describe_config(self.path / CONFIG, config, json.dumps(config).encode())
 
     def write(self, folder: Path, dtype: Dtype) -> None:
         """Write the unpacked model, tokenizer included, into an empty folder. Raises SourceError, BuildError, ConverterError."""
@@ -193,7 +198,7 @@ class PackedFolder:
             answer = AutoModelForCausalLM.from_pretrained(
                 **where, config=config, dtype=getattr(torch, dtype), output_loading_info=True
             )
-            model = _complete(self.path, answer)
+            model = _check_complete(self.path, answer)
             if self.quantisation == UNPACKED_IN_MEMORY:
                 model.dequantize(dtype=getattr(torch, dtype))
             _save_plain(model, AutoConfig.for_model(**without_quantisation(config.to_dict(), dtype)), folder)
@@ -232,7 +237,7 @@ class PackedFolder:
 Packed = PackedFile | PackedFolder
 
 
-def packed_at(path: Path) -> Packed | None:
+def find_packed(path: Path) -> Packed | None:
     """Return the quantised weights in a file or a folder; None for a folder that is not quantised, and for one without a config.
 
     path: of a GGUF file, or of a folder. Raises ConverterError, also for a quantisation that cannot be unpacked.
@@ -290,7 +295,7 @@ def _without_bars() -> Iterator[None]:
         yield
 
 
-def _dequantising() -> dict[str, Any]:
+def _unpacking_arguments() -> dict[str, Any]:
     """Arguments of ``from_pretrained`` that unpack a GGUF file. Versions of transformers without this config always unpack."""
     import transformers
 
@@ -315,7 +320,7 @@ def _layer(name: str) -> int:
     return -1 if found is None else int(found[1])
 
 
-def _complete(path: Path, answer: Any) -> PreTrainedModel:
+def _check_complete(path: Path, answer: Any) -> PreTrainedModel:
     """The loaded model. Raises SourceError where some of its weights are not in the files, or the other way round."""
     model, report = answer
     problems = {

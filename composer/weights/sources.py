@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from composer.errors import SourceError, name_of
 from composer.spec.loading import names_a_spec
-from composer.weights.packed import packed_at
-from composer.weights.unpacking import DTYPE, unpacked
+from composer.weights.packed import find_packed
+from composer.weights.unpacking import DTYPE, open_unpacked
 from converters.bounded import lost_link
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
@@ -57,8 +57,8 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None, d
 
 def _open(path: Path, dtype: Dtype | None) -> Source:
     """Open a folder, or the unpacked model of a GGUF file or of a quantised folder."""
-    packed = packed_at(path)
-    return open_source(path) if packed is None else unpacked(packed, dtype)
+    packed = find_packed(path)
+    return open_source(path) if packed is None else open_unpacked(packed, dtype)
 
 
 def check_merged(source: Source) -> None:
@@ -81,7 +81,7 @@ def describe_model(reference: str | os.PathLike[str], revision: str | None = Non
             path = fetch(place.repo_id, place.revision, weights=False)[0]
         else:
             path = fetch(place.repo_id, place.revision, file=place.file)[0] / place.file
-        packed = packed_at(path)
+        packed = find_packed(path)
         return describe(path) if packed is None else packed.describe(dtype or DTYPE)
 
 

@@ -51,11 +51,11 @@ class Manifest(Closed):
 def cache_folder() -> Path:
     """The folder of this project's cache: ``COMPOSER_CACHE``, or ``attention-composer`` where the system keeps caches."""
     if named := os.environ.get(CACHE):
-        return Path(named).expanduser()
+        return Path(named).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attention-composer"
 
 
-def unpacked(packed: Packed, dtype: Dtype | None) -> Source:
+def open_unpacked(packed: Packed, dtype: Dtype | None) -> Source:
     """Open the unpacked model, unpacking it first unless the cache has it. Raises SourceError, BuildError and ConverterError.
 
     dtype: of the weights; None: ``DTYPE``.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 import composer
 from composer.errors import ComposerError, SourceError
@@ -46,7 +47,7 @@ def logits(folder: Path) -> torch.Tensor:
     return composer.load(folder)(torch.arange(3, 33)[None]).logits
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.split()[0] in AUTO_QUANTIZER_MAPPING])
 def test_a_student_is_that_of_the_unpacked_weights(tmp_path: Path, kind: str) -> None:
     folder, plain = packed(tmp_path / "packed", kind)
     composer.build_folder("softmax", folder, tmp_path / "student", dtype="float32")
