@@ -25,6 +25,7 @@ from composer.weights.finite import digest_and_counts, not_finite
 from composer.weights.output import whole_or_nothing
 from composer.weights.packed import Packed
 from composer.weights.record import StoredFile, StoredUnpacked, stored_file, write_json
+from composer.weights.side_files import documents_in
 from converters.bounded import MOST_NAMES, read_bytes
 from converters.gguf import is_gguf
 from converters.hub import cached_sha256
@@ -42,10 +43,14 @@ PACKAGES = ("attention-composer", "transformers")
 
 
 class Manifest(Closed):
-    """The contents of ``unpacked.json`` in a folder of the cache: the quantised weights, and the files that were written."""
+    """The contents of ``unpacked.json`` in a folder of the cache: the quantised weights, and the files that were written.
+
+    documents: SHA-256 of each file without weights.
+    """
 
     source: StoredUnpacked
     weights: dict[str, StoredFile]
+    documents: dict[str, str]
 
 
 def cache_folder() -> Path:
@@ -65,15 +70,13 @@ def open_unpacked(packed: Packed, dtype: Dtype | None) -> Source:
         files = {name: cached_sha256(path) or sha256(path) for name, path in packed.files().items()}
     root = cache_folder() / FOLDER
     folder = root / _name(packed, files, dtype)
-    with failing_as(BuildError, f"The cache {root} cannot be written to", f"Name another folder: {CACHE}=FOLDER"):
-        root.mkdir(parents=True, exist_ok=True)
-        # One at a time: each needs memory for a whole model.
-        with exclusive_lock(inside(root), None):
-            manifest = _manifest(folder)
-            if manifest is None:
-                shutil.rmtree(folder, ignore_errors=True)
-                inform(f"Unpacking {packed.path} ({packed.quantisation}) to {dtype}, into {folder}")
-                manifest = _write(packed, files, folder, dtype)
+    manifest = _manifest(folder)
+    if manifest is None:
+        with failing_as(BuildError, f"The cache {root} cannot be written to", f"Name another folder: {CACHE}=FOLDER"):
+            root.mkdir(parents=True, exist_ok=True)
+            # One process at a time: each needs memory for a whole model, and two may want the same one.
+            with exclusive_lock(inside(root), None):
+                manifest = _manifest(folder) or _write(packed, files, folder, dtype)
     weights = {name: str(file.sha256) for name, file in manifest.weights.items()}
     return replace(open_source(folder), unpacked=UnpackedFrom(packed.path, packed.quantisation, files, weights))
 
@@ -86,19 +89,22 @@ def _name(packed: Packed, files: dict[str, str], dtype: Dtype) -> str:
 
 
 def _manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None where it is missing, or a file has been written to since."""
+    """The manifest of a folder; None where it is missing, or a file has changed. Weights are compared by size and time stamp."""
     try:
         found = Manifest.model_validate_json(read_bytes(folder / MANIFEST, MOST_NAMES))
         for name, stored in found.weights.items():
             stat = (folder / name).stat()
             if (stat.st_size, stat.st_mtime_ns) != (stored.bytes, stored.modified_ns):
                 return None
+        documents = documents_in(folder, found.weights)
     except (OSError, ValidationError):
         return None
-    return found
+    return found if found.documents == {name: digest for name, digest in documents.items() if name != MANIFEST} else None
 
 
 def _write(packed: Packed, files: dict[str, str], folder: Path, dtype: Dtype) -> Manifest:
+    shutil.rmtree(folder, ignore_errors=True)
+    inform(f"Unpacking {packed.path} ({packed.quantisation}) to {dtype}, into {folder}")
     with whole_or_nothing(folder) as partial:
         packed.write(partial, dtype)
         weights = {}
@@ -109,6 +115,6 @@ def _write(packed: Packed, files: dict[str, str], folder: Path, dtype: Dtype) ->
                 raise SourceError(f"{not_finite(packed.path, counts)}{larger} They were unpacked to {dtype}.")
             weights[name] = stored_file(shard.file, "written", origin=None, contents=digest)
         source = StoredUnpacked(path=str(packed.path), quantisation=packed.quantisation, files=files)
-        manifest = Manifest(source=source, weights=weights)
+        manifest = Manifest(source=source, weights=weights, documents=documents_in(partial, weights))
         write_json(partial / MANIFEST, manifest.model_dump(mode="json"))
     return manifest

@@ -79,7 +79,7 @@ def test_the_manifest_names_the_file_and_what_was_written(tmp_path: Path) -> Non
     assert source.unpacked.weights == {name: sha256(source.folder / name) for name in source.shards}
 
 
-@pytest.mark.parametrize("damage", ["written", "shorter", "gone", "manifest"])
+@pytest.mark.parametrize("damage", ["written", "shorter", "gone", "manifest", "config", "tokenizer", "added"])
 def test_what_has_changed_in_the_cache_is_unpacked_again(tmp_path: Path, writes: list[str], damage: str) -> None:
     file = made(tmp_path)
     source = open_model(file)
@@ -89,6 +89,10 @@ def test_what_has_changed_in_the_cache_is_unpacked_again(tmp_path: Path, writes:
         os.utime(weights, ns=(0, 0))
     elif damage == "shorter":
         os.truncate(weights, 1000)
+    elif damage in ("config", "tokenizer"):
+        (source.folder / f"{damage}.json").write_text("{}")
+    elif damage == "added":
+        (source.folder / "adapter_config.json").write_text("{}")
     elif damage == "gone":
         weights.unlink()
     else:
@@ -121,6 +125,13 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv(CACHE, str(tmp_path / "file"))
     with pytest.raises(BuildError, match=f"cannot be written to.*Name another folder: {CACHE}=FOLDER"):
         open_model(made(tmp_path))
+
+
+def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = made(tmp_path)
+    first = open_model(file)
+    monkeypatch.setattr(unpacking, "exclusive_lock", lambda *_: pytest.fail("wrote into the cache"))
+    assert open_model(file).folder == first.folder
 
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
