@@ -83,12 +83,23 @@ class Unturned(tuple[Tensor, ...]):
         return super().__iter__()
 
 
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """The inputs of a layer's heads, as its host computes them: queries B T H D, keys and values B T K D, none of them rotated, and
+    the logits of attention sinks, one a head."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sinks: Tensor | None = None
+
+
 @dataclass(slots=True)
 class LayerCall:
     """One call of a layer's heads: the inputs beside queries, keys and values, and the outputs.
 
     values: B T K D, the memories' input in place of the layer's own values. alone: the host's computation behind the heads is left
-    out. heads: the output, B T H D. carried: the new state.
+    out. projected: what the host has computed for the heads. heads: the output, B T H D. carried: the new state.
     """
 
     hidden: Tensor
@@ -97,6 +108,7 @@ class LayerCall:
     in_place: bool = False
     values: Tensor | None = None
     alone: bool = False
+    projected: Projected | None = None
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
     unturned: Unturned | None = None
@@ -131,21 +143,34 @@ class ComposedAttention(nn.Module):
         """The layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
         return _attended(self._run_host(LayerCall(hidden, passed, {}), (), options))
 
-    def of_heads(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any], values: Tensor | None = None) -> Tensor:
+    def of_heads(
+        self,
+        hidden: Tensor,
+        passed: Passed,
+        options: Mapping[str, Any],
+        values: Tensor | None = None,
+        projected: Projected | None = None,
+    ) -> Tensor:
         """The output of the layer's heads from an empty state, ``B T H D``; the host's computation behind them is left out.
 
-        values: ``B T K D``, the memories' input in place of the layer's own values.
+        values: ``B T K D``, the memories' input in place of the layer's own values. projected: what this layer's host would compute
+        for the heads, where it is known; the host then computes nothing.
         """
         call = LayerCall(hidden, passed, {}, values=values, alone=True)
         with suppress(HeadsHaveRun):
-            self._run_host(call, (), options)
+            if projected is None:
+                self._run_host(call, (), options)
+            else:
+                assert not self.mixes_inputs, "its host projects other states than these"
+                call.state = self._empty_state(hidden)
+                self.answer(call, projected.query, projected.key, projected.value, projected.sinks)
         assert call.heads is not None, "the host has called its heads"
         return call.heads
 
     def _run_host(self, call: LayerCall, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         hidden, passed = call.hidden, call.passed
         if not call.state:
-            call.state = self.composed.empty_state(hidden.shape[0], _projected_dtype(hidden), hidden.device)
+            call.state = self._empty_state(hidden)
         inputs: list[Tensor] = []
         if self.composed._mixes:
             how = call.state, passed.backend, call.in_place
@@ -166,11 +191,20 @@ class ComposedAttention(nn.Module):
         finally:
             MIXED.inputs = None
 
+    @property
+    def mixes_inputs(self) -> bool:
+        """Whether a head mixes the hidden states that queries and keys are projected from."""
+        return self.composed._mixes
+
+    def _empty_state(self, hidden: Tensor) -> State:
+        return self.composed.empty_state(hidden.shape[0], _projected_dtype(hidden), hidden.device)
+
     def answer(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """The heads' output ``B T H D`` for queries ``B T H D`` and keys ``B T K D`` before rotation.
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
+        call.projected = Projected(query, key, value, sinks)
         value = value if call.values is None else call.values
         # Under autocast, norms of queries and keys leave these in another dtype than the values have.
         query, key = as_dtype(query, value.dtype), as_dtype(key, value.dtype)

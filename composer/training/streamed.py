@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.run import TrainingRun
 from composer.training.spill import HiddenBatch, Spill
-from composer.training.transfer import Lesson, layer_unit, lesson_of, transfer_loss
+from composer.training.transfer import Lesson, layer_unit, layers_alike, lesson_of, transfer_loss
 from composer.training.unit import Unit
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
@@ -58,6 +59,7 @@ class LayerCourse:
         self._student, self._teacher, self._stage, self._backend = student, teacher, stage, backend
         self._layer = layer
         self._attention = next(attention for _, attention in attentions(layer))
+        self._alike = layers_alike({0: student}, {0: self._attention})
 
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
@@ -80,6 +82,8 @@ class LayerCourse:
     def _loss(self, batch: Batch, total: float) -> Tensor:
         assert isinstance(batch, HiddenBatch)
         lesson = self._lesson(batch)
+        if not self._alike:
+            lesson = replace(lesson, projected=None)
         return transfer_loss(self._student, self._attention, lesson, self._stage, total, self._backend)
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,20 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from composer.data.packing import Batch
-from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, Passed
+from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, Passed, Projected
+from composer.model.configuration import Composition
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
 from composer.training.course import Losses
-from composer.training.processes import count, within
+from composer.training.processes import added, count, held, within
 from composer.training.unit import Unit
+
+UNRELATED = frozenset(
+    {*Composition.__annotations__, "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+)
+"""Settings of a config that no attention of a host depends on."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Lesson:
     """The output of the heads, B T H D, before the output projection."""
     attended: Tensor
     """The output of the layer's attention, B T C, behind that projection."""
+    projected: Projected | None = None
+    """The inputs of the teacher's heads. Heads whose host projects as the teacher's does can have them, too."""
 
 
 class TransferCourse:
@@ -49,6 +57,7 @@ class TransferCourse:
         self.units = list(self._layers.values())
         self._attentions = dict(enumerate(attention for _, attention in attentions(student)))
         self._student, self._teacher, self._stage = student, teacher, stage
+        self._alike = layers_alike(self._attentions, dict(enumerate(attention for _, attention in attentions(teacher))))
 
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
@@ -78,8 +87,41 @@ class TransferCourse:
         return losses
 
     def _loss(self, index: int, teacher: ComposedAttention, lesson: Lesson, total: float) -> Tensor:
+        if index not in self._alike:
+            lesson = replace(lesson, projected=None)
         backend = self._student.base.backend
         return within(self._attentions[index], transfer_loss, teacher, lesson, self._stage, total, backend)
+
+
+def layers_alike(ours: Mapping[int, ComposedAttention], theirs: Mapping[int, ComposedAttention]) -> frozenset[int]:
+    """The layers in which two models' hosts compute the same queries, keys and values from the same hidden states."""
+    # In several processes each compares its own shards, and all have to find them equal.
+    differ = added({str(index): float(not _alike(ours[index], theirs[index])) for index in ours})
+    return frozenset(index for index in ours if not differ[str(index)])
+
+
+def _alike(one: ComposedAttention, other: ComposedAttention) -> bool:
+    """True if neither layer mixes its inputs, and their hosts are of one class, with equal settings and equal weights.
+
+    An adapter on a projection is a weight that the other layer lacks.
+    """
+    if type(one) is not type(other) or one.facts != other.facts or one.mixes_inputs or other.mixes_inputs:
+        return False
+    (settings, weights), (other_settings, other_weights) = (_host_of(attention) for attention in (one, other))
+    if settings != other_settings or weights.keys() != other_weights.keys():
+        return False
+    return all(_equal(weight, other_weights[name]) for name, weight in weights.items())
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.dtype == other.dtype and torch.equal(held(one)[0], held(other)[0]))
+
+
+def _host_of(attention: ComposedAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The settings of a layer's host, and its weights: the parameters and buffers outside of the heads."""
+    settings = {name: value for name, value in attention.config.to_dict().items() if name not in UNRELATED}
+    tensors = (*attention.named_parameters(), *attention.named_buffers())
+    return settings, {name: tensor for name, tensor in tensors if not name.startswith("composed.")}
 
 
 def computing_alone(model: ComposedForCausalLM) -> Iterator[nn.Module]:
@@ -148,24 +190,34 @@ def _on_call(
 def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:
     """The inputs and the output of a layer's attention."""
     assert call.heads is not None, "the host has called its heads"
-    return Lesson(call.hidden, call.passed.tokens, options, call.heads, attended)
+    return Lesson(call.hidden, call.passed.tokens, options, call.heads, attended, call.projected)
 
 
-def answers(attention: ComposedAttention, lesson: Lesson, backend: str, values: Tensor | None = None) -> Tensor:
-    """The output of an attention's heads on the inputs of a lesson, B T H D. values: in place of the layer's own."""
-    return attention.of_heads(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values)
+def answers(
+    attention: ComposedAttention,
+    lesson: Lesson,
+    backend: str,
+    values: Tensor | None = None,
+    projected: Projected | None = None,
+) -> Tensor:
+    """The output of an attention's heads on the inputs of a lesson, B T H D. values: in place of the layer's own. projected: what
+    the layer's host would compute for the heads, where it is known."""
+    return attention.of_heads(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values, projected)
 
 
 def transfer_loss(
     attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, stage: Transfer, total: float, backend: str
 ) -> Tensor:
-    """The weighed loss of one layer, summed over valid tokens and divided by ``total``."""
+    """The weighed loss of one layer, summed over valid tokens and divided by ``total``.
+
+    What the lesson has projected, the heads get as it is: it must be None where the layer's host projects otherwise.
+    """
     loss = lesson.hidden.new_zeros((), dtype=torch.float32)
     if stage.mse:
         if stage.at == "output":
             wanted, found = lesson.attended, attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options)
         else:
-            wanted, found = lesson.heads, answers(attention, lesson, backend)
+            wanted, found = lesson.heads, answers(attention, lesson, backend, projected=lesson.projected)
         error = (found.float() - wanted.float()).square().flatten(2).mean(-1)
         loss = loss + stage.mse * _over_tokens(error, lesson.tokens) / total
     if stage.cross_entropy:
@@ -177,13 +229,13 @@ def transfer_loss(
 def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
     """-Σ_s a_ts log â_ts of each token, a mean over heads: LoLCATs (workshop), eq. 7. B T."""
     with torch.no_grad():
-        wanted = within(teacher, attention_weights, lesson, backend)
-    found = attention_weights(attention, lesson, backend)
+        wanted = within(teacher, attention_weights, lesson, backend, lesson.projected)
+    found = attention_weights(attention, lesson, backend, lesson.projected)
     return -(wanted * found.clamp(min=torch.finfo(found.dtype).tiny).log()).sum(-1).mean(-1)
 
 
-def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
-    """The weight of every token s in the answer to every token t, B T H T.
+def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, projected: Projected | None = None) -> Tensor:
+    """The weight of every token s in the answer to every token t, B T H T. projected: as ``answers`` has it.
 
     Answers are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
     and the memories' part taken off, the answers are the weights: of as many tokens at a time as a value has numbers.
@@ -192,11 +244,11 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
     width, heads = attention.facts.head_dim, attention.facts.key_heads
     unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
-    brought = answers(attention, lesson, backend, nothing) if _brings(attention) else None
+    brought = answers(attention, lesson, backend, nothing, projected) if _brings(attention) else None
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
         value = columns[None, :, None].expand(batch, length, heads, width)
-        weights = answers(attention, lesson, backend, value)
+        weights = answers(attention, lesson, backend, value, projected)
         weights = weights if brought is None else weights - brought
         found.append(weights[..., : length - start].float())
     return torch.cat(found, dim=-1)

@@ -10,10 +10,12 @@ import torch
 
 from composer.api import resolve_spec
 from composer.errors import TrainingError
-from composer.spec.recipe import Transfer
+from composer.model.hosts import attentions
+from composer.spec.recipe import Lora, Transfer
 from composer.training import transfer
+from composer.training.finetune import add_adapters
 from composer.training.rules import check_transfer
-from composer.training.transfer import TransferCourse
+from composer.training.transfer import TransferCourse, layers_alike
 from composer.weights.dimensions import dimensions
 from composer.weights.from_model import trunk_of
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
@@ -166,3 +168,67 @@ def test_heads_with_weights_and_heads_with_nothing_to_train() -> None:
         check_transfer(resolve_spec(spec, size, ["recipe=null"]), stage(cross_entropy=1.0))
     with pytest.raises(TrainingError, match=r'"softmax" have no fresh parameters.* --stage finetune'):
         check_transfer(resolve_spec("softmax", size), stage())
+
+
+def projections(student: Any, course: TransferCourse) -> int:
+    """How often a step of the course calls the student's projections of queries."""
+    counts = list[int]()
+    handles = [
+        module.register_forward_hook(lambda *_: counts.append(1))
+        for name, module in student.named_modules()
+        if name.endswith("q_proj")
+    ]
+    learned(course, whole(rows_of()))
+    for handle in handles:
+        handle.remove()
+    return len(counts)
+
+
+@pytest.mark.parametrize("spec", [SPEC, "lawcat", "gated-deltanet", "mixed-heads"])
+@pytest.mark.parametrize("how", ["packed", "padded"])
+def test_the_teachers_projections_serve_a_student_on_the_same_trunk(spec: Any, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and gradients are as if the student had projected for itself."""
+    source, batch, found = small_llama(), whole(rows_of(how=how)), list[Any]()
+    for alike in (True, False):
+        if not alike:
+            monkeypatch.setattr(transfer, "layers_alike", lambda ours, theirs: frozenset())
+        student = student_of(source, spec, "recipe=null")
+        course = course_of(source, student, cross_entropy=0.0 if spec == "gated-deltanet" else 0.5)
+        found.append((learned(course, batch), gradients(student), course.judge(batch, 1.0)))
+        assert (projections(student, course) > 0) == (not alike)
+    (one, of_one, judged), (other, of_other, also) = found
+    assert one == pytest.approx(other, rel=1e-12)
+    assert {name: float(loss) for name, loss in judged.items()} == pytest.approx({name: float(loss) for name, loss in also.items()})
+    assert of_one.keys() == of_other.keys()
+    for name, gradient in of_one.items():
+        torch.testing.assert_close(gradient, of_other[name], rtol=1e-12, atol=1e-14)
+
+
+def _with_other_weights(student: Any) -> None:
+    with torch.no_grad():
+        student.model.layers[0].self_attn.k_proj.weight[0, 0] += 1e-3
+
+
+def _with_an_adapter(student: Any) -> None:
+    add_adapters(student, Lora(targets=("v",)), 0)
+
+
+def _with_other_settings(student: Any) -> None:
+    config = student.model.layers[0].self_attn.config
+    config.attention_bias = not config.attention_bias
+
+
+@pytest.mark.parametrize(("change", "alike"), [(_with_other_weights, {1}), (_with_an_adapter, set()), (_with_other_settings, {1})])
+def test_a_student_on_another_trunk_projects_for_itself(change: Any, alike: set[int]) -> None:
+    source = small_llama()
+    student, teacher = student_of(source), teacher_of(source)
+    own, others = (dict(enumerate(of for _, of in attentions(model))) for model in (student, teacher))
+    assert layers_alike(own, others) == {0, 1}
+    change(student)
+    assert layers_alike(own, others) == alike
+
+
+def test_a_student_that_mixes_its_inputs_projects_for_itself() -> None:
+    source = small_llama()
+    student = student_of(source, "rglru-window", "recipe=null", "head.memory.0.size=4", "head.mix_input.blocks=4")
+    assert projections(student, course_of(source, student)) > 0
