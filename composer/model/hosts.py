@@ -207,7 +207,8 @@ class HostTurning:
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         width = cosine.shape[-1] * (2 if self.halves else 1)
         turned, rest = states[..., :width].transpose(1, 2), states[..., width:]
-        turned = self.function(turned, turned, cosine, sine)[0] if self.both else self.function(turned, cosine, sine)
+        # The host's function turns queries and keys together. Of the second, which is dropped, it gets one head.
+        turned = self.function(turned, turned[:, :1], cosine, sine)[0] if self.both else self.function(turned, cosine, sine)
         turned = turned.transpose(1, 2)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
