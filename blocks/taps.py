@@ -9,7 +9,7 @@ from blocks.flow import Tokens
 from blocks.kernels import needs_gpu
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
-from blocks.tensors import as_dtype, repeat_heads
+from blocks.tensors import as_dtype, may_look, repeat_heads
 
 Filtering = Callable[..., tuple["Tensor", "Tensor"]]
 
@@ -27,10 +27,25 @@ def filtered(
     length, past = inputs.shape[1], earlier.shape[1]
     extended = torch.cat((earlier, inputs), dim=1)
     segment = tokens.extended_segment(past)
-    heads = max(weight.shape[0], inputs.shape[2])
     # Laid out tap by tap: a product reads numbers that lie side by side twice as fast.
-    taps = repeat_heads(weight.to(inputs.dtype), heads, dim=0).permute(2, 0, 1).contiguous()
-    output = None
+    taps = weight.to(inputs.dtype).permute(2, 0, 1).contiguous()
+    if torch.is_grad_enabled() and may_look(inputs) and (inputs.requires_grad or weight.requires_grad):
+        from blocks.gradients import filter_tokens
+
+        seen = None
+        if segment is not None:
+            seen = torch.stack([segment[:, first : first + length] == segment[:, past:] for first in range(taps.shape[0])])
+        output = filter_tokens(extended, taps, seen)
+    else:
+        output = _tap_by_tap(extended, taps, segment, length)
+    carried = tokens.tail(extended, past)
+    current = tokens.tail_is_current(past)
+    return output, carried if current is None else carried * current[..., None, None]
+
+
+def _tap_by_tap(extended: Tensor, taps: Tensor, segment: Tensor | None, length: int) -> Tensor:
+    past, heads, output = extended.shape[1] - length, max(extended.shape[2], taps.shape[1]), None
+    taps = repeat_heads(taps, heads, dim=1)
     for first, tap in enumerate(taps):
         seen = extended[:, first : first + length]
         if segment is not None:
@@ -38,9 +53,7 @@ def filtered(
         seen = repeat_heads(seen, heads)
         output = seen * tap if output is None else output.addcmul_(seen, tap)
     assert output is not None, "a kernel has at least the current token's tap"
-    carried = tokens.tail(extended, past)
-    current = tokens.tail_is_current(past)
-    return output, carried if current is None else carried * current[..., None, None]
+    return output
 
 
 def filtered_one(

@@ -46,6 +46,10 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
     dtype = accumulating(states.dtype)
     wide, weight = as_dtype(states, dtype), as_dtype(weight, dtype)
+    if torch.is_grad_enabled() and wide.requires_grad and may_look(wide):
+        from blocks.gradients import divide_by_root
+
+        return as_dtype(divide_by_root(wide, wide.shape[-1], epsilon) * weight, states.dtype)
     if torch.is_grad_enabled() or not may_look(wide):
         return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)
     # PyTorch has no kernel of it for a CPU. Of the tensors that its steps would make, this makes one.

@@ -18,7 +18,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem, State
 from blocks.positions import Position
-from blocks.tensors import accumulating, as_dtype, repeat_heads
+from blocks.tensors import accumulating, as_dtype, may_look, repeat_heads
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,14 @@ class FeatureMap(Part):
         """log f, for exponential maps."""
         raise NotImplementedError
 
+    def sides(self, inputs: Tensor) -> Tensor:
+        """f(u) ‖ f(-u)."""
+        return self.activate(_both_signs(inputs)).flatten(-2)
+
+    def log_sides(self, inputs: Tensor) -> Tensor:
+        """log f(u) ‖ log f(-u)."""
+        return self.log_activate(_both_signs(inputs)).flatten(-2)
+
     def resolved(self, shape: Shape) -> Self:
         """The same map with its dimension written out."""
         return self.model_copy(update={"dim": self.dim or shape.head_dim}) if self.linear else self
@@ -219,8 +227,11 @@ class FeatureMap(Part):
             mapped = as_dtype(inputs, accumulating(inputs.dtype))
             if self.linear:
                 mapped = self._matrix(mapped, parameters[f"{side}weight"], parameters.get(f"{side}bias"))
-            activate = self.log_activate if logarithm else self.activate
-            features = activate(torch.stack((mapped, -mapped), dim=-2)).flatten(-2) if self.two_sided else activate(mapped)
+            if self.two_sided:
+                activate = self.log_sides if logarithm else self.sides
+            else:
+                activate = self.log_activate if logarithm else self.activate
+            features = activate(mapped)
         if not isinstance(scale, UnitLength):
             return features
         epsilon: float | Tensor = scale.epsilon
@@ -229,6 +240,10 @@ class FeatureMap(Part):
             largest = features.detach().amax(-1, keepdim=True)
             features = (features - largest).exp()
             epsilon = epsilon * (-2 * largest).exp() if epsilon else 0.0
+        if isinstance(epsilon, float) and epsilon and features.requires_grad and may_look(features):
+            from blocks.gradients import divide_by_root
+
+            return divide_by_root(features, 1, epsilon)
         if scale.epsilon:
             return features * (features.square().sum(-1, keepdim=True) + epsilon).rsqrt()
         length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
@@ -246,3 +261,7 @@ class FeatureMap(Part):
         if bias is not None:
             mapped = mapped + repeat_heads(bias.to(inputs.dtype), heads, dim=0)
         return mapped + inputs if self.skip else mapped
+
+
+def _both_signs(inputs: Float[Tensor, "*rest F"]) -> Float[Tensor, "*rest 2 F"]:
+    return torch.stack((inputs, -inputs), dim=-2)

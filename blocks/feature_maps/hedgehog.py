@@ -9,9 +9,10 @@ from pydantic import Field
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Shape, Tensor
+from blocks.legend import Shape, Tensor, torch
 from blocks.operation import TRITON, Form, Setting
 from blocks.part import Parameters, Problem
+from blocks.tensors import may_look
 
 SHARES = Kernel("blocks.fused.shares", "shares", TRITON_PACKAGE)
 WIDEST = 256
@@ -50,6 +51,14 @@ class Hedgehog(FeatureMap):
             return "there is no product for it to take in"
         largest = 0 if setting.shape is None else max(setting.shape.head_dim, self.dim or 0)
         return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
+
+    def sides(self, inputs: Tensor) -> Tensor:
+        """softmax(u) ‖ softmax(-u). Where gradients are needed on a CPU, they are written out."""
+        if not (inputs.requires_grad and torch.is_grad_enabled() and may_look(inputs)):
+            return super().sides(inputs)
+        from blocks.feature_maps.gradients import shares
+
+        return shares(inputs, self.floor)
 
     def activate(self, inputs: Tensor) -> Tensor:
         shares = inputs.softmax(dim=-1)

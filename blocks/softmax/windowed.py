@@ -52,9 +52,6 @@ def windowed(
         """Each block's own entries and so many before them."""
         return _filled(entries[:, size - before :], missing).unfold(1, before + block, block)
 
-    queries = _filled(query.to(dtype), missing).unflatten(1, (count, block))
-    keys, values = (blocks(of.to(dtype)).permute(0, 1, 4, 2, 3) for of in (key, value))
-
     back = torch.arange(before, before + block, device=query.device)[:, None] - torch.arange(before + block, device=query.device)
     visible = ((back >= 0) & (back < size)).expand(1, count, -1, -1)
     if within is not None:
@@ -68,6 +65,15 @@ def windowed(
             asking = _filled(own, missing).unflatten(1, (count, block))
         visible = visible & (asking[..., :, None] == documents[..., None, :])
 
+    if softcap is None and not by_kernel and torch.is_grad_enabled() and may_look(query):
+        from blocks.softmax.gradients import blocks as with_gradients
+
+        states = query.to(dtype), *(of[:, size - before :].to(dtype) for of in (key, value))
+        output, lse, maximum = with_gradients(*states, hidden(visible, dtype), before)
+        return Partial(output.to(query.dtype), lse, maximum=maximum)
+
+    queries = _filled(query.to(dtype), missing).unflatten(1, (count, block))
+    keys, values = (blocks(of.to(dtype)).permute(0, 1, 4, 2, 3) for of in (key, value))
     answered = _of_kernel if by_kernel else partial(_of_products, softcap)
     answers = map(answered, *(of.split(max(SPAN // block, 1), dim=1) for of in (queries, keys, values, visible)))
     output, lse, *largest = (torch.cat(of, dim=1).flatten(1, 2)[:, :length] for of in zip(*answers, strict=True))

@@ -11,7 +11,7 @@ import math
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.by_feature import block_of, weighed
 from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
-from blocks.tensors import as_dtype
+from blocks.tensors import as_dtype, may_look, repeat_heads
 
 CHUNK = 64
 SPAN = 512
@@ -28,6 +28,8 @@ def chunked(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Any number of tokens, span by span."""
     outputs = []
+    if log_decay is None and _by_hand(query):
+        return _walk(query, key, None, value, None, segment, state)
     for *inputs, document in spans(query.shape[1], SPAN, segment, query, key, value, log_decay):
         output, state = _span(*inputs, segment=document, state=state)
         outputs.append(output)
@@ -45,6 +47,8 @@ def _span(
     reads, shares = heads // state_heads, state_heads // key_heads
     block = chunk if log_decay is None or log_decay.dim() == 3 else block_of(log_decay, chunk)
     blocks = count * chunk // block
+    if log_decay is not None and log_decay.dim() == 4 and block == chunk and _by_hand(query):
+        return _walk(*_undecayed(query, key, log_decay, value, chunk), segment, state, chunk)
 
     # B K n R … c …: what is shared by the heads of a group stays one copy, and its users become rows of one product.
     queries = into_chunks(query, blocks, block, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
@@ -81,6 +85,40 @@ def _span(
     output = (weights.flatten(3, 5) @ values).unflatten(3, (shares, reads * chunk)) + earlier
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
+
+
+def _by_hand(query: Tensor) -> bool:
+    """Whether gradients are needed, and computed chunk by chunk: many small products, which only a CPU has time for."""
+    return torch.is_grad_enabled() and may_look(query)
+
+
+def _walk(
+    query: Tensor,
+    key: Tensor,
+    left: Tensor | None,
+    value: Tensor,
+    whole: Tensor | None,
+    segment: Tensor | None,
+    state: Tensor,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    from blocks.recurrences.additive.gradients import chunks
+
+    return chunks(query, key, left, value, whole, segment, as_dtype(state, value.dtype), chunk or CHUNK)
+
+
+def _undecayed(
+    query: Float[Tensor, "B T H F"], key: Float[Tensor, "B T N F"], log_decay: Float[Tensor, "B T N F"], value: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Inputs of a recurrence without decay inside its chunks, where no feature decays below ``STEEPEST`` in one: queries after the
+    decay since the chunk's first token, keys before it, keys as they are left at the end, values, and the decay of each chunk."""
+    length, missing = log_decay.shape[1], -log_decay.shape[1] % chunk
+    padded = torch.nn.functional.pad(log_decay, (0, 0, 0, 0, 0, missing)) if missing else log_decay
+    total = padded.unflatten(1, (-1, chunk)).cumsum(2)
+    passed, whole = total.flatten(1, 2)[:, :length].exp(), total[:, :, -1].exp()
+    keys = key / passed
+    left = (torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)) * whole[:, :, None]).flatten(1, 2)
+    return query * repeat_heads(passed, query.shape[2]), keys, left[:, :length], value, whole
 
 
 def scan(

@@ -40,3 +40,17 @@ def test_the_floor_stays_in_float32() -> None:
     for wrong in (0.0, 1e-20, 1.0):
         with pytest.raises(ValidationError):
             Hedgehog(floor=wrong)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_gradients_of_two_sides(scale: float) -> None:
+    """With features that are floored, which have no gradient, and without any."""
+    part, inputs = Hedgehog(dim=5, floor=1e-9), scale * random(2, 3, 2, 5)
+    assert bool((inputs.softmax(-1) < 1e-9).any()) == (scale > 1)
+    weights, answers = random(2, 3, 2, 10), []
+    for sides in (part.sides, lambda u: torch.cat((u.softmax(-1), (-u).softmax(-1)), dim=-1).clamp(min=1e-9)):
+        leaf = inputs.clone().requires_grad_()
+        features = sides(leaf)
+        answers.append((features, *torch.autograd.grad((features * weights).sum() + features.square().sum(), leaf)))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)

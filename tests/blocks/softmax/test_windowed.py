@@ -51,8 +51,9 @@ def problem(length: int, size: int, heads: tuple[int, int], gaps: bool, document
     return *states, present, segment, size, reach
 
 
-def both(arguments: tuple, *, by_kernel: bool = False) -> tuple[Partial, Partial]:
-    return windowed(*arguments, by_kernel=by_kernel), masked(*arguments)
+def both(arguments: tuple, *, by_kernel: bool = False, gradients: bool = True) -> tuple[Partial, Partial]:
+    with torch.set_grad_enabled(gradients):
+        return windowed(*arguments, by_kernel=by_kernel), masked(*arguments)
 
 
 @given(
@@ -65,15 +66,17 @@ def both(arguments: tuple, *, by_kernel: bool = False) -> tuple[Partial, Partial
     block=st.integers(1, 9),
     span=st.integers(1, 20),
     by_kernel=st.booleans(),
+    gradients=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_it_is_the_mask(block: int, span: int, by_kernel: bool, seed: int, **sizes: Any) -> None:
-    """By products, which give the largest logit as well, and by PyTorch's kernel; chunks: each query reaches as far as it says."""
+def test_it_is_the_mask(block: int, span: int, by_kernel: bool, gradients: bool, seed: int, **sizes: Any) -> None:
+    """By products, which give the largest logit as well, and by PyTorch's kernel; with gradients written out, and without any.
+    chunks: each query reaches as far as it says."""
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "BLOCK", block)
         patch.setattr(MODULE, "SPAN", span)
-        got, wanted = both(problem(**sizes), by_kernel=by_kernel)
+        got, wanted = both(problem(**sizes), by_kernel=by_kernel, gradients=gradients)
     close(got.output, wanted.output)
     assert got.lse is not None
     assert wanted.lse is not None
@@ -93,18 +96,50 @@ def test_blocks_as_they_are(length: int, size: int, by_kernel: bool) -> None:
     close(got.output, wanted.output)
 
 
-def test_gradients_are_those_of_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that see nothing among them: a gap of a whole window."""
+@pytest.mark.parametrize("written_out", [True, False])
+@pytest.mark.parametrize("chunks", [False, True])
+def test_gradients_are_those_of_the_mask(written_out: bool, chunks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that see nothing among them: a gap of a whole window. Of the output, of the mass, of the largest logit, and of all."""
     monkeypatch.setattr(MODULE, "BLOCK", 4)
-    query, key, value, present, segment, size, _ = problem(11, 3, (4, 2), True, True)
+    if not written_out:  # as on a GPU
+        monkeypatch.setattr(MODULE, "may_look", lambda tensor: False)
+    query, key, value, present, segment, size, reach = problem(11, 3, (4, 2), True, True, chunks)
     present[:, 4:10] = False
-    tensors = [tensor.requires_grad_() for tensor in (query, key, value)]
+    weights = random(*query.shape)
+    for parts in ("output", "mass", "largest"), ("output",), ("mass",), ("largest",):
+        answers = []
+        for form in (windowed, masked):
+            tensors = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+            partial = form(*tensors, present, segment, size, reach)
+            assert partial.lse is not None
+            assert partial.maximum is not None
+            assert partial.lse.isneginf().any()
+            seen = ~partial.lse.isneginf()
+            losses = {
+                "output": (partial.output * weights).sum() + partial.output.square().sum(),
+                "mass": partial.lse.exp().sum(),
+                "largest": (partial.maximum.masked_fill(~seen, 0.0) * weights[..., 0]).sum(),
+            }
+            loss = sum((losses[part] for part in parts), torch.zeros(()))
+            answers.append(torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True))
+        for got, wanted in zip(*answers, strict=True):
+            close(got, wanted)
+
+
+def test_gradients_where_tensors_are_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that are keys and values, an output that asks again, and a second backward pass; then one input alone."""
+    monkeypatch.setattr(MODULE, "BLOCK", 4)
+    query, key, _, present, segment, size, _ = problem(11, 3, (4, 2), True, True)
     answers = []
     for form in (windowed, masked):
-        partial = form(*tensors, present, segment, size)
-        assert partial.lse is not None
-        assert partial.lse.isneginf().any()
-        answers.append(torch.autograd.grad(partial.output.square().sum() + partial.lse.exp().sum(), tensors))
+        asked, entries = tensors = [of.clone().requires_grad_() for of in (query, key)]
+        first = form(asked, entries, entries, present, segment, size)
+        second = form(first.output + asked, entries, entries, present, segment, size)
+        assert second.lse is not None
+        loss = (first.output * second.output).sum() + second.lse.exp().sum()
+        found = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
+        alone = form(query, key, entries, present, segment, size).output.square().sum()
+        answers.append([*found, *torch.autograd.grad(alone, entries)])
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)
 

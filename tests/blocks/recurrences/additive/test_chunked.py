@@ -36,6 +36,13 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return answers
 
 
+@pytest.fixture(params=["gradients written out", "gradients of PyTorch"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to compute gradients: on a CPU, and where chunks are computed side by side."""
+    if request.param == "gradients of PyTorch":
+        monkeypatch.setattr(MODULE, "_by_hand", lambda query: False)
+
+
 def longest(log_decay: Tensor) -> int:
     """Of 64, 32, … tokens: the longest block in which no feature decays below e^-40; or 1."""
     for block in (64, 32, 16, 8, 4, 2):
@@ -45,7 +52,7 @@ def longest(log_decay: Tensor) -> int:
     return 1
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "ways")
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
@@ -65,7 +72,7 @@ def test_chunks_and_spans_as_they_are(rank: str, monkeypatch: pytest.MonkeyPatch
             close(got, wanted)
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "ways")
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(("rank", "steepness"), [("none", 0.0), ("head", 1.0), ("head", 60.0), ("channel", 1.0), ("channel", 60.0)])
 def test_gradients_are_those_of_the_definition(rank: str, steepness: float, documents: bool) -> None:
@@ -79,7 +86,7 @@ def test_gradients_are_those_of_the_definition(rank: str, steepness: float, docu
         close(got, wanted)
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "ways")
 @pytest.mark.parametrize("rank", RANKS)
 def test_gradients_are_derivatives(rank: str) -> None:
     problem = draw(rank, (2, 2, 1), 5, documents=True)
@@ -88,6 +95,40 @@ def test_gradients_are_derivatives(rank: str) -> None:
         return chunked(*problem.arguments(list(tensors)))
 
     assert_derivatives(run, problem.tensors)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("rank", ["none", "channel"])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_gradients_where_tensors_are_used_twice(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+    """Keys that are queries as well, a value in two calls, an output that two losses need, and a second backward pass."""
+    problem, answers = draw(rank, heads, 11, documents=documents), []
+    query, key, value, *decay, state = problem.tensors
+    for form in (chunked, naive):
+        both, shared, *others = tensors = [of.clone().requires_grad_() for of in (key, value, *decay, state)]
+        asked = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        arguments = [asked, both, shared, *others]
+        first, held = form(*problem.arguments(arguments))
+        second, _ = form(*problem.arguments([*arguments[:-1], held]))
+        loss = (first * second).sum() + first.square().sum()
+        answers.append([*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)])
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("rank", ["none", "channel"])
+def test_gradients_of_some_inputs_alone(rank: str) -> None:
+    problem = draw(rank, (4, 2, 1), 11, documents=True)
+    for index in range(len(problem.tensors)):
+        answers = []
+        for form in (chunked, naive):
+            tensors = [of.clone() for of in problem.tensors]
+            tensors[index].requires_grad_()
+            output, state = form(*problem.arguments(tensors))
+            answers.append(torch.autograd.grad(output.square().sum() + state.sum(), tensors[index]))
+        close(answers[0][0], answers[1][0])
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)

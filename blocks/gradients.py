@@ -1,0 +1,109 @@
+"""Filters over tokens and norms of heads with their gradients written out, which takes fewer passes over memory than PyTorch does.
+
+This module imports torch: what uses it imports it at its first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import custom_bwd, custom_fwd
+from torch.autograd.function import once_differentiable
+
+from blocks.legend import Bool, Float
+from blocks.tensors import accumulating
+
+TOKENS = 64
+"""Tokens that are filtered at once: all taps find them near the processor."""
+
+
+def filter_tokens(
+    extended: Float[Tensor, "B E h D"], taps: Float[Tensor, "kernel w D"], seen: Bool[Tensor, "kernel B T"] | None
+) -> Float[Tensor, "B T H D"]:
+    """Each token's weighted sum of itself and the entries before it. The inputs' heads or the filters' are shared, whichever are
+    fewer. seen: which tokens see each of these entries; None: all do."""
+    return _Filter.apply(extended, taps, seen)
+
+
+class _Filter(torch.autograd.Function):
+    @staticmethod
+    @custom_fwd(device_type="cpu")
+    def forward(ctx: Any, extended: Tensor, taps: Tensor, seen: Tensor | None) -> Tensor:
+        (batch, entries, given, size), (kernel, own, _) = extended.shape, taps.shape
+        length, shared = entries - kernel + 1, min(given, own)
+        output = extended.new_empty(batch, length, max(given, own), size)
+        inputs, filters = extended.unflatten(2, (shared, -1)), taps.unflatten(1, (shared, -1))
+        for tokens in _pieces(length):
+            target = output[:, tokens].unflatten(2, (shared, -1))
+            for index in range(kernel):
+                entering = _entering(inputs, seen, index, tokens)
+                if index:
+                    target.addcmul_(entering, filters[index])
+                else:
+                    torch.mul(entering, filters[index], out=target)
+        ctx.save_for_backward(inputs, filters, seen)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    @custom_bwd(device_type="cpu")
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        inputs, filters, seen = ctx.saved_tensors
+        kernel, shared = filters.shape[0], filters.shape[1]
+        length, wide = inputs.shape[1] - kernel + 1, accumulating(filters.dtype)
+        to_inputs = torch.zeros_like(inputs, dtype=wide) if ctx.needs_input_grad[0] else None
+        to_filters = torch.zeros_like(filters, dtype=wide) if ctx.needs_input_grad[1] else None
+        of_filters, of_inputs = ((0, 1, 3), 3) if filters.shape[2] == 1 else ((0, 1), 3)
+        for tokens in _pieces(length):
+            given = slope[:, tokens].unflatten(2, (shared, -1))
+            for index in range(kernel):
+                if to_filters is not None:
+                    products = given * _entering(inputs, seen, index, tokens)
+                    to_filters[index] += products.sum(of_filters, dtype=wide).view(filters.shape[1:])
+                if to_inputs is not None:
+                    target = to_inputs[:, tokens.start + index : tokens.stop + index]
+                    found = given * filters[index]
+                    if seen is not None:
+                        found = found * seen[index, :, tokens, None, None, None]
+                    target += found if found.shape[3] == target.shape[3] else found.sum(of_inputs, keepdim=True)
+        return (
+            None if to_inputs is None else to_inputs.to(inputs.dtype).flatten(2, 3),
+            None if to_filters is None else to_filters.to(filters.dtype).flatten(1, 2),
+            None,
+        )
+
+
+def _pieces(length: int) -> list[slice]:
+    return [slice(start, min(start + TOKENS, length)) for start in range(0, length, TOKENS)]
+
+
+def _entering(inputs: Tensor, seen: Tensor | None, index: int, tokens: slice) -> Tensor:
+    """What a tap finds at these tokens: 0 where a token does not see it."""
+    entering = inputs[:, tokens.start + index : tokens.stop + index]
+    return entering if seen is None else entering * seen[index, :, tokens, None, None, None]
+
+
+def divide_by_root(states: Float[Tensor, "*rest D"], count: int, epsilon: float) -> Float[Tensor, "*rest D"]:
+    """x / √(Σ x² / count + epsilon), over the last dimension."""
+    return _DivideByRoot.apply(states, count, epsilon)
+
+
+class _DivideByRoot(torch.autograd.Function):
+    @staticmethod
+    @custom_fwd(device_type="cpu")
+    def forward(ctx: Any, states: Tensor, count: int, epsilon: float) -> Tensor:
+        scale = states.square().sum(-1, keepdim=True).div_(count).add_(epsilon).rsqrt_()
+        output = states * scale
+        ctx.count = count
+        ctx.save_for_backward(output, scale)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    @custom_bwd(device_type="cpu")
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        output, scale = ctx.saved_tensors
+        along = (slope * output).sum(-1, keepdim=True).div_(ctx.count)
+        return torch.addcmul(slope, output, along, value=-1).mul_(scale), None, None

@@ -1,0 +1,127 @@
+"""A window in blocks with its gradients written out: fewer passes over the logits than PyTorch's own derivative takes.
+
+One block of queries is computed after the other, for all heads together, so that its logits stay near the processor. With P the
+weights of a block, O = P V its output, and the gradients dO of the output, g of the lse and h of the largest logit:
+
+    dL = P ∘ (dO Vᵀ - Σ dO ∘ O + g) + h at the largest,   dQ = dL K / √D,   dK = dLᵀ Q / √D,   dV = Pᵀ dO
+
+This module imports torch: ``windowed`` imports it at its first use.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import custom_bwd, custom_fwd
+from torch.autograd.function import once_differentiable
+
+from blocks.legend import Float
+
+LOG2_E = 1 / math.log(2)
+
+
+def blocks(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K D"],
+    hiding: Float[Tensor, "#B #n c S"],
+    before: int,
+) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T H"], Float[Tensor, "B T H"]]:
+    """Outputs, log-sum-exps and largest logits of queries in blocks of c. A block sees ``before`` entries, then its own: S in all.
+
+    hiding: what is added to the logits, 0 or -inf.
+    """
+    return _Blocks.apply(query, key, value, hiding, before)
+
+
+class _Blocks(torch.autograd.Function):
+    @staticmethod
+    @custom_fwd(device_type="cpu")
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, hiding: Tensor, before: int) -> tuple[Tensor, Tensor, Tensor]:
+        output, (lse, largest) = torch.empty_like(query), (query.new_empty(query.shape[:3]) for _ in range(2))
+        weights, masses, keys = [], [], key.shape[2]
+        scale = LOG2_E / math.sqrt(query.shape[-1])
+        for index, (tokens, entries) in enumerate(_places(query, hiding, before)):
+            asked = _asked(query, tokens, keys) * scale
+            logits = asked @ _shared(key, entries).mT
+            of_heads = logits.view(query.shape[0], -1, tokens.stop - tokens.start, entries.stop - entries.start)
+            of_heads.add_(hiding[:, min(index, hiding.shape[1] - 1), None, : of_heads.shape[2], : of_heads.shape[3]])
+            top = logits.amax(-1, keepdim=True)
+            empty = top.isneginf()
+            # A CPU takes powers of 2 of -inf as fast as of any number; of e it does not.
+            raw = logits.sub_(top.masked_fill(empty, 0.0)).exp2_()
+            mass = raw.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
+            _put(output, tokens, (raw @ _shared(value, entries)).div_(mass))
+            # Where nothing is visible, the largest logit is -inf, and so is the sum of it and the logarithm of 1.
+            _put(lse[..., None], tokens, (mass.log2() + top).mul_(1 / LOG2_E))
+            _put(largest[..., None], tokens, top / LOG2_E)
+            weights.append(raw)
+            masses.append(mass)
+        ctx.before, ctx.count = before, len(weights)
+        ctx.save_for_backward(query, key, value, hiding, output, *weights, *masses)
+        ctx.set_materialize_grads(False)
+        return output, lse, largest
+
+    @staticmethod
+    @once_differentiable
+    @custom_bwd(device_type="cpu")
+    def backward(ctx: Any, to_output: Tensor | None, to_lse: Tensor | None, to_largest: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, hiding, output, *rest = ctx.saved_tensors
+        keys, scale = key.shape[2], 1 / math.sqrt(query.shape[-1])
+        to_query = torch.empty_like(query) if ctx.needs_input_grad[0] else None
+        to_key, to_value = (
+            torch.zeros_like(of, memory_format=torch.contiguous_format) if needed else None
+            for of, needed in zip((key, value), ctx.needs_input_grad[1:3], strict=True)
+        )
+        for index, (tokens, entries) in enumerate(_places(query, hiding, ctx.before)):
+            raw, mass = rest[index], rest[ctx.count + index]
+            given = None if to_output is None else _asked(to_output, tokens, keys)
+            if given is not None and to_value is not None:
+                _add(to_value, entries, raw.mT @ (given / mass))
+            if to_query is None and to_key is None:
+                continue
+            level = raw.new_zeros(()) if to_lse is None else _asked(to_lse[..., None], tokens, keys)
+            if given is not None:
+                level = level - (given * _asked(output, tokens, keys)).sum(-1, keepdim=True)
+                slopes = (given @ _shared(value, entries).mT).add_(level).mul_(raw).div_(mass)
+            else:
+                slopes = raw * (level / mass)
+            if to_largest is not None:
+                at_top = raw == 1
+                slopes += at_top * (_asked(to_largest[..., None], tokens, keys) / at_top.sum(-1, keepdim=True).clamp(min=1))
+            if to_query is not None:
+                _put(to_query, tokens, (slopes @ _shared(key, entries)).mul_(scale))
+            if to_key is not None:
+                _add(to_key, entries, (slopes.mT @ _asked(query, tokens, keys)).mul_(scale))
+        return to_query, to_key, to_value, None, None
+
+
+def _places(query: Tensor, hiding: Tensor, before: int) -> list[tuple[slice, slice]]:
+    """The tokens of each block, and the entries that it sees."""
+    length, block = query.shape[1], hiding.shape[2]
+    ends = ((start, min(start + block, length)) for start in range(0, length, block))
+    return [(slice(start, end), slice(start, end + before)) for start, end in ends]
+
+
+def _asked(states: Tensor, tokens: slice, keys: int) -> Tensor:
+    """Of B T H x: B·K, G·c, x, with G query heads a key head."""
+    own = states[:, tokens].unflatten(2, (keys, -1)).permute(0, 2, 3, 1, 4)
+    return own.reshape(states.shape[0] * keys, -1, states.shape[-1])
+
+
+def _put(into: Tensor, tokens: slice, found: Tensor) -> None:
+    """Write such rows into B T H x."""
+    own = found.view(into.shape[0], into.shape[2], -1, found.shape[-1])
+    into[:, tokens].copy_(own.transpose(1, 2))
+
+
+def _shared(states: Tensor, entries: slice) -> Tensor:
+    """Of B E K D: B·K, S, D."""
+    return states[:, entries].transpose(1, 2).reshape(-1, entries.stop - entries.start, states.shape[-1])
+
+
+def _add(into: Tensor, entries: slice, found: Tensor) -> None:
+    into[:, entries].add_(found.view(into.shape[0], into.shape[2], -1, found.shape[-1]).transpose(1, 2))
