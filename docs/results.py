@@ -29,6 +29,7 @@ from composer.training.stored_logits import LogitsRecord
 from composer.weights.build import BuildReport
 from composer.weights.findings import VerifyReport
 from composer.weights.record import Record
+from composer.weights.unpacking import Manifest
 
 PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "ablate": ("", AblationReport),
@@ -55,6 +56,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
 KEY = ", ".join(f"`{key}`" for key in CellKey._fields)
 WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     "`composition.json` of a model": ("where it comes from, and what it is:", Record),
+    "`unpacked.json` of the cache": ("of an unpacked model: the quantised files, and all that was written,", Manifest),
     "`config.json` of a model": ("transformers' config, with `spec`, the resolved document, and `spec_hash`", None),
     "`results.json` of `eval`": ("", EvaluationReport),
     "`run.json` of `eval`": ("its `setting`", None),
