@@ -47,9 +47,9 @@ class _Filter(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         inputs, filters, seen = ctx.saved_tensors
         kernel, shared = filters.shape[0], filters.shape[1]
         length, wide = inputs.shape[1] - kernel + 1, accumulating(filters.dtype)
@@ -101,9 +101,9 @@ class _DivideByRoot(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         output, scale = ctx.saved_tensors
         along = (slope * output).sum(-1, keepdim=True).div_(ctx.count)
         return torch.addcmul(slope, output, along, value=-1).mul_(scale), None, None

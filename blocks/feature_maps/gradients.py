@@ -33,9 +33,9 @@ class _Shares(torch.autograd.Function):
         return features if ctx.floor is None else features.clamp(min=floor)
 
     @staticmethod
-    @once_differentiable
     @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (features,) = ctx.saved_tensors
         if ctx.floor is not None:  # what is floored has no gradient
             slope = slope * (features >= ctx.floor)

@@ -66,9 +66,9 @@ class _Blocks(torch.autograd.Function):
         return output, lse, largest
 
     @staticmethod
-    @once_differentiable
     @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, to_output: Tensor | None, to_lse: Tensor | None, to_largest: Tensor | None) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, to_output: Tensor | None, to_lse: Tensor | None, to_largest: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, hiding, output, *rest = ctx.saved_tensors
         keys, scale = key.shape[2], 1 / math.sqrt(query.shape[-1])
         to_query = torch.empty_like(query) if ctx.needs_input_grad[0] else None

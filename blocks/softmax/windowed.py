@@ -68,8 +68,8 @@ def windowed(
     if softcap is None and not by_kernel and torch.is_grad_enabled() and may_look(query):
         from blocks.softmax.gradients import blocks as with_gradients
 
-        states = query.to(dtype), *(of[:, size - before :].to(dtype) for of in (key, value))
-        output, lse, maximum = with_gradients(*states, hidden(visible, dtype), before)
+        keys, values = (of[:, size - before :].to(dtype) for of in (key, value))
+        output, lse, maximum = with_gradients(query.to(dtype), keys, values, hidden(visible, dtype), before)
         return Partial(output.to(query.dtype), lse, maximum=maximum)
 
     queries = _filled(query.to(dtype), missing).unflatten(1, (count, block))

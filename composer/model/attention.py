@@ -122,6 +122,8 @@ class ComposedAttention(nn.Module):
     layer: int
     listener: Callable[[LayerCall, Mapping[str, Any], Tensor], None] | None = None
     """Called after every forward, with the call of the heads, the host's other arguments, and the layer's output B T C."""
+    ends_in_projection: bool | None = None
+    """Whether the host computes nothing behind the heads but their output projection; None: not known yet."""
     _hooked: tuple[nn.Module, ...] = ()
     _handles: tuple[Any, ...] = ()
 

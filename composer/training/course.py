@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.data.packing import Batch
+from composer.model.head import without_autocast
 from composer.training.unit import Unit
 
 Losses = dict[str, Tensor]
@@ -36,6 +37,16 @@ class Course(Protocol):
         ...
 
 
+def add_gradients(loss: Tensor) -> None:
+    """Add the gradients of a loss to those of its parameters.
+
+    Autocast is for the forward alone. In the backward pass operations have the dtype of their forward, and what heads compute in
+    float32 would be narrowed.
+    """
+    with without_autocast(loss.device.type):
+        loss.backward()
+
+
 class WholeCourse:
     """A student that runs as a whole, with one unit for all trained parameters. It is in training mode as it learns: layers can be
     checkpointed, and a host's dropout is on."""
@@ -47,7 +58,7 @@ class WholeCourse:
     def learn(self, batch: Batch, total: float) -> Losses:
         self._student.train()
         loss = self._loss(batch, total)
-        loss.backward()
+        add_gradients(loss)
         return {self._name: loss.detach()}
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ from composer.model.attention import ComposedAttention, HeadsHaveRun
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.training.calibration import calibrate_layer, joined, rows_to_calibrate
-from composer.training.course import Losses
+from composer.training.course import Losses, add_gradients
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
@@ -66,7 +66,7 @@ class LayerCourse:
 
     def learn(self, batch: Batch, total: float) -> Losses:
         loss = self._loss(batch, total)
-        loss.backward()
+        add_gradients(loss)
         return {self.units[0].name: loss.detach()}
 
     @torch.no_grad()

@@ -23,14 +23,17 @@ from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
-from composer.training.course import Losses
+from composer.training.course import Losses, add_gradients
 from composer.training.processes import added, count, held, within
 from composer.training.unit import Unit
+from converters.adapter import OTHERS
 
 UNRELATED = frozenset(
     {*Composition.__annotations__, "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
 )
 """Settings of a config that no attention of a host depends on."""
+AS_EQUAL = 1e-4
+"""The difference, relative to the largest number, up to which two computations of a layer's output count as the same."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class TransferCourse:
             if unit is not None and not unit.progress.stopped:
                 with torch.enable_grad():
                     loss = self._loss(index, teacher, lesson, total)
-                    loss.backward()
+                    add_gradients(loss)
                 losses[unit.name] = loss.detach()
 
         teach(self._teacher, batch, learned)
@@ -119,7 +122,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def _host_of(attention: ComposedAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The settings of a layer's host, and its weights: the parameters and buffers outside of the heads."""
-    settings = {name: value for name, value in attention.config.to_dict().items() if name not in UNRELATED}
+    config: Any = attention.config
+    settings = {name: value for name, value in config.to_dict().items() if name not in UNRELATED}
     tensors = (*attention.named_parameters(), *attention.named_buffers())
     return settings, {name: tensor for name, tensor in tensors if not name.startswith("composed.")}
 
@@ -215,7 +219,7 @@ def transfer_loss(
     loss = lesson.hidden.new_zeros((), dtype=torch.float32)
     if stage.mse:
         if stage.at == "output":
-            wanted, found = lesson.attended, attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options)
+            wanted, found = lesson.attended, _outputs(attention, lesson, backend)
         else:
             wanted, found = lesson.heads, answers(attention, lesson, backend, projected=lesson.projected)
         error = (found.float() - wanted.float()).square().flatten(2).mean(-1)
@@ -224,6 +228,35 @@ def transfer_loss(
         entropy = _cross_entropy(attention, teacher, lesson, backend)
         loss = loss + stage.cross_entropy * _over_tokens(entropy, lesson.tokens) / total
     return loss
+
+
+def _outputs(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
+    """The output of a layer's attention on the inputs of a lesson, B T C.
+
+    Where the teacher's projections serve it, the layer's host is needed for what it computes behind the heads alone.
+    """
+    projection = None if lesson.projected is None else _only_projection(attention, lesson)
+    if projection is None:
+        return attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options)
+    return projection(answers(attention, lesson, backend, projected=lesson.projected).flatten(2))
+
+
+@torch.no_grad()
+def _only_projection(attention: ComposedAttention, lesson: Lesson) -> nn.Module | None:
+    """The output projection of a layer whose host computes nothing else behind the heads, such as a gate. None: it does.
+
+    The layer must have the weights of the lesson's teacher. It is compared with the teacher's output once.
+    """
+    projection = next((getattr(attention, name) for name in ("o_proj", *OTHERS[True]) if hasattr(attention, name)), None)
+    if attention.ends_in_projection is None:
+        attention.ends_in_projection = projection is not None and torch.allclose(
+            projection(lesson.heads.flatten(2)).float(), lesson.attended.float(), rtol=0, atol=AS_EQUAL * _largest(lesson.attended)
+        )
+    return projection if attention.ends_in_projection else None
+
+
+def _largest(states: Tensor) -> float:
+    return float(states.abs().max())
 
 
 def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:

@@ -75,13 +75,13 @@ class _Chunks(torch.autograd.Function):
         return output, states[-1].view(state.shape)
 
     @staticmethod
-    @once_differentiable
     @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, left, value, whole, *rest = ctx.saved_tensors
         states, weights = rest[: ctx.count], rest[ctx.count :]
         sizes, documents = ctx.sizes, ctx.documents
-        wanted = dict(zip(("query", "key", "left", "value", "whole", "state"), ctx.needs_input_grad, strict=False))
+        wanted: dict[str, bool] = dict(zip(("query", "key", "left", "value", "whole", "state"), ctx.needs_input_grad, strict=False))
         keyed = wanted["key"] or wanted["left"]
         to_query, to_key, to_left, to_value, to_whole = (
             torch.empty_like(of, memory_format=torch.contiguous_format) if of is not None and wanted[name] else None

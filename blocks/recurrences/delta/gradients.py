@@ -58,19 +58,19 @@ class _Weights:
         index: int,
         tokens: slice,
         sizes: ChunkSizes,
-        like: Tensor,
+        triangles: tuple[Tensor, Tensor],
     ) -> None:
         length = tokens.stop - tokens.start
         self.passed: Tensor | None = None
-        self.lower = lower = lower_triangle(length, like.dtype, like.device)
-        self.later = lower.tril(-1)
+        lower, later = (of[:length, :length] for of in triangles)
+        self.lower, self.later = lower, later
         if log_decay is None:
             self.between = lower.expand(1, -1, -1)
-            self.from_start = self.to_end = self.whole = like.new_ones(1, 1, 1)
+            self.from_start = self.to_end = self.whole = lower.new_ones(1, 1, 1)
         else:
             decay = sizes.own(log_decay[..., None].clamp(min=STEEPEST), tokens)
             # Summed, since the difference of two long sums would lose what is small: at [i, j] the decay after j up to i.
-            sums, total = lower @ (decay * self.later), decay.cumsum(1)
+            sums, total = lower @ (decay * later), decay.cumsum(1)
             self.to_end, self.from_start, self.whole = sums[:, -1, :, None].exp(), total.exp(), total[:, -1:].exp()
             self.between = sums.exp_().mul_(lower)
             self.passed = log_decay[:, tokens] >= STEEPEST
@@ -110,11 +110,12 @@ class _Chunks(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         sizes = ChunkSizes.of(query, key, value, chunk)
         output = query.new_empty(*query.shape[:3], value.shape[-1])
+        triangles = _triangles(chunk, query)
         states, kept = [state.contiguous().flatten(0, 1)], []
         for index, tokens in enumerate(sizes.chunks()):
             asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.each(value, tokens)
             rates = sizes.own(rate[..., None], tokens)
-            weights, now = _Weights(log_decay, documents, index, tokens, sizes, query), states[-1]
+            weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[-1]
             overlap = (keys @ keys.mT).mul_(weights.between).mul_(rates)
             missing = values - (keys @ now) * weights.from_start
             entered = _solved(overlap, rates * missing, transposed=False)
@@ -128,9 +129,9 @@ class _Chunks(torch.autograd.Function):
         return output, states[-1].view(state.shape)
 
     @staticmethod
-    @once_differentiable
     @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, rate, log_decay, *rest = ctx.saved_tensors
         sizes, documents, states, kept = ctx.sizes, ctx.documents, rest[: ctx.count], rest[ctx.count :]
         found = [
@@ -138,12 +139,13 @@ class _Chunks(torch.autograd.Function):
             for of, needed in zip((query, key, value, rate, log_decay), ctx.needs_input_grad, strict=False)
         ]
         to_query, to_key, to_value, to_rate, to_decay = found
+        triangles = _triangles(sizes.chunk, query)
         slope = to_state.contiguous().flatten(0, 1)
         for index, tokens in reversed(list(enumerate(sizes.chunks()))):
             asked, keys = sizes.asked(query, tokens), sizes.own(key, tokens)
             rates, given = sizes.own(rate[..., None], tokens), sizes.asked(to_output, tokens)
             weighed, overlap, entered, missing = kept[4 * index : 4 * index + 4]
-            weights, now = _Weights(log_decay, documents, index, tokens, sizes, query), states[index]
+            weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[index]
             ends, read = keys * weights.to_end, given * weights.reads(sizes)
             to_entered = (weighed.mT @ given).baddbmm_(ends, slope)
             to_side = _solved(overlap, to_entered, transposed=True)
@@ -179,6 +181,12 @@ class _Chunks(torch.autograd.Function):
                     sizes.put_own(to_key, tokens, own.addcmul_(entered @ slope.mT, weights.to_end))
             slope = (slope * weights.whole).baddbmm_(asked.mT, read).baddbmm_(keys.mT, held)
         return (*found, slope.view(to_state.shape) if ctx.needs_input_grad[5] else None, None, None)
+
+
+def _triangles(chunk: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Ones from the diagonal down, and below it."""
+    lower = lower_triangle(chunk, like.dtype, like.device)
+    return lower, lower.tril(-1)
 
 
 def _between(products: Tensor, weights: _Weights) -> Tensor:

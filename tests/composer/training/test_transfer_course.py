@@ -18,6 +18,7 @@ from composer.training.rules import check_transfer
 from composer.training.transfer import TransferCourse, layers_alike
 from composer.weights.dimensions import dimensions
 from composer.weights.from_model import trunk_of
+from tests.composer.hosts.families import small
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 
 HYBRID = {
@@ -184,16 +185,19 @@ def projections(student: Any, course: TransferCourse) -> int:
     return len(counts)
 
 
+@pytest.mark.parametrize("at", ["heads", "output"])
 @pytest.mark.parametrize("spec", [SPEC, "lawcat", "gated-deltanet", "mixed-heads"])
 @pytest.mark.parametrize("how", ["packed", "padded"])
-def test_the_teachers_projections_serve_a_student_on_the_same_trunk(spec: Any, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_teachers_projections_serve_a_student_on_the_same_trunk(
+    spec: Any, how: Any, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Losses and gradients are as if the student had projected for itself."""
     source, batch, found = small_llama(), whole(rows_of(how=how)), list[Any]()
     for alike in (True, False):
         if not alike:
             monkeypatch.setattr(transfer, "layers_alike", lambda ours, theirs: frozenset())
         student = student_of(source, spec, "recipe=null")
-        course = course_of(source, student, cross_entropy=0.0 if spec == "gated-deltanet" else 0.5)
+        course = course_of(source, student, at=at, cross_entropy=0.0 if spec == "gated-deltanet" else 0.5)
         found.append((learned(course, batch), gradients(student), course.judge(batch, 1.0)))
         assert (projections(student, course) > 0) == (not alike)
     (one, of_one, judged), (other, of_other, also) = found
@@ -232,3 +236,41 @@ def test_a_student_that_mixes_its_inputs_projects_for_itself() -> None:
     source = small_llama()
     student = student_of(source, "rglru-window", "recipe=null", "head.memory.0.size=4", "head.mix_input.blocks=4")
     assert projections(student, course_of(source, student)) > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "alone"),
+    [("gpt2", True), ("phi3", True), ("qwen3", True), ("gemma2", True), ("gpt_oss", True), ("bitnet", False), ("afmoe", False)],
+)
+def test_hosts_of_other_families(family: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With norms of queries and keys, scales of their own and joint projections. Some compute more behind the heads than the output
+    projection, a gate or a norm, and there a student's output is not taken for the projection of its heads."""
+    source, found = small(family), list[Any]()
+    batch = whole(rows_of())
+    for alike in (True, False):
+        if not alike:
+            monkeypatch.setattr(transfer, "layers_alike", lambda ours, theirs: frozenset())
+        student = student_of(source)
+        for at in ("heads", "output"):
+            student.zero_grad()
+            found.append((learned(course_of(source, student, at=at), batch), gradients(student)))
+        if alike:
+            assert all(attention.ends_in_projection is alone for _, attention in attentions(student))
+    for (one, of_one), (other, of_other) in zip(found[:2], found[2:], strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+        for name, gradient in of_one.items():
+            torch.testing.assert_close(gradient, of_other[name], rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_not_under_autocast() -> None:
+    """What the heads compute in float32 would be narrowed there."""
+    source, seen = small_llama().float(), list[bool]()
+    student = student_of(source)
+    course = course_of(source, student)
+    for unit in course.units:
+        for parameter in unit.parameters.values():
+            parameter.register_hook(lambda gradient: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        learned(course, whole(rows_of()))
+    assert seen
+    assert not any(seen)
