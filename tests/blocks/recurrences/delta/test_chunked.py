@@ -26,6 +26,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(MODULE, name, size)
 
 
+@pytest.fixture(params=["gradients written out", "row by row", "gradients of PyTorch"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways to compute gradients: on a CPU, there of large rows, and where chunks are computed side by side."""
+    if request.param == "row by row":
+        monkeypatch.setattr("blocks.recurrences.by_chunk.ALONE", 1)
+    if request.param == "gradients of PyTorch":
+        monkeypatch.setattr(MODULE, "_by_hand", lambda query: False)
+
+
 def agree(problem: Problem, tolerance: float = 1e-10) -> None:
     """Outputs, last states and the gradients of all that goes in are those of the definition."""
     answers = []
@@ -38,7 +47,7 @@ def agree(problem: Problem, tolerance: float = 1e-10) -> None:
         close(got, wanted, tolerance)
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "ways")
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
@@ -147,3 +156,27 @@ def test_float32_holds_where_keys_are_alike() -> None:
     problem = replace(problem, key=torch.nn.functional.normalize(moved, dim=-1), rate=rates.expand_as(problem.rate))
     errors = single_errors(problem)
     assert (errors < 1e-5).all(), errors
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_gradients_where_tensors_are_used_twice(heads: tuple[int, int, int], documents: bool) -> None:
+    """Keys that are queries as well, a value in two calls, a second backward pass; and each input alone."""
+    problem, answers = draw("head", heads, 11, documents=documents), []
+    query, key, value, *others = problem.tensors
+    for form in (chunked, naive):
+        both, shared, *rest = tensors = [of.clone().requires_grad_() for of in (key, value, *others)]
+        asked = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        first, held = form(*problem.arguments([asked, both, shared, *rest]))
+        second, _ = form(*problem.arguments([asked, both, shared, *rest[:-1], held]))
+        loss = (first * second).sum() + first.square().sum()
+        found = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
+        for index in range(len(problem.tensors)):
+            alone = [of.clone() for of in problem.tensors]
+            alone[index].requires_grad_()
+            output, state = form(*problem.arguments(alone))
+            found += torch.autograd.grad(output.square().sum() + state.sum(), alone[index])
+        answers.append(found)
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted)
