@@ -43,6 +43,7 @@ from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Lora, Transfer
 from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
+from composer.training.freed_memory import keep_freed_memory
 from composer.training.measure import FIFTH
 from composer.training.transfer import TransferCourse, teach
 
@@ -226,7 +227,8 @@ def main() -> None:
     contestants, console, lengths = Contestants(source, options.specs, options.bfloat16), Console(), dict[str, Any]()
     for length in options.lengths:
         batch = rows_of(source.config.vocab_size, length, options.tokens).in_order(max(1, options.tokens // length))
-        seconds = in_turn(contestants.runs(next(iter(batch))), options.rounds)
+        with keep_freed_memory():  # as in a run
+            seconds = in_turn(contestants.runs(next(iter(batch))), options.rounds)
         lengths[str(length)] = found = {
             "seconds": {clock: {name: summary(samples) for name, samples in own.items()} for clock, own in seconds.items()},
             "ratios": {clock: ratios(own, options.specs) for clock, own in seconds.items()},

@@ -23,6 +23,7 @@ from composer.spec.recipe import Stage
 from composer.state import Count, Elapsed, Measured
 from composer.training import checkpoint
 from composer.training.course import Course, Losses
+from composer.training.freed_memory import keep_freed_memory
 from composer.training.journal import Journal
 from composer.training.processes import added, broadcast_from_first, rank, shares
 from composer.training.stopping import AGAIN, awaited
@@ -127,7 +128,7 @@ class _StageRun:
     def run(self) -> Outcome:
         with seeded(seed_of(self.setting.seed, self.name), str(self.device)):
             self._take_up()
-            with awaited(self.setting.tell) as signalled:
+            with awaited(self.setting.tell) as signalled, keep_freed_memory():
                 self._to_the_end(signalled)
         return Outcome(
             stage=self.name, steps=self.taken, tokens=self.tokens, seconds=self.seconds, before=self.before, after=self.after

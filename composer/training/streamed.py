@@ -5,7 +5,6 @@ Each layer learns from the same batches, in the same order, as when all of them 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -31,6 +30,7 @@ from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.training.calibration import calibrate_layer, joined, rows_to_calibrate
 from composer.training.course import Losses, add_gradients
+from composer.training.freed_memory import give_back
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
@@ -152,11 +152,11 @@ def transfer_streamed(
             above, _, _ = teacher.layer(index)
             if done is None:
                 finished[index] = _train(run, stage, index, student, teacher, above, spills, journal)
-                _give_back()
+                give_back()
             for spill in () if last else spills:
                 spill.advance(index, teacher, above, _autocast(setting.autocast))
             del above  # before the next one comes
-            _give_back()
+            give_back()
     layers = [layer for layer in finished if layer is not None]
     learned = {name: tensor for tensors, _ in layers for name, tensor in tensors.items()}
     return _together([outcome for _, outcome in layers if outcome is not None]), learned
@@ -207,12 +207,6 @@ def _used(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
     """The rows that the stage's steps take."""
     steps = range(length_of(stage, rows))
     return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])
-
-
-def _give_back() -> None:
-    """Return freed memory to the system: glibc keeps pieces of it, and the next layer may not fit into them."""
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _path(run: TrainingRun, index: int) -> Path:
