@@ -24,22 +24,6 @@ class DocumentFactors:
     leaving: Float[Tensor, "B T"]
     across: Float[Tensor, "B n"]
 
-    def of_rows(self, rows: slice) -> DocumentFactors:
-        """Those of some rows."""
-        return DocumentFactors(self.inside[rows], self.entering[rows], self.leaving[rows], self.across[rows])
-
-
-ALONE = 1 << 15
-"""Numbers that a chunk has of a row's queries, from which on rows are computed one after the other: near the processor, and without
-copies. Shorter ones are computed together, as each product takes some time by itself."""
-
-
-def row_groups(query: Float[Tensor, "B T H F"], chunk: int) -> list[slice]:
-    """The rows that are computed together."""
-    batch = query.shape[0]
-    together = 1 if query[0, :chunk].numel() >= ALONE else batch
-    return [slice(start, start + together) for start in range(0, batch, together)]
-
 
 def documents_of(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) -> DocumentFactors:
     """The documents of ``B T`` tokens in chunks of so many."""

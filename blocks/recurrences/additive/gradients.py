@@ -15,7 +15,6 @@ This module imports torch: ``chunked`` imports it at its first use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
-from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, ending_keys, mask_weights, row_groups
+from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, ending_keys, mask_weights
 
 
 def chunks(
@@ -56,115 +55,72 @@ class _Chunks(torch.autograd.Function):
         documents: DocumentFactors | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        output, last = query.new_empty(*query.shape[:3], value.shape[-1]), torch.empty_like(state)
-        groups, states, weights = row_groups(query, chunk), list[Tensor](), list[Tensor]()
-        for rows in groups:
-            inputs = [None if of is None else of[rows] for of in (query, key, left, value, whole)]
-            now = state[rows].contiguous().flatten(0, 1)
-            own = None if documents is None else documents.of_rows(rows)
-            steps = list(_forward(inputs, now, own, chunk, output[rows]))
-            states += [before for before, _, _ in steps]
-            weights += [weighed for _, weighed, _ in steps]
-            last[rows] = steps[-1][2].view(last[rows].shape)
-        ctx.groups, ctx.documents, ctx.chunk, ctx.count = groups, documents, chunk, len(weights) // len(groups)
-        ctx.save_for_backward(query, key, left, value, whole, *states, *weights)
-        return output, last
+        sizes = ChunkSizes.of(query, key, value, chunk)
+        output = query.new_empty(*query.shape[:3], value.shape[-1])
+        states, weights = [state.contiguous().flatten(0, 1)], []
+        for index, tokens in enumerate(sizes.chunks()):
+            asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.shared(value, tokens)
+            now = states[-1]
+            weighed = mask_weights(asked @ keys.mT, tokens, documents, sizes)
+            if documents is not None:
+                asked = asked * sizes.of_rows(documents.entering[:, tokens])
+            answer = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
+            sizes.put(output, tokens, answer.view(*asked.shape[:2], -1).baddbmm_(asked, now))
+            ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
+            kept = _kept(now, whole, documents, index, sizes)
+            states.append(torch.baddbmm(sizes.of_keys(kept), ends.mT, values).view(now.shape))
+            weights.append(weighed)
+        ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(weights)
+        ctx.save_for_backward(query, key, left, value, whole, *states[:-1], *weights)
+        return output, states[-1].view(state.shape)
 
     @staticmethod
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, left, value, whole, *rest = ctx.saved_tensors
+        states, weights = rest[: ctx.count], rest[ctx.count :]
+        sizes, documents = ctx.sizes, ctx.documents
         wanted: dict[str, bool] = dict(zip(("query", "key", "left", "value", "whole", "state"), ctx.needs_input_grad, strict=False))
-        found = [
+        keyed = wanted["key"] or wanted["left"]
+        to_query, to_key, to_left, to_value, to_whole = (
             torch.empty_like(of, memory_format=torch.contiguous_format) if of is not None and wanted[name] else None
             for name, of in (("query", query), ("key", key), ("left", left), ("value", value), ("whole", whole))
-        ]
-        to_first = torch.empty_like(to_state, memory_format=torch.contiguous_format)
-        for group, rows in enumerate(ctx.groups):
-            inputs, targets = (
-                [None if of is None else of[rows] for of in each] for each in ((query, key, left, value, whole), found)
-            )
-            own = None if ctx.documents is None else ctx.documents.of_rows(rows)
-            at = slice(group * ctx.count, (group + 1) * ctx.count)
-            kept = rest[: len(rest) // 2][at], rest[len(rest) // 2 :][at]
-            slopes = to_output[rows], to_state[rows].contiguous().flatten(0, 1)
-            to_first[rows] = _backward(inputs, kept, own, ctx.chunk, slopes, targets).view(to_first[rows].shape)
-        return (*found, to_first if wanted["state"] else None, None, None)
-
-
-def _forward(
-    inputs: list[Tensor | None], now: Tensor, documents: DocumentFactors | None, chunk: int, output: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Write the output of some rows. For each chunk, the state that enters it, its weights, and the state that leaves it."""
-    query, key, left, value, whole = inputs
-    assert query is not None
-    assert key is not None
-    assert value is not None
-    sizes = ChunkSizes.of(query, key, value, chunk)
-    for index, tokens in enumerate(sizes.chunks()):
-        asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.shared(value, tokens)
-        weighed = mask_weights(asked @ keys.mT, tokens, documents, sizes)
-        if documents is not None:
-            asked = asked * sizes.of_rows(documents.entering[:, tokens])
-        answer = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
-        sizes.put(output, tokens, answer.view(*asked.shape[:2], -1).baddbmm_(asked, now))
-        ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
-        kept = _kept(now, whole, documents, index, sizes)
-        after = torch.baddbmm(sizes.of_keys(kept), ends.mT, values).view(now.shape)
-        yield now, weighed, after
-        now = after
-
-
-def _backward(
-    inputs: list[Tensor | None],
-    kept: tuple[list[Tensor], list[Tensor]],
-    documents: DocumentFactors | None,
-    chunk: int,
-    slopes: tuple[Tensor, Tensor],
-    targets: list[Tensor | None],
-) -> Tensor:
-    """Write the gradients of some rows into the targets that are there, and return that of the first state.
-
-    kept: the states that enter the chunks, and their weights. slopes: the gradients of the output and of the last state.
-    """
-    query, key, left, value, whole = inputs
-    assert query is not None
-    assert key is not None
-    assert value is not None
-    (states, weights), (to_output, slope) = kept, slopes
-    to_query, to_key, to_left, to_value, to_whole = targets
-    sizes = ChunkSizes.of(query, key, value, chunk)
-    for index, tokens in reversed(list(enumerate(sizes.chunks()))):
-        asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.shared(value, tokens)
-        now, weighed, given = states[index], weights[index], sizes.asked(to_output, tokens)
-        as_shared = given.reshape(sizes.batch * sizes.key_heads, -1, given.shape[-1])
-        entering = None if documents is None else sizes.of_rows(documents.entering[:, tokens])
-        if to_query is not None or to_key is not None:
-            to_weights = mask_weights((as_shared @ values.mT).view(weighed.shape), tokens, documents, sizes)
-            if to_query is not None:
-                read = given if entering is None else given * entering
-                sizes.put(to_query, tokens, (to_weights @ keys).baddbmm_(read, now.mT))
-            if to_key is not None:
-                sizes.put_own(to_key, tokens, to_weights.mT @ asked)
-        of_keys, target = sizes.of_keys(slope), to_key if left is None else to_left
-        if target is not None:
-            found = values @ of_keys.mT
-            if documents is not None:
-                found = found * sizes.of_keys_rows(documents.leaving[:, tokens])
-            sizes.put_beside(target, tokens, found, add=left is None)
-        if to_value is not None:
-            ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
-            flat = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1])
-            sizes.put_shared(to_value, tokens, (flat.mT @ as_shared).baddbmm_(ends, of_keys))
-        if to_whole is not None:
-            found = (slope * now).sum(-1)
-            if documents is not None:
-                found = found * sizes.of_states(documents.across[:, index])[..., 0]
-            to_whole[:, index] = found.view(to_whole[:, index].shape)
-        reading = asked if entering is None else asked * entering
-        slope = torch.baddbmm(_kept(slope, whole, documents, index, sizes), reading.mT, given)
-    return slope
+        )
+        slope = to_state.contiguous().flatten(0, 1)
+        for index, tokens in reversed(list(enumerate(sizes.chunks()))):
+            asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.shared(value, tokens)
+            now, weighed, given = states[index], weights[index], sizes.asked(to_output, tokens)
+            as_shared = given.reshape(sizes.batch * sizes.key_heads, -1, given.shape[-1])
+            entering = None if documents is None else sizes.of_rows(documents.entering[:, tokens])
+            if to_query is not None or to_key is not None:
+                to_weights = mask_weights((as_shared @ values.mT).view(weighed.shape), tokens, documents, sizes)
+                if to_query is not None:
+                    read = given if entering is None else given * entering
+                    sizes.put(to_query, tokens, (to_weights @ keys).baddbmm_(read, now.mT))
+                if to_key is not None:
+                    sizes.put_own(to_key, tokens, to_weights.mT @ asked)
+            slopes = sizes.of_keys(slope)
+            if keyed:
+                found = values @ slopes.mT
+                if documents is not None:
+                    found = found * sizes.of_keys_rows(documents.leaving[:, tokens])
+                target = to_key if left is None else to_left
+                if target is not None:
+                    sizes.put_beside(target, tokens, found, add=left is None)
+            if to_value is not None:
+                ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
+                flat = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1])
+                sizes.put_shared(to_value, tokens, (flat.mT @ as_shared).baddbmm_(ends, slopes))
+            if to_whole is not None:
+                found = (slope * now).sum(-1)
+                if documents is not None:
+                    found = found * sizes.of_states(documents.across[:, index])[..., 0]
+                to_whole[:, index] = found.view(to_whole[:, index].shape)
+            reading = asked if entering is None else asked * entering
+            slope = torch.baddbmm(_kept(slope, whole, documents, index, sizes), reading.mT, given)
+        to_first = slope.view(to_state.shape) if wanted["state"] else None
+        return to_query, to_key, to_left, to_value, to_whole, to_first, None, None
 
 
 def _kept(states: Tensor, whole: Tensor | None, documents: DocumentFactors | None, index: int, sizes: ChunkSizes) -> Tensor:

@@ -19,7 +19,6 @@ it at its first use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
-from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, lower_triangle, row_groups
+from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, lower_triangle
 
 STEEPEST = -1e4
 """A decay of one token below it leaves nothing either, and sums and differences of such numbers stay finite."""
@@ -109,122 +108,79 @@ class _Chunks(torch.autograd.Function):
         documents: DocumentFactors | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        output, last = query.new_empty(*query.shape[:3], value.shape[-1]), torch.empty_like(state)
-        groups, kept = row_groups(query, chunk), list[Tensor]()
-        for rows in groups:
-            inputs = [None if of is None else of[rows] for of in (query, key, value, rate, log_decay)]
-            own = None if documents is None else documents.of_rows(rows)
-            steps = list(_forward(inputs, state[rows].contiguous().flatten(0, 1), own, chunk, output[rows]))
-            kept += [tensor for tensors, _ in steps for tensor in tensors]
-            last[rows] = steps[-1][1].view(last[rows].shape)
-        ctx.groups, ctx.documents, ctx.chunk = groups, documents, chunk
-        ctx.save_for_backward(query, key, value, rate, log_decay, *kept)
-        return output, last
+        sizes = ChunkSizes.of(query, key, value, chunk)
+        output = query.new_empty(*query.shape[:3], value.shape[-1])
+        triangles = _triangles(chunk, query)
+        states, kept = [state.contiguous().flatten(0, 1)], []
+        for index, tokens in enumerate(sizes.chunks()):
+            asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.each(value, tokens)
+            rates = sizes.own(rate[..., None], tokens)
+            weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[-1]
+            overlap = (keys @ keys.mT).mul_(weights.between).mul_(rates)
+            missing = values - (keys @ now) * weights.from_start
+            entered = _solved(overlap, rates * missing, transposed=False)
+            weighed = _between(asked @ keys.mT, weights)
+            answer = (asked @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
+            sizes.put(output, tokens, answer)
+            states.append((now * weights.whole).baddbmm_((keys * weights.to_end).mT, entered))
+            kept += [weighed, overlap, entered, missing]
+        ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(states) - 1
+        ctx.save_for_backward(query, key, value, rate, log_decay, *states[:-1], *kept)
+        return output, states[-1].view(state.shape)
 
     @staticmethod
     @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, rate, log_decay, *rest = ctx.saved_tensors
+        sizes, documents, states, kept = ctx.sizes, ctx.documents, rest[: ctx.count], rest[ctx.count :]
         found = [
             torch.empty_like(of, memory_format=torch.contiguous_format) if of is not None and needed else None
             for of, needed in zip((query, key, value, rate, log_decay), ctx.needs_input_grad, strict=False)
         ]
-        to_first = torch.empty_like(to_state, memory_format=torch.contiguous_format)
-        count = len(rest) // len(ctx.groups)
-        for group, rows in enumerate(ctx.groups):
-            inputs, targets = (
-                [None if of is None else of[rows] for of in each] for each in ((query, key, value, rate, log_decay), found)
-            )
-            own = None if ctx.documents is None else ctx.documents.of_rows(rows)
-            slopes, kept = (to_output[rows], to_state[rows].contiguous().flatten(0, 1)), rest[group * count : (group + 1) * count]
-            to_first[rows] = _backward(inputs, kept, own, ctx.chunk, slopes, targets).view(to_first[rows].shape)
-        return (*found, to_first if ctx.needs_input_grad[5] else None, None, None)
-
-
-def _forward(
-    inputs: list[Tensor | None], now: Tensor, documents: DocumentFactors | None, chunk: int, output: Tensor
-) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Write the output of some rows. For each chunk, what the backward pass needs, and the state that leaves it."""
-    query, key, value, rate, log_decay = inputs
-    assert query is not None
-    assert key is not None
-    assert value is not None
-    assert rate is not None
-    sizes, triangles = ChunkSizes.of(query, key, value, chunk), _triangles(chunk, query)
-    for index, tokens in enumerate(sizes.chunks()):
-        asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.each(value, tokens)
-        rates = sizes.own(rate[..., None], tokens)
-        weights = _Weights(log_decay, documents, index, tokens, sizes, triangles)
-        overlap = (keys @ keys.mT).mul_(weights.between).mul_(rates)
-        missing = values - (keys @ now) * weights.from_start
-        entered = _solved(overlap, rates * missing, transposed=False)
-        weighed = _between(asked @ keys.mT, weights)
-        answer = (asked @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
-        sizes.put(output, tokens, answer)
-        after = (now * weights.whole).baddbmm_((keys * weights.to_end).mT, entered)
-        yield [now, weighed, overlap, entered, missing], after
-        now = after
-
-
-def _backward(
-    inputs: list[Tensor | None],
-    kept: list[Tensor],
-    documents: DocumentFactors | None,
-    chunk: int,
-    slopes: tuple[Tensor, Tensor],
-    targets: list[Tensor | None],
-) -> Tensor:
-    """Write the gradients of some rows into the targets that are there, and return that of the first state.
-
-    kept: the five tensors that ``_forward`` gives of each chunk. slopes: the gradients of the output and of the last state.
-    """
-    query, key, value, rate, log_decay = inputs
-    assert query is not None
-    assert key is not None
-    assert value is not None
-    assert rate is not None
-    to_query, to_key, to_value, to_rate, to_decay = targets
-    sizes, triangles = ChunkSizes.of(query, key, value, chunk), _triangles(chunk, query)
-    to_output, slope = slopes
-    for index, tokens in reversed(list(enumerate(sizes.chunks()))):
-        asked, keys = sizes.asked(query, tokens), sizes.own(key, tokens)
-        rates, given = sizes.own(rate[..., None], tokens), sizes.asked(to_output, tokens)
-        now, weighed, overlap, entered, missing = kept[5 * index : 5 * index + 5]
-        weights = _Weights(log_decay, documents, index, tokens, sizes, triangles)
-        ends, read = keys * weights.to_end, given * weights.reads(sizes)
-        to_entered = (weighed.mT @ given).baddbmm_(ends, slope)
-        to_side = _solved(overlap, to_entered, transposed=True)
-        # The solver takes the diagonal for ones, so it has no gradient, nor has what is above it.
-        to_overlap = (to_side @ entered.mT).neg_().tril_(-1)
-        written = to_side * rates
-        held = (written * weights.from_start).neg_()
-        if to_value is not None:
-            sizes.put_sum(to_value, tokens, written)
-        moved = to_overlap * overlap
-        if to_rate is not None:
-            # Where a rate is 0, its row of the overlap is 0, too.
-            own = (to_overlap * (keys @ keys.mT).mul_(weights.between)).sum(2, keepdim=True)
-            sizes.put_own(to_rate[..., None], tokens, own.add_((to_side * missing).sum(2, keepdim=True)))
-        to_weighed = given @ entered.mT
-        if to_decay is not None:
-            assert weights.passed is not None
-            between = sizes.over_reads(to_weighed * weighed) + moved
-            from_start = sizes.over_reads((read * (asked @ now)).sum(2, keepdim=True)) + (held * (keys @ now)).sum(2, keepdim=True)
-            to_end = (ends * (entered @ slope.mT)).sum(2, keepdim=True)
-            whole = (slope * now).sum((1, 2), keepdim=True) * weights.whole
-            sizes.put_own(to_decay[..., None], tokens, weights.slope(between, from_start, to_end, whole))
-            to_decay[:, tokens].mul_(weights.passed)
-        if to_query is not None or to_key is not None:
-            to_products = _between(to_weighed, weights)
-            if to_query is not None:
-                sizes.put(to_query, tokens, (to_products @ keys).baddbmm_(read, now.mT))
-            if to_key is not None:
-                both = to_overlap.mul_(weights.between).mul_(rates)
-                own = (held @ now.mT).baddbmm_(to_products.mT, asked).baddbmm_(both + both.mT, keys)
-                sizes.put_own(to_key, tokens, own.addcmul_(entered @ slope.mT, weights.to_end))
-        slope = (slope * weights.whole).baddbmm_(asked.mT, read).baddbmm_(keys.mT, held)
-    return slope
+        to_query, to_key, to_value, to_rate, to_decay = found
+        triangles = _triangles(sizes.chunk, query)
+        slope = to_state.contiguous().flatten(0, 1)
+        for index, tokens in reversed(list(enumerate(sizes.chunks()))):
+            asked, keys = sizes.asked(query, tokens), sizes.own(key, tokens)
+            rates, given = sizes.own(rate[..., None], tokens), sizes.asked(to_output, tokens)
+            weighed, overlap, entered, missing = kept[4 * index : 4 * index + 4]
+            weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[index]
+            ends, read = keys * weights.to_end, given * weights.reads(sizes)
+            to_entered = (weighed.mT @ given).baddbmm_(ends, slope)
+            to_side = _solved(overlap, to_entered, transposed=True)
+            # The solver takes the diagonal for ones, so it has no gradient, nor has what is above it.
+            to_overlap = (to_side @ entered.mT).neg_().tril_(-1)
+            written = to_side * rates
+            held = (written * weights.from_start).neg_()
+            if to_value is not None:
+                sizes.put_sum(to_value, tokens, written)
+            moved = to_overlap * overlap
+            if to_rate is not None:
+                # Where a rate is 0, its row of the overlap is 0, too.
+                own = (to_overlap * (keys @ keys.mT).mul_(weights.between)).sum(2, keepdim=True)
+                sizes.put_own(to_rate[..., None], tokens, own.add_((to_side * missing).sum(2, keepdim=True)))
+            to_weighed = given @ entered.mT
+            if to_decay is not None:
+                assert weights.passed is not None
+                between = sizes.over_reads(to_weighed * weighed) + moved
+                from_start = sizes.over_reads((read * (asked @ now)).sum(2, keepdim=True)) + (held * (keys @ now)).sum(
+                    2, keepdim=True
+                )
+                to_end = (ends * (entered @ slope.mT)).sum(2, keepdim=True)
+                whole = (slope * now).sum((1, 2), keepdim=True) * weights.whole
+                sizes.put_own(to_decay[..., None], tokens, weights.slope(between, from_start, to_end, whole))
+                to_decay[:, tokens].mul_(weights.passed)
+            if to_query is not None or to_key is not None:
+                to_products = _between(to_weighed, weights)
+                if to_query is not None:
+                    sizes.put(to_query, tokens, (to_products @ keys).baddbmm_(read, now.mT))
+                if to_key is not None:
+                    both = to_overlap.mul_(weights.between).mul_(rates)
+                    own = (held @ now.mT).baddbmm_(to_products.mT, asked).baddbmm_(both + both.mT, keys)
+                    sizes.put_own(to_key, tokens, own.addcmul_(entered @ slope.mT, weights.to_end))
+            slope = (slope * weights.whole).baddbmm_(asked.mT, read).baddbmm_(keys.mT, held)
+        return (*found, slope.view(to_state.shape) if ctx.needs_input_grad[5] else None, None, None)
 
 
 def _triangles(chunk: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return answers
 
 
-@pytest.fixture(params=["gradients written out", "row by row", "gradients of PyTorch"])
+@pytest.fixture(params=["gradients written out", "gradients of PyTorch"])
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ways to compute gradients: on a CPU, there of large rows, and where chunks are computed side by side."""
-    if request.param == "row by row":
-        monkeypatch.setattr("blocks.recurrences.by_chunk.ALONE", 1)
+    """Both ways to compute gradients: on a CPU, and where chunks are computed side by side."""
     if request.param == "gradients of PyTorch":
         monkeypatch.setattr(MODULE, "_by_hand", lambda query: False)
 
