@@ -312,7 +312,7 @@ def _gguf_files(folder: Path) -> str:
         names = [name for name in files_matching(folder, ("*",)) if is_gguf(name)]
     except OSError:
         return ""
-    return f" It has GGUF files; name one of them: {listed(str(folder / name) for name in names)}" if names else ""
+    return f" It has GGUF files; name one of them in place of the folder: {listed(names)}" if names else ""
 
 
 def _own(folder: Path, name: str) -> Path:

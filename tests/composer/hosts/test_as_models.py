@@ -46,7 +46,7 @@ def tokens(rows: int = 2, length: int = 14) -> torch.Tensor:
     return torch.randint(3, 90, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("family", "spec"), [("qwen3", "lolcats"), ("gemma2", "softmax"), ("phi3", "lola")])
+@pytest.mark.parametrize(("family", "spec"), [("gemma2", "softmax"), ("phi3", "lola")])
 def test_prefill_and_decode_are_one_graph(family: str, spec: str) -> None:
     assert printed_behind_composer(COMPILED.format(family=family, spec=spec)) == "compared"
 

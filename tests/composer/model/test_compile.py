@@ -9,7 +9,7 @@ import pytest
 
 from composer.spec.loading import load_spec
 from tests.composer.model.models import CAUSAL
-from tests.composer.model.together import dealt, layers_of, printed_of
+from tests.composer.model.together import covering, dealt, layers_of, printed_of
 from tests.composer.model.trunks import TRUNKS
 from tests.composer.programs import printed_behind_composer
 
@@ -76,12 +76,12 @@ def small(name: str) -> list[str]:
     ]
 
 
-PARTS = dealt(layers_of(CAUSAL, small))
+PARTS = dealt(covering(layers_of(CAUSAL, small)))
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_step_of_decode_is_one_graph(part: str) -> None:
-    """Of every causal spec that is shipped: of four rows, with a mask and positions, and of a row alone, without."""
+    """Of every part of the causal specs that are shipped: of four rows, with a mask and positions, and of a row alone, without."""
     program = PROGRAM.replace("{model}", BUILT)
     assert printed_of(PARTS[part], program, calls=CALLS) == "compared"
 

@@ -31,6 +31,27 @@ def layers_of(names: Iterable[str], overrides: Callable[[str], Sequence[str]]) -
     return {name: layer for layer, name in found.items()}
 
 
+def covering(layers: Mapping[str, Layer]) -> dict[str, Layer]:
+    """Few layers that together have every part of all layers, each in every role in which a layer has it."""
+    parts = {name: set().union(*(_parts(head.model_dump(mode="json")) for _, head in layer)) for name, layer in layers.items()}
+    missing, chosen = set().union(*parts.values()), []
+    while missing:
+        best = max(parts, key=lambda name: len(parts[name] & missing))
+        chosen.append(best)
+        missing -= parts[best]
+    return {name: layer for name, layer in layers.items() if name in chosen}
+
+
+def _parts(value: Any, role: str = "head") -> set[tuple[str, str]]:
+    """The roles in a document, each with the kind of the part that has it."""
+    if isinstance(value, list):
+        return set().union(*(_parts(one, role) for one in value))
+    if not isinstance(value, Mapping):
+        return set()
+    own = {(role, value["kind"])} if isinstance(value.get("kind"), str) else set()
+    return own.union(*(_parts(one, key) for key, one in value.items()))
+
+
 def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:
     """A model's worth at a time, by the first and the last of it."""
     rest, parts = iter(layers.items()), {}
