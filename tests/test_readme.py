@@ -16,7 +16,7 @@ from tests.composer.programs import composed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ELSEWHERE = {"pip install .", "make demo", "make test"}
+ELSEWHERE = {"pip install .", "make demo", "make smollm2", "make test"}
 """What sets up and tests a clone, which this test would do within itself."""
 
 
