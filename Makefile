@@ -1,5 +1,5 @@
 # make demo    build two students from the teacher that ships with the repo, explain them, let them write
-# make smollm2  two students of SmolLM2-135M, a real language model from the Python package index: an hour or two of one core.
+# make smollm2  two students of SmolLM2-135M, a real language model from the Python package index: hours of one core.
 #              ARGS= passes options on, such as ARGS='--data my-texts.txt --lm-eval'
 # make test    the tests
 # make fuzz    new random examples for all property tests, then random damage to specs, folders and data for ten minutes.

