@@ -31,9 +31,9 @@ class _Filter(torch.autograd.Function):
     @staticmethod
     @custom_fwd(device_type="cpu")
     def forward(ctx: Any, extended: Tensor, taps: Tensor, seen: Tensor | None) -> Tensor:
-        (batch, entries, given, size), (kernel, own, _) = extended.shape, taps.shape
-        length, shared = entries - kernel + 1, min(given, own)
-        output = extended.new_empty(batch, length, max(given, own), size)
+        (batch, entries, heads, size), (kernel, filter_heads, _) = extended.shape, taps.shape
+        length, shared = entries - kernel + 1, min(heads, filter_heads)
+        output = extended.new_empty(batch, length, max(heads, filter_heads), size)
         inputs, filters = extended.unflatten(2, (shared, -1)), taps.unflatten(1, (shared, -1))
         for tokens in _pieces(length):
             target = output[:, tokens].unflatten(2, (shared, -1))
@@ -57,17 +57,17 @@ class _Filter(torch.autograd.Function):
         to_filters = torch.zeros_like(filters, dtype=wide) if ctx.needs_input_grad[1] else None
         of_filters, of_inputs = ((0, 1, 3), 3) if filters.shape[2] == 1 else ((0, 1), 3)
         for tokens in _pieces(length):
-            given = slope[:, tokens].unflatten(2, (shared, -1))
+            d_output = slope[:, tokens].unflatten(2, (shared, -1))
             for index in range(kernel):
                 if to_filters is not None:
-                    products = given * _entering(inputs, seen, index, tokens)
+                    products = d_output * _entering(inputs, seen, index, tokens)
                     to_filters[index] += products.sum(of_filters, dtype=wide).view(filters.shape[1:])
                 if to_inputs is not None:
                     target = to_inputs[:, tokens.start + index : tokens.stop + index]
-                    found = given * filters[index]
+                    d_entries = d_output * filters[index]
                     if seen is not None:
-                        found = found * seen[index, :, tokens, None, None, None]
-                    target += found if found.shape[3] == target.shape[3] else found.sum(of_inputs, keepdim=True)
+                        d_entries = d_entries * seen[index, :, tokens, None, None, None]
+                    target += d_entries if d_entries.shape[3] == target.shape[3] else d_entries.sum(of_inputs, keepdim=True)
         return (
             None if to_inputs is None else to_inputs.to(inputs.dtype).flatten(2, 3),
             None if to_filters is None else to_filters.to(filters.dtype).flatten(1, 2),

@@ -9,7 +9,7 @@ from blocks.flow import Tokens
 from blocks.kernels import needs_gpu
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
-from blocks.tensors import as_dtype, may_look, repeat_heads
+from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
 
 Filtering = Callable[..., tuple["Tensor", "Tensor"]]
 
@@ -29,7 +29,7 @@ def filtered(
     segment = tokens.extended_segment(past)
     # Laid out tap by tap: a product reads numbers that lie side by side twice as fast.
     taps = weight.to(inputs.dtype).permute(2, 0, 1).contiguous()
-    if torch.is_grad_enabled() and may_look(inputs) and (inputs.requires_grad or weight.requires_grad):
+    if (inputs.requires_grad or weight.requires_grad) and derives_by_hand(inputs):
         from blocks.gradients import filter_tokens
 
         seen = None

@@ -22,6 +22,12 @@ def may_look(tensor: Tensor) -> bool:
     return tensor.is_cpu and has_numbers(tensor)
 
 
+def derives_by_hand(tensor: Tensor) -> bool:
+    """Whether a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms take
+    many small products, which are slow on a GPU and which a compiler cannot trace."""
+    return torch.is_grad_enabled() and may_look(tensor)
+
+
 def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
     """Whether each is known to be a pair."""
     return may_look(position) and int(position.min()) >= 0
@@ -46,7 +52,7 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     """States over the root of their mean square, times a weight; computed in the accumulating dtype."""
     dtype = accumulating(states.dtype)
     wide, weight = as_dtype(states, dtype), as_dtype(weight, dtype)
-    if torch.is_grad_enabled() and wide.requires_grad and may_look(wide):
+    if wide.requires_grad and derives_by_hand(wide):
         from blocks.gradients import divide_by_root
 
         return as_dtype(divide_by_root(wide, wide.shape[-1], epsilon) * weight, states.dtype)
@@ -94,3 +100,16 @@ def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:
 def repeat_heads(states: Tensor, heads: int, dim: int = 2) -> Tensor:
     """Give every query head its key head's entry: ``B T K ...`` to ``B T H ...``, head h from h // (H // K). dim: that of heads."""
     return states if states.shape[dim] == heads else states.repeat_interleave(heads // states.shape[dim], dim=dim)
+
+
+def rows(states: Float[Tensor, "B T H x"], tokens: slice, heads: int) -> Float[Tensor, "Bh c x"]:
+    """These tokens as the rows of matrix products, one matrix for each of ``heads`` heads of each text. Where there are more heads
+    in ``states``, the rows of those that share one of ``heads`` follow each other."""
+    own = states[:, tokens].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
+    return own.reshape(states.shape[0] * heads, -1, states.shape[-1])
+
+
+def put_rows(into: Float[Tensor, "B T H x"], tokens: slice, products: Float[Tensor, "Bh c x"]) -> None:
+    """Write what ``rows`` has laid out into these tokens."""
+    own = products.view(into.shape[0], into.shape[2], -1, products.shape[-1])
+    into[:, tokens].copy_(own.transpose(1, 2))

@@ -18,7 +18,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem, State
 from blocks.positions import Position
-from blocks.tensors import accumulating, as_dtype, may_look, repeat_heads
+from blocks.tensors import accumulating, as_dtype, derives_by_hand, repeat_heads
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class FeatureMap(Part):
             largest = features.detach().amax(-1, keepdim=True)
             features = (features - largest).exp()
             epsilon = epsilon * (-2 * largest).exp() if epsilon else 0.0
-        if isinstance(epsilon, float) and epsilon and features.requires_grad and may_look(features):
+        if isinstance(epsilon, float) and epsilon and features.requires_grad and derives_by_hand(features):
             from blocks.gradients import divide_by_root
 
             return divide_by_root(features, 1, epsilon)

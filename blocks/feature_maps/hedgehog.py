@@ -9,10 +9,10 @@ from pydantic import Field
 
 from blocks.feature_maps.base import FeatureMap
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Shape, Tensor, torch
+from blocks.legend import Shape, Tensor
 from blocks.operation import TRITON, Form, Setting
 from blocks.part import Parameters, Problem
-from blocks.tensors import may_look
+from blocks.tensors import derives_by_hand
 
 SHARES = Kernel("blocks.fused.shares", "shares", TRITON_PACKAGE)
 WIDEST = 256
@@ -54,7 +54,7 @@ class Hedgehog(FeatureMap):
 
     def sides(self, inputs: Tensor) -> Tensor:
         """softmax(u) ‖ softmax(-u). Where gradients are needed on a CPU, they are written out."""
-        if not (inputs.requires_grad and torch.is_grad_enabled() and may_look(inputs)):
+        if not (inputs.requires_grad and derives_by_hand(inputs)):
             return super().sides(inputs)
         from blocks.feature_maps.gradients import shares
 

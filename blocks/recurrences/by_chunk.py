@@ -61,38 +61,14 @@ class ChunkSizes:
     def chunks(self) -> list[slice]:
         return [slice(start, min(start + self.chunk, self.length)) for start in range(0, self.length, self.chunk)]
 
-    def asked(self, states: Tensor, tokens: slice) -> Tensor:
-        """Of B T H x: B·N, Q·c, x."""
-        own = states[:, tokens].unflatten(2, (self.state_heads, -1)).permute(0, 2, 3, 1, 4)
-        return own.reshape(self.batch * self.state_heads, -1, states.shape[-1])
-
-    def put(self, into: Tensor, tokens: slice, found: Tensor) -> None:
-        """Write such a product into B T H x."""
-        own = found.view(self.batch, self.state_heads, self.heads // self.state_heads, -1, found.shape[-1])
-        into[:, tokens].unflatten(2, (self.state_heads, -1)).copy_(own.permute(0, 3, 1, 2, 4))
-
-    def own(self, keys: Tensor, tokens: slice) -> Tensor:
-        """Of B T N F: B·N, c, F."""
-        return keys[:, tokens].transpose(1, 2).reshape(self.batch * self.state_heads, -1, keys.shape[-1])
-
-    def put_own(self, into: Tensor, tokens: slice, found: Tensor) -> None:
-        into[:, tokens].copy_(found.view(self.batch, self.state_heads, -1, found.shape[-1]).transpose(1, 2))
-
-    def shared(self, values: Tensor, tokens: slice) -> Tensor:
-        """Of B T K V: B·K, c, V."""
-        return values[:, tokens].transpose(1, 2).reshape(self.batch * self.key_heads, -1, values.shape[-1])
-
-    def put_shared(self, into: Tensor, tokens: slice, found: Tensor) -> None:
-        into[:, tokens].copy_(found.view(self.batch, self.key_heads, -1, found.shape[-1]).transpose(1, 2))
-
     def each(self, values: Tensor, tokens: slice) -> Tensor:
         """Of B T K V: B·N, c, V, with a copy for each state head of a key head."""
         own = values[:, tokens].repeat_interleave(self.state_heads // self.key_heads, dim=2)
         return own.transpose(1, 2).reshape(self.batch * self.state_heads, -1, values.shape[-1])
 
-    def put_sum(self, into: Tensor, tokens: slice, found: Tensor) -> None:
+    def put_sum(self, into: Tensor, tokens: slice, slopes: Tensor) -> None:
         """Write the sum of such copies into B T K V."""
-        own = found.view(self.batch, self.key_heads, -1, found.shape[1], found.shape[2]).sum(2)
+        own = slopes.view(self.batch, self.key_heads, -1, slopes.shape[1], slopes.shape[2]).sum(2)
         into[:, tokens].copy_(own.transpose(1, 2))
 
     def over_reads(self, rows: Tensor) -> Tensor:
@@ -104,9 +80,9 @@ class ChunkSizes:
         own = keys.unflatten(2, (self.key_heads, -1)).flatten(3).transpose(1, 2)
         return own.reshape(self.batch * self.key_heads, own.shape[2], own.shape[3])
 
-    def put_beside(self, into: Tensor, tokens: slice, found: Tensor, *, add: bool) -> None:
+    def put_beside(self, into: Tensor, tokens: slice, slopes: Tensor, *, add: bool) -> None:
         target = into[:, tokens].unflatten(2, (self.key_heads, -1))
-        own = found.view(self.batch, self.key_heads, -1, target.shape[3], target.shape[4]).transpose(1, 2)
+        own = slopes.view(self.batch, self.key_heads, -1, target.shape[3], target.shape[4]).transpose(1, 2)
         if add:
             target.add_(own)
         else:
@@ -117,12 +93,12 @@ class ChunkSizes:
         return states.view(self.batch * self.key_heads, -1, states.shape[-1])
 
     def of_rows(self, factors: Tensor) -> Tensor:
-        """Of B c: a factor for each row of ``asked``."""
+        """Of B c: a factor for each row of the queries."""
         rows = factors[:, None, None].expand(-1, self.state_heads, self.heads // self.state_heads, -1)
         return rows.reshape(self.batch * self.state_heads, -1, 1)
 
     def of_keys_rows(self, factors: Tensor) -> Tensor:
-        """Of B c: a factor for each row of ``shared``."""
+        """Of B c: a factor for each row of the values."""
         return factors[:, None].expand(-1, self.key_heads, -1).reshape(self.batch * self.key_heads, -1, 1)
 
     def of_states(self, factors: Tensor) -> Tensor:

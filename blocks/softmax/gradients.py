@@ -19,6 +19,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float
+from blocks.tensors import put_rows, rows
 
 LOG2_E = 1 / math.log(2)
 
@@ -45,8 +46,8 @@ class _Blocks(torch.autograd.Function):
         weights, masses, keys = [], [], key.shape[2]
         scale = LOG2_E / math.sqrt(query.shape[-1])
         for index, (tokens, entries) in enumerate(_places(query, hiding, before)):
-            asked = _asked(query, tokens, keys) * scale
-            logits = asked @ _shared(key, entries).mT
+            queries = rows(query, tokens, keys) * scale
+            logits = queries @ rows(key, entries, keys).mT
             of_heads = logits.view(query.shape[0], -1, tokens.stop - tokens.start, entries.stop - entries.start)
             of_heads.add_(hiding[:, min(index, hiding.shape[1] - 1), None, : of_heads.shape[2], : of_heads.shape[3]])
             top = logits.amax(-1, keepdim=True)
@@ -54,10 +55,10 @@ class _Blocks(torch.autograd.Function):
             # A CPU takes powers of 2 of -inf as fast as of any number; of e it does not.
             raw = logits.sub_(top.masked_fill(empty, 0.0)).exp2_()
             mass = raw.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
-            _put(output, tokens, (raw @ _shared(value, entries)).div_(mass))
+            put_rows(output, tokens, (raw @ rows(value, entries, keys)).div_(mass))
             # Where nothing is visible, the largest logit is -inf, and so is the sum of it and the logarithm of 1.
-            _put(lse[..., None], tokens, (mass.log2() + top).mul_(1 / LOG2_E))
-            _put(largest[..., None], tokens, top / LOG2_E)
+            put_rows(lse[..., None], tokens, (mass.log2() + top).mul_(1 / LOG2_E))
+            put_rows(largest[..., None], tokens, top / LOG2_E)
             weights.append(raw)
             masses.append(mass)
         ctx.before, ctx.count = before, len(weights)
@@ -78,24 +79,24 @@ class _Blocks(torch.autograd.Function):
         )
         for index, (tokens, entries) in enumerate(_places(query, hiding, ctx.before)):
             raw, mass = rest[index], rest[ctx.count + index]
-            given = None if to_output is None else _asked(to_output, tokens, keys)
-            if given is not None and to_value is not None:
-                _add(to_value, entries, raw.mT @ (given / mass))
+            d_output = None if to_output is None else rows(to_output, tokens, keys)
+            if d_output is not None and to_value is not None:
+                _add(to_value, entries, raw.mT @ (d_output / mass))
             if to_query is None and to_key is None:
                 continue
-            level = raw.new_zeros(()) if to_lse is None else _asked(to_lse[..., None], tokens, keys)
-            if given is not None:
-                level = level - (given * _asked(output, tokens, keys)).sum(-1, keepdim=True)
-                slopes = (given @ _shared(value, entries).mT).add_(level).mul_(raw).div_(mass)
+            level = raw.new_zeros(()) if to_lse is None else rows(to_lse[..., None], tokens, keys)
+            if d_output is not None:
+                level = level - (d_output * rows(output, tokens, keys)).sum(-1, keepdim=True)
+                slopes = (d_output @ rows(value, entries, keys).mT).add_(level).mul_(raw).div_(mass)
             else:
                 slopes = raw * (level / mass)
             if to_largest is not None:
                 at_top = raw == 1
-                slopes += at_top * (_asked(to_largest[..., None], tokens, keys) / at_top.sum(-1, keepdim=True).clamp(min=1))
+                slopes += at_top * (rows(to_largest[..., None], tokens, keys) / at_top.sum(-1, keepdim=True).clamp(min=1))
             if to_query is not None:
-                _put(to_query, tokens, (slopes @ _shared(key, entries)).mul_(scale))
+                put_rows(to_query, tokens, (slopes @ rows(key, entries, keys)).mul_(scale))
             if to_key is not None:
-                _add(to_key, entries, (slopes.mT @ _asked(query, tokens, keys)).mul_(scale))
+                _add(to_key, entries, (slopes.mT @ rows(query, tokens, keys)).mul_(scale))
         return to_query, to_key, to_value, None, None
 
 
@@ -106,22 +107,6 @@ def _places(query: Tensor, hiding: Tensor, before: int) -> list[tuple[slice, sli
     return [(slice(start, end), slice(start, end + before)) for start, end in ends]
 
 
-def _asked(states: Tensor, tokens: slice, keys: int) -> Tensor:
-    """Of B T H x: B·K, G·c, x, with G query heads a key head."""
-    own = states[:, tokens].unflatten(2, (keys, -1)).permute(0, 2, 3, 1, 4)
-    return own.reshape(states.shape[0] * keys, -1, states.shape[-1])
-
-
-def _put(into: Tensor, tokens: slice, found: Tensor) -> None:
-    """Write such rows into B T H x."""
-    own = found.view(into.shape[0], into.shape[2], -1, found.shape[-1])
-    into[:, tokens].copy_(own.transpose(1, 2))
-
-
-def _shared(states: Tensor, entries: slice) -> Tensor:
-    """Of B E K D: B·K, S, D."""
-    return states[:, entries].transpose(1, 2).reshape(-1, entries.stop - entries.start, states.shape[-1])
-
-
-def _add(into: Tensor, entries: slice, found: Tensor) -> None:
-    into[:, entries].add_(found.view(into.shape[0], into.shape[2], -1, found.shape[-1]).transpose(1, 2))
+def _add(into: Tensor, entries: slice, slopes: Tensor) -> None:
+    """Add rows to B E K D."""
+    into[:, entries].add_(slopes.view(into.shape[0], into.shape[2], -1, slopes.shape[-1]).transpose(1, 2))

@@ -9,7 +9,7 @@ from blocks.flow import Partial
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.softmax.dense import capped, hidden, raw_weights
 from blocks.softmax.native import native
-from blocks.tensors import accumulating, may_look
+from blocks.tensors import accumulating, derives_by_hand, may_look
 
 BLOCK = 64
 """Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""
@@ -65,7 +65,7 @@ def windowed(
             asking = _filled(own, missing).unflatten(1, (count, block))
         visible = visible & (asking[..., :, None] == documents[..., None, :])
 
-    if softcap is None and not by_kernel and torch.is_grad_enabled() and may_look(query):
+    if softcap is None and not by_kernel and derives_by_hand(query):
         from blocks.softmax.gradients import blocks as with_gradients
 
         keys, values = (of[:, size - before :].to(dtype) for of in (key, value))

@@ -11,7 +11,7 @@ import math
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.by_feature import block_of, weighed
 from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
-from blocks.tensors import as_dtype, may_look, repeat_heads
+from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
 
 CHUNK = 64
 SPAN = 512
@@ -28,7 +28,7 @@ def chunked(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Any number of tokens, span by span."""
     outputs = []
-    if log_decay is None and _by_hand(query):
+    if log_decay is None and derives_by_hand(query):
         return _walk(query, key, None, value, None, segment, state)
     for *inputs, document in spans(query.shape[1], SPAN, segment, query, key, value, log_decay):
         output, state = _span(*inputs, segment=document, state=state)
@@ -47,7 +47,7 @@ def _span(
     reads, shares = heads // state_heads, state_heads // key_heads
     block = chunk if log_decay is None or log_decay.dim() == 3 else block_of(log_decay, chunk)
     blocks = count * chunk // block
-    if log_decay is not None and log_decay.dim() == 4 and block == chunk and _by_hand(query):
+    if log_decay is not None and log_decay.dim() == 4 and block == chunk and derives_by_hand(query):
         return _walk(*_undecayed(query, key, log_decay, value, chunk), segment, state, chunk)
 
     # B K n R … c …: what is shared by the heads of a group stays one copy, and its users become rows of one product.
@@ -85,11 +85,6 @@ def _span(
     output = (weights.flatten(3, 5) @ values).unflatten(3, (shares, reads * chunk)) + earlier
     output = output.unflatten(4, (reads, chunk)).permute(0, 2, 5, 1, 3, 4, 6)
     return output.flatten(3, 5).flatten(1, 2)[:, :length], state.flatten(1, 2)
-
-
-def _by_hand(query: Tensor) -> bool:
-    """Whether gradients are needed, and computed chunk by chunk: many small products, which only a CPU has time for."""
-    return torch.is_grad_enabled() and may_look(query)
 
 
 def _walk(

@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
 from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, ending_keys, mask_weights
+from blocks.tensors import put_rows, rows
 
 
 def chunks(
@@ -59,13 +60,14 @@ class _Chunks(torch.autograd.Function):
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         states, weights = [state.contiguous().flatten(0, 1)], []
         for index, tokens in enumerate(sizes.chunks()):
-            asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.shared(value, tokens)
+            queries, keys = (rows(of, tokens, sizes.state_heads) for of in (query, key))
+            values = rows(value, tokens, sizes.key_heads)
             now = states[-1]
-            weighed = mask_weights(asked @ keys.mT, tokens, documents, sizes)
+            weighed = mask_weights(queries @ keys.mT, tokens, documents, sizes)
             if documents is not None:
-                asked = asked * sizes.of_rows(documents.entering[:, tokens])
+                queries = queries * sizes.of_rows(documents.entering[:, tokens])
             answer = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1]) @ values
-            sizes.put(output, tokens, answer.view(*asked.shape[:2], -1).baddbmm_(asked, now))
+            put_rows(output, tokens, answer.view(*queries.shape[:2], -1).baddbmm_(queries, now))
             ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
             kept = _kept(now, whole, documents, index, sizes)
             states.append(torch.baddbmm(sizes.of_keys(kept), ends.mT, values).view(now.shape))
@@ -89,36 +91,37 @@ class _Chunks(torch.autograd.Function):
         )
         slope = to_state.contiguous().flatten(0, 1)
         for index, tokens in reversed(list(enumerate(sizes.chunks()))):
-            asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.shared(value, tokens)
-            now, weighed, given = states[index], weights[index], sizes.asked(to_output, tokens)
-            as_shared = given.reshape(sizes.batch * sizes.key_heads, -1, given.shape[-1])
+            queries, keys = (rows(of, tokens, sizes.state_heads) for of in (query, key))
+            values = rows(value, tokens, sizes.key_heads)
+            now, weighed, d_output = states[index], weights[index], rows(to_output, tokens, sizes.state_heads)
+            as_shared = d_output.reshape(sizes.batch * sizes.key_heads, -1, d_output.shape[-1])
             entering = None if documents is None else sizes.of_rows(documents.entering[:, tokens])
             if to_query is not None or to_key is not None:
                 to_weights = mask_weights((as_shared @ values.mT).view(weighed.shape), tokens, documents, sizes)
                 if to_query is not None:
-                    read = given if entering is None else given * entering
-                    sizes.put(to_query, tokens, (to_weights @ keys).baddbmm_(read, now.mT))
+                    read = d_output if entering is None else d_output * entering
+                    put_rows(to_query, tokens, (to_weights @ keys).baddbmm_(read, now.mT))
                 if to_key is not None:
-                    sizes.put_own(to_key, tokens, to_weights.mT @ asked)
+                    put_rows(to_key, tokens, to_weights.mT @ queries)
             slopes = sizes.of_keys(slope)
             if keyed:
-                found = values @ slopes.mT
+                d_ends = values @ slopes.mT
                 if documents is not None:
-                    found = found * sizes.of_keys_rows(documents.leaving[:, tokens])
+                    d_ends = d_ends * sizes.of_keys_rows(documents.leaving[:, tokens])
                 target = to_key if left is None else to_left
                 if target is not None:
-                    sizes.put_beside(target, tokens, found, add=left is None)
+                    sizes.put_beside(target, tokens, d_ends, add=left is None)
             if to_value is not None:
                 ends = sizes.beside(ending_keys(key if left is None else left, tokens, documents), tokens)
                 flat = weighed.view(sizes.batch * sizes.key_heads, -1, keys.shape[1])
-                sizes.put_shared(to_value, tokens, (flat.mT @ as_shared).baddbmm_(ends, slopes))
+                put_rows(to_value, tokens, (flat.mT @ as_shared).baddbmm_(ends, slopes))
             if to_whole is not None:
-                found = (slope * now).sum(-1)
+                d_whole = (slope * now).sum(-1)
                 if documents is not None:
-                    found = found * sizes.of_states(documents.across[:, index])[..., 0]
-                to_whole[:, index] = found.view(to_whole[:, index].shape)
-            reading = asked if entering is None else asked * entering
-            slope = torch.baddbmm(_kept(slope, whole, documents, index, sizes), reading.mT, given)
+                    d_whole = d_whole * sizes.of_states(documents.across[:, index])[..., 0]
+                to_whole[:, index] = d_whole.view(to_whole[:, index].shape)
+            reading = queries if entering is None else queries * entering
+            slope = torch.baddbmm(_kept(slope, whole, documents, index, sizes), reading.mT, d_output)
         to_first = slope.view(to_state.shape) if wanted["state"] else None
         return to_query, to_key, to_left, to_value, to_whole, to_first, None, None
 

@@ -18,7 +18,7 @@ import math
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.by_feature import block_of, weighed
 from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
-from blocks.tensors import as_dtype, may_look
+from blocks.tensors import as_dtype, derives_by_hand
 
 CHUNK = 64
 SPAN = 512
@@ -35,7 +35,7 @@ def chunked(
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Any number of tokens, span by span."""
-    if (log_decay is None or log_decay.dim() == 3) and _by_hand(query):
+    if (log_decay is None or log_decay.dim() == 3) and derives_by_hand(query):
         from blocks.recurrences.delta.gradients import chunks
 
         return chunks(query, key, value, rate, log_decay, segment, as_dtype(state, query.dtype), CHUNK)
@@ -44,11 +44,6 @@ def chunked(
         output, state = _span(*inputs, segment=document, state=state)
         outputs.append(output)
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
-
-
-def _by_hand(query: Tensor) -> bool:
-    """Whether gradients are needed, and computed chunk by chunk: many small products, which only a CPU has time for."""
-    return torch.is_grad_enabled() and may_look(query)
 
 
 def _span(

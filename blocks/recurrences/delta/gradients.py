@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
 from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, lower_triangle
+from blocks.tensors import put_rows, rows
 
 STEEPEST = -1e4
 """A decay of one token below it leaves nothing either, and sums and differences of such numbers stay finite."""
@@ -68,7 +69,7 @@ class _Weights:
             self.between = lower.expand(1, -1, -1)
             self.from_start = self.to_end = self.whole = lower.new_ones(1, 1, 1)
         else:
-            decay = sizes.own(log_decay[..., None].clamp(min=STEEPEST), tokens)
+            decay = rows(log_decay[..., None].clamp(min=STEEPEST), tokens, sizes.state_heads)
             # Summed, since the difference of two long sums would lose what is small: at [i, j] the decay after j up to i.
             sums, total = lower @ (decay * later), decay.cumsum(1)
             self.to_end, self.from_start, self.whole = sums[:, -1, :, None].exp(), total.exp(), total[:, -1:].exp()
@@ -113,15 +114,16 @@ class _Chunks(torch.autograd.Function):
         triangles = _triangles(chunk, query)
         states, kept = [state.contiguous().flatten(0, 1)], []
         for index, tokens in enumerate(sizes.chunks()):
-            asked, keys, values = sizes.asked(query, tokens), sizes.own(key, tokens), sizes.each(value, tokens)
-            rates = sizes.own(rate[..., None], tokens)
+            queries, keys = (rows(of, tokens, sizes.state_heads) for of in (query, key))
+            values = sizes.each(value, tokens)
+            rates = rows(rate[..., None], tokens, sizes.state_heads)
             weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[-1]
             overlap = (keys @ keys.mT).mul_(weights.between).mul_(rates)
             missing = values - (keys @ now) * weights.from_start
             entered = _solved(overlap, rates * missing, transposed=False)
-            weighed = _between(asked @ keys.mT, weights)
-            answer = (asked @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
-            sizes.put(output, tokens, answer)
+            weighed = _between(queries @ keys.mT, weights)
+            answer = (queries @ now).mul_(weights.reads(sizes)).baddbmm_(weighed, entered)
+            put_rows(output, tokens, answer)
             states.append((now * weights.whole).baddbmm_((keys * weights.to_end).mT, entered))
             kept += [weighed, overlap, entered, missing]
         ctx.sizes, ctx.documents, ctx.count = sizes, documents, len(states) - 1
@@ -134,20 +136,20 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, to_output: Tensor, to_state: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, rate, log_decay, *rest = ctx.saved_tensors
         sizes, documents, states, kept = ctx.sizes, ctx.documents, rest[: ctx.count], rest[ctx.count :]
-        found = [
+        gradients = [
             torch.empty_like(of, memory_format=torch.contiguous_format) if of is not None and needed else None
             for of, needed in zip((query, key, value, rate, log_decay), ctx.needs_input_grad, strict=False)
         ]
-        to_query, to_key, to_value, to_rate, to_decay = found
+        to_query, to_key, to_value, to_rate, to_decay = gradients
         triangles = _triangles(sizes.chunk, query)
         slope = to_state.contiguous().flatten(0, 1)
         for index, tokens in reversed(list(enumerate(sizes.chunks()))):
-            asked, keys = sizes.asked(query, tokens), sizes.own(key, tokens)
-            rates, given = sizes.own(rate[..., None], tokens), sizes.asked(to_output, tokens)
+            queries, keys = rows(query, tokens, sizes.state_heads), rows(key, tokens, sizes.state_heads)
+            rates, d_output = rows(rate[..., None], tokens, sizes.state_heads), rows(to_output, tokens, sizes.state_heads)
             weighed, overlap, entered, missing = kept[4 * index : 4 * index + 4]
             weights, now = _Weights(log_decay, documents, index, tokens, sizes, triangles), states[index]
-            ends, read = keys * weights.to_end, given * weights.reads(sizes)
-            to_entered = (weighed.mT @ given).baddbmm_(ends, slope)
+            ends, read = keys * weights.to_end, d_output * weights.reads(sizes)
+            to_entered = (weighed.mT @ d_output).baddbmm_(ends, slope)
             to_side = _solved(overlap, to_entered, transposed=True)
             # The solver takes the diagonal for ones, so it has no gradient, nor has what is above it.
             to_overlap = (to_side @ entered.mT).neg_().tril_(-1)
@@ -159,28 +161,28 @@ class _Chunks(torch.autograd.Function):
             if to_rate is not None:
                 # Where a rate is 0, its row of the overlap is 0, too.
                 own = (to_overlap * (keys @ keys.mT).mul_(weights.between)).sum(2, keepdim=True)
-                sizes.put_own(to_rate[..., None], tokens, own.add_((to_side * missing).sum(2, keepdim=True)))
-            to_weighed = given @ entered.mT
+                put_rows(to_rate[..., None], tokens, own.add_((to_side * missing).sum(2, keepdim=True)))
+            to_weighed = d_output @ entered.mT
             if to_decay is not None:
                 assert weights.passed is not None
                 between = sizes.over_reads(to_weighed * weighed) + moved
-                from_start = sizes.over_reads((read * (asked @ now)).sum(2, keepdim=True)) + (held * (keys @ now)).sum(
+                from_start = sizes.over_reads((read * (queries @ now)).sum(2, keepdim=True)) + (held * (keys @ now)).sum(
                     2, keepdim=True
                 )
                 to_end = (ends * (entered @ slope.mT)).sum(2, keepdim=True)
                 whole = (slope * now).sum((1, 2), keepdim=True) * weights.whole
-                sizes.put_own(to_decay[..., None], tokens, weights.slope(between, from_start, to_end, whole))
+                put_rows(to_decay[..., None], tokens, weights.slope(between, from_start, to_end, whole))
                 to_decay[:, tokens].mul_(weights.passed)
             if to_query is not None or to_key is not None:
                 to_products = _between(to_weighed, weights)
                 if to_query is not None:
-                    sizes.put(to_query, tokens, (to_products @ keys).baddbmm_(read, now.mT))
+                    put_rows(to_query, tokens, (to_products @ keys).baddbmm_(read, now.mT))
                 if to_key is not None:
                     both = to_overlap.mul_(weights.between).mul_(rates)
-                    own = (held @ now.mT).baddbmm_(to_products.mT, asked).baddbmm_(both + both.mT, keys)
-                    sizes.put_own(to_key, tokens, own.addcmul_(entered @ slope.mT, weights.to_end))
-            slope = (slope * weights.whole).baddbmm_(asked.mT, read).baddbmm_(keys.mT, held)
-        return (*found, slope.view(to_state.shape) if ctx.needs_input_grad[5] else None, None, None)
+                    own = (held @ now.mT).baddbmm_(to_products.mT, queries).baddbmm_(both + both.mT, keys)
+                    put_rows(to_key, tokens, own.addcmul_(entered @ slope.mT, weights.to_end))
+            slope = (slope * weights.whole).baddbmm_(queries.mT, read).baddbmm_(keys.mT, held)
+        return (*gradients, slope.view(to_state.shape) if ctx.needs_input_grad[5] else None, None, None)
 
 
 def _triangles(chunk: int, like: Tensor) -> tuple[Tensor, Tensor]:

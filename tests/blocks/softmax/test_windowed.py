@@ -102,7 +102,8 @@ def test_gradients_are_those_of_the_mask(written_out: bool, chunks: bool, monkey
     """Rows that see nothing among them: a gap of a whole window. Of the output, of the mass, of the largest logit, and of all."""
     monkeypatch.setattr(MODULE, "BLOCK", 4)
     if not written_out:  # as on a GPU
-        monkeypatch.setattr(MODULE, "may_look", lambda tensor: False)
+        for question in ("may_look", "derives_by_hand"):
+            monkeypatch.setattr(MODULE, question, lambda tensor: False)
     query, key, value, present, segment, size, reach = problem(11, 3, (4, 2), True, True, chunks)
     present[:, 4:10] = False
     weights = random(*query.shape)

@@ -40,7 +40,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to compute gradients: on a CPU, and where chunks are computed side by side."""
     if request.param == "gradients of PyTorch":
-        monkeypatch.setattr(MODULE, "_by_hand", lambda query: False)
+        monkeypatch.setattr(MODULE, "derives_by_hand", lambda query: False)
 
 
 def longest(log_decay: Tensor) -> int:

@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to compute gradients: on a CPU, and where chunks are computed side by side."""
     if request.param == "gradients of PyTorch":
-        monkeypatch.setattr(MODULE, "_by_hand", lambda query: False)
+        monkeypatch.setattr(MODULE, "derives_by_hand", lambda query: False)
 
 
 def agree(problem: Problem, tolerance: float = 1e-10) -> None:
