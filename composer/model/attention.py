@@ -99,7 +99,8 @@ class LayerCall:
     """One call of a layer's heads: the inputs beside queries, keys and values, and the outputs.
 
     values: B T K D, the memories' input in place of the layer's own values. alone: the host's computation behind the heads is left
-    out. projected: what the host has computed for the heads. heads: the output, B T H D. carried: the new state.
+    out. projected: what the host has computed for the heads; kept where the layer has a listener. heads: the output, B T H D.
+    carried: the new state.
     """
 
     hidden: Tensor
@@ -206,7 +207,8 @@ class ComposedAttention(nn.Module):
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
-        call.projected = Projected(query, key, value, sinks)
+        if self.listener is not None:
+            call.projected = Projected(query, key, value, sinks)
         value = value if call.values is None else call.values
         # Under autocast, norms of queries and keys leave these in another dtype than the values have.
         query, key = as_dtype(query, value.dtype), as_dtype(key, value.dtype)
