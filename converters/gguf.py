@@ -79,11 +79,6 @@ class GgufHeader:
         return "tokenizer.ggml.model" in self.metadata and "tokenizer.ggml.tokens" in self.lists
 
     @property
-    def numbers(self) -> int:
-        """The number of weights in all tensors."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors)
-
-    @property
     def quantisation(self) -> str:
         """The types of the tensors, that of most weights first: ``GGUF Q4_1, Q6_K, F32``."""
         counts = Counter[str]()

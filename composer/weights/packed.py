@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from converters.errors import ConfigError
 from converters.gguf import GGUF, GgufHeader, read_gguf
 from converters.model_types import is_composed_type
 from converters.quantised import KEY, check_unpackable, quantisation_of, without_quantisation
-from converters.shard import BYTES, read_packed_shard
+from converters.shard import BYTES, Shard, read_packed_shard
 from converters.source import (
     GENERATION_CONFIG,
     INDEX,
@@ -172,8 +172,7 @@ class PackedFolder:
 
     def files(self) -> dict[str, Path]:
         """The files that decide the unpacked model, by name. Raises ConverterError."""
-        weights = weight_files(self.path, read_packed_shard)
-        names = (CONFIG, INDEX, *weights, *small_files(self.path))
+        names = (CONFIG, INDEX, *self._shards, *small_files(self.path))
         return {name: self.path / name for name in names if (self.path / name).is_file()}
 
     def describe(self, dtype: Dtype) -> Described:
@@ -211,14 +210,18 @@ class PackedFolder:
     def _problem(self) -> str:
         return f"transformers cannot unpack {self.path} ({self.quantisation})"
 
+    @cached_property
+    def _shards(self) -> dict[str, Shard]:
+        return weight_files(self.path, read_packed_shard)
+
     @property
     def _bytes(self) -> int:
-        return sum(shard.bytes for shard in weight_files(self.path, read_packed_shard).values())
+        return sum(shard.bytes for shard in self._shards.values())
 
     def _check_sizes(self, dtype: Dtype) -> None:
         """Raise ConfigError, before modules are made, where the config has more layers or larger sizes than the weights."""
         found, where = self.describe(dtype), f"{self.path}: config.json"
-        tensors = sum(len(shard.masks) for shard in weight_files(self.path, read_packed_shard).values())
+        tensors = sum(len(shard.masks) for shard in self._shards.values())
         check_layers(where, found.trunk.layers, tensors)
         check_sizes(where, found.config, 8 * self._bytes)
 

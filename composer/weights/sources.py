@@ -47,12 +47,8 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None, d
         place = _place(reference, revision)
         if isinstance(place, Path):
             return _open(place, dtype)
-        if place.file is None:
-            folder, commit = fetch(place.repo_id, place.revision)
-        else:
-            folder, commit = fetch(place.repo_id, place.revision, file=place.file)
-            folder /= place.file
-        return replace(_open(folder, dtype), repo_id=place.repo_id, revision=place.revision, commit=commit)
+        path, commit = _fetch(place)
+        return replace(_open(path, dtype), repo_id=place.repo_id, revision=place.revision, commit=commit)
 
 
 def _open(path: Path, dtype: Dtype | None) -> Source:
@@ -75,12 +71,7 @@ def describe_model(reference: str | os.PathLike[str], revision: str | None = Non
     """
     with _as_source_errors():
         place = _place(reference, revision)
-        if isinstance(place, Path):
-            path = place
-        elif place.file is None:
-            path = fetch(place.repo_id, place.revision, weights=False)[0]
-        else:
-            path = fetch(place.repo_id, place.revision, file=place.file)[0] / place.file
+        path = place if isinstance(place, Path) else _fetch(place, weights=False)[0]
         packed = find_packed(path)
         return describe(path) if packed is None else packed.describe(dtype or DTYPE)
 
@@ -105,6 +96,15 @@ class _OnHub(NamedTuple):
     repo_id: str
     revision: str | None
     file: str | None = None
+
+
+def _fetch(place: _OnHub, **options: bool) -> tuple[Path, str | None]:
+    """The local folder of a model of the Hub, or the local path of its GGUF file, and the commit. options: of ``fetch``, for a
+    folder."""
+    if place.file is None:
+        return fetch(place.repo_id, place.revision, **options)
+    folder, commit = fetch(place.repo_id, place.revision, file=place.file)
+    return folder / place.file, commit
 
 
 def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _OnHub:
