@@ -17,18 +17,21 @@ BEGIN, END = "<!-- written by python -m evidence.smollm2 --page -->", "<!-- unti
 
 
 def write(plan: Plan, kept: Path = RUNS, page: Path = PAGE, picture: Path = PICTURE) -> None:
-    """Replace what stands between the two marks of the page, and draw the picture. Raises OSError and ValueError."""
+    """Replace the text between the two marks of the page, and draw the picture. Raises OSError and ValueError."""
     models = models_of(plan, kept)
     text = page.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{page}: expected one line {BEGIN!r} and one line {END!r}")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    write_whole(page, f"{before}{BEGIN}\n\n{contents(plan, models)}\n{END}{after}")
-    draw(plan, models, picture)
+    write_whole(page, f"{before}{BEGIN}\n\n{contents(plan, models)}\n\n{END}{after}")
+    if models:
+        draw(plan, models, picture)
 
 
 def contents(plan: Plan, models: Sequence[Model]) -> str:
-    """The tables, what is at chance, and the commands."""
+    """The tables, the tasks at chance, and the commands."""
+    if not models:
+        return "No run of this plan is kept yet."
     blocks = [table.markdown() for table in tables(plan, models)]
     return "\n".join([*blocks, *at_chance(plan, models), "### Commands\n", *commands(models)])
 

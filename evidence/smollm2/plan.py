@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from blocks.part import Closed
 from composer.files import sha256
-from converters.bounded import MOST_CONFIG, read_bytes
+from composer.spec.places import plain
+from composer.spec.reading import read_text
+from converters.bounded import MOST_CONFIG
+from converters.bounded import read_text as read_config
 
 HERE = Path(__file__).parent
 PLAN = HERE / "plan.yaml"
@@ -126,8 +128,8 @@ class Inputs(Closed):
 
 
 def read_plan(path: Path = PLAN) -> Plan:
-    """Read a plan. Raises OSError and ValueError where it cannot be read, or is not one."""
-    return Plan.model_validate(yaml.safe_load(read_bytes(path, MOST_CONFIG)))
+    """Read a plan. Raises OSError, SpecError and ValueError where it cannot be read, or is not one."""
+    return Plan.model_validate(plain(read_text(read_config(path, MOST_CONFIG), str(path))))
 
 
 def identity(plan: Plan, name: str, seed: int, inputs: Inputs) -> str:

@@ -8,21 +8,27 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from statistics import fmean
 from subprocess import Popen
 from typing import Any
 
 import composer
 from composer.ablation.identity import PACKAGES
-from composer.errors import ComposerError
+from composer.devices import device_name
+from composer.errors import ComposerError, EvaluationError
+from composer.evaluation.folder import SAMPLES, SAMPLES_AGAIN
+from composer.evaluation.report import LoggedSample
+from composer.files import write_whole
+from composer.state import read_log
 from composer.versions import versions_of
+from composer.weights.record import TrainedStage, read_record
 from evidence.smollm2.plan import HERE, Inputs, Plan, Student, identity
 from evidence.smollm2.result import RUNS, Result, keep, read_result
 
@@ -184,7 +190,7 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
         "seconds": round(time.monotonic() - began, 1),
         "processor_seconds": None if again else round(usage.ru_utime + usage.ru_stime, 1),
     }
-    (folder / f"{step}.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / f"{step}.json", json.dumps(note, indent=1) + "\n")
 
 
 def _end_with_parent() -> None:
@@ -196,38 +202,37 @@ def _end_with_parent() -> None:
 def result_of(run: Run) -> Result:
     """The result of a run whose steps have ended."""
     notes = {step: note for step, _ in steps_of(run) if (note := ended(run.folder, step)) is not None}
-    trained = _trained(run)
+    stages = _stages(run)
     return Result(
         name=run.name,
         seed=run.seed,
         identity=identity(run.plan, run.name, run.seed, run.inputs),
         commands={step: _public(run, note["command"]) for step, note in notes.items()},
         processor_seconds={step: note["processor_seconds"] for step, note in notes.items()},
-        tokens={outcome["stage"]: outcome["tokens"] for outcome in trained},
-        held_out={f"{outcome['stage']} {when}": outcome[when] for outcome in trained for when in ("before", "after")},
+        tokens={stage.stage: stage.tokens for stage in stages},
+        held_out={
+            f"{stage.stage} {when}": fmean(losses.values())
+            for stage in stages
+            for when, losses in (("before", stage.before), ("after", stage.after))
+            if losses
+        },
         harness=dict(_harness(run)),
-        text=dict(_samples(run.folder / "text", "score")),
+        text=_samples(run.folder / "text", lambda sample: sample.score),
         positions={
             task: {length: _means(samples) for length, samples in lengths.items()}
-            for task, lengths in _samples(run.folder / "text", "nats")
+            for task, lengths in _samples(run.folder / "text", lambda sample: sample.nats).items()
         },
-        retrieval=dict(_samples(run.folder / "retrieval", "score")),
+        retrieval=_samples(run.folder / "retrieval", lambda sample: sample.score),
         state_bytes=_state_bytes(run),
         versions=versions_of(PACKAGES),
-        cpu=_cpu(),
+        cpu=device_name("cpu"),
     )
 
 
-def _trained(run: Run) -> list[dict[str, Any]]:
-    """The stages of a trained model, as its record has them, with means over layers."""
-    path = run.model / "composition.json"
-    if run.student is None or not path.is_file():
-        return []
-    found = []
-    for stage in json.loads(path.read_text(encoding="utf-8")).get("training", []):
-        means = {when: sum(stage[when].values()) / max(1, len(stage[when])) for when in ("before", "after")}
-        found.append({"stage": stage["stage"], "tokens": stage["tokens"], **means})
-    return found
+def _stages(run: Run) -> tuple[TrainedStage, ...]:
+    """The stages of training that a student has been through, as its record has them."""
+    record = None if run.student is None else read_record(run.model)
+    return () if record is None else record.training
 
 
 def _state_bytes(run: Run) -> dict[int, int]:
@@ -264,24 +269,16 @@ def _harness(run: Run) -> Iterator[tuple[str, dict[str, list[float]]]]:
             yield local.get(name, name), {metric: [round(float(row[metric]), 4) for row in rows] for metric in metrics}
 
 
-def _samples(folder: Path, field: str) -> Iterator[tuple[str, dict[int, list[Any]]]]:
-    """A field of each sample, by task and length."""
-    path = folder / "samples.jsonl"
-    found: dict[str, dict[int, list[Any]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        sample = json.loads(line)
-        found.setdefault(sample["task"], {}).setdefault(sample["length"], []).append((sample["index"], sample[field]))
-    for task, lengths in found.items():
-        yield task, {length: [value for _, value in sorted(samples)] for length, samples in lengths.items()}
+def _samples(folder: Path, value: Callable[[LoggedSample], Any]) -> dict[str, dict[int, list[Any]]]:
+    """A value of each sample of an evaluation, in the samples' order, by task and length."""
+    values: dict[str, dict[int, list[Any]]] = {}
+    lines = read_log(folder / SAMPLES, LoggedSample, EvaluationError, SAMPLES_AGAIN)
+    for sample in sorted(lines, key=lambda sample: sample.index):
+        values.setdefault(sample.task, {}).setdefault(sample.length, []).append(value(sample))
+    return values
 
 
-def _means(samples: list[list[float | None]]) -> list[float | None]:
+def _means(samples: Sequence[Sequence[float | None]]) -> list[float | None]:
     """The mean of each column, without missing values; None where all are missing."""
     columns = [[value for value in column if value is not None] for column in zip(*samples, strict=True)]
     return [round(sum(column) / len(column), 4) if column else None for column in columns]
-
-
-def _cpu() -> str:
-    path = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*:\s*(.+)", path.read_text(encoding="utf-8")) if path.is_file() else None
-    return model[1] if model else "unknown"

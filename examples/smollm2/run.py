@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from composer.data.loading import check_references
 from composer.errors import ComposerError
 from evidence.smollm2.plan import Inputs, read_plan
 from evidence.smollm2.report import draw, models_of, tables
@@ -38,9 +39,10 @@ def main(
     rows: Annotated[Path | None, typer.Option(help="With --tasks: the folder that the paths in these copies start from.")] = None,
 ) -> None:
     """Build, distil and score two students of SmolLM2-135M-Instruct."""
-    out.mkdir(parents=True, exist_ok=True)
     typer.echo(INTRODUCTION.format(time=TIME, out=out))
     try:
+        check_references(data or ())
+        out.mkdir(parents=True, exist_ok=True)
         teacher = make_teacher(out)
         texts = data or [write_texts(teacher, out)]
         plan = read_plan(HERE / "plan.yaml")
