@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from composer.errors import SourceError, name_of
 from composer.spec.loading import names_a_spec
@@ -98,7 +98,7 @@ class _OnHub(NamedTuple):
     file: str | None = None
 
 
-def _fetch(place: _OnHub, **options: bool) -> tuple[Path, str | None]:
+def _fetch(place: _OnHub, **options: Any) -> tuple[Path, str | None]:
     """The local folder of a model of the Hub, or the local path of its GGUF file, and the commit. options: of ``fetch``, for a
     folder."""
     if place.file is None:
