@@ -19,7 +19,7 @@ def keep_freed_memory() -> Iterator[None]:
     """Keep freed memory in this process for the block, and return it to the system afterwards.
 
     A training step frees what it has saved for its gradients, and the next step needs as much again. glibc returns it in between,
-    and the system then clears every page anew. Other C libraries do as they do.
+    and the system then clears every page anew. Other C libraries are left as they are.
     """
     library = _glibc()
     if library is None:
