@@ -63,7 +63,7 @@ def test_students_see_as_many_tokens_in_both_stages_together() -> None:
         steps = [recipe[stage]["steps"] * recipe[stage]["batch"] for stage in running.STAGES if stage in recipe]
         if steps:
             tokens[student.name] = sum(steps) * recipe["sequence"]
-    assert set(tokens.values()) == {512_000}
+    assert set(tokens.values()) == {262_144}
 
 
 def test_a_plan_whose_student_has_an_unknown_source_is_refused() -> None:
