@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
-from blocks.tensors import may_look, take
+from blocks.tensors import last_entries, may_look, where_present
 
 if TYPE_CHECKING:
     from blocks.positions import Position
@@ -57,9 +57,7 @@ class Tokens:
 
     def tail(self, extended: Shaped[Tensor, "B E ..."], count: int) -> Tensor:
         """The last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
-        if self.valid is None:
-            return extended[:, extended.shape[1] - count :]
-        return take(extended, self.valid.sum(1)[:, None] + torch.arange(count, device=extended.device))
+        return last_entries(extended, self.valid, count)
 
     def extended_segment(self, count: int) -> Int[Tensor, "B E"] | None:
         """Segments of ``count`` earlier entries (they belong to the document that the state belongs to) and of the call's."""
@@ -185,8 +183,7 @@ class Features:
         """``B E h …`` with ``absent`` where there is no pair."""
         if self.present is None or (may_look(self.present) and bool(self.present.all())):
             return entries
-        trailing = [1] * (entries.dim() - self.present.dim())
-        return entries.masked_fill(~self.present.view(*self.present.shape, *trailing), absent)
+        return where_present(entries, self.present, absent)
 
 
 @dataclass(slots=True)

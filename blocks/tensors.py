@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from blocks.legend import Float, Int, Shaped, Tensor, torch
+from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 
 
 def has_numbers(tensor: Tensor) -> bool:
@@ -90,6 +90,20 @@ def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped
     """Each row's entries at ``index``."""
     # Whole entries are copied, where a gather would look each number up.
     return states.flatten(0, 1).index_select(0, in_all_rows(index, states.shape[1]).flatten()).unflatten(0, index.shape)
+
+
+def last_entries(extended: Shaped[Tensor, "B E ..."], valid: Bool[Tensor, "B T"] | None, count: int) -> Shaped[Tensor, "B n ..."]:
+    """The last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
+    if valid is None:
+        return extended[:, extended.shape[1] - count :]
+    return take(extended, valid.sum(1)[:, None] + torch.arange(count, device=extended.device))
+
+
+def where_present(
+    entries: Shaped[Tensor, "B E ..."], present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"], absent: float
+) -> Shaped[Tensor, "B E ..."]:
+    """The entries, with ``absent`` in the place of those that are not present."""
+    return entries.masked_fill(~present.view(*present.shape, *[1] * (entries.dim() - present.dim())), absent)
 
 
 def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:

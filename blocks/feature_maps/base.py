@@ -250,17 +250,20 @@ class FeatureMap(Part):
         return features / length.clamp(min=torch.finfo(features.dtype).tiny ** 0.5)
 
     def _matrix(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        heads, weight = max(weight.shape[0], inputs.shape[2]), as_dtype(weight, inputs.dtype)
-        if weight.shape[0] != heads or inputs.shape[2] != heads:
-            inputs, weight = repeat_heads(inputs, heads), repeat_heads(weight, heads, dim=0)
-        batch, length, _, size = inputs.shape
-        if batch * length == 1:
-            mapped = inputs.view(heads, 1, size).bmm(weight).view(1, 1, heads, -1)
-        else:
-            mapped = inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).view(batch, length, heads, weight.shape[2])
+        inputs = repeat_heads(inputs, max(weight.shape[0], inputs.shape[2]))
+        mapped = of_each_head(inputs, as_dtype(weight, inputs.dtype))
         if bias is not None:
-            mapped = mapped + repeat_heads(bias.to(inputs.dtype), heads, dim=0)
+            mapped = mapped + repeat_heads(bias.to(inputs.dtype), mapped.shape[2], dim=0)
         return mapped + inputs if self.skip else mapped
+
+
+def of_each_head(inputs: Float[Tensor, "B T H D"], weight: Float[Tensor, "n D F"]) -> Float[Tensor, "B T H F"]:
+    """The inputs of each head, times its matrix: H heads, or fewer, of which each is for several that follow each other."""
+    batch, length, heads, size = inputs.shape
+    weight = repeat_heads(weight, heads, dim=0)
+    if batch * length == 1:
+        return inputs.view(heads, 1, size).bmm(weight).view(1, 1, heads, -1)
+    return inputs.flatten(0, 1).transpose(0, 1).bmm(weight).transpose(0, 1).view(batch, length, heads, weight.shape[2])
 
 
 def _both_signs(inputs: Float[Tensor, "*rest F"]) -> Float[Tensor, "*rest 2 F"]:

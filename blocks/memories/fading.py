@@ -21,11 +21,6 @@ class Fading:
     since: Float[Tensor, "B S H"]
     dtype: torch.dtype
 
-    def at(self, rows: slice) -> Float[Tensor, "B H t S"]:
-        """What is added to the logits of some tokens; of entries after them, nothing that means anything."""
-        asked = self.asked[:, rows].transpose(1, 2)
-        return (asked[..., None] - self.since.transpose(1, 2)[:, :, None]).to(self.dtype)
-
     def left(self) -> Float[Tensor, "B S H"]:
         """What each entry has fallen by at the last token."""
         return (self.asked[:, -1:] - self.since).to(self.dtype)

@@ -186,7 +186,7 @@ class Full(Memory):
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
         visible = self._visible(position, pairs, call, key.shape[1] - query.shape[1])
-        return dense(query, key, value, visible, call.shape.softcap, None if faded is None else faded.at)
+        return dense(query, key, value, visible, call.shape.softcap, None if faded is None else (faded.asked, faded.since))
 
     def _by_kernel(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None

@@ -7,7 +7,7 @@ lay the entries out by age first, and put them back in their places at the end.
 from __future__ import annotations
 
 from blocks.flow import Tokens
-from blocks.legend import Int, Shaped, Tensor, torch
+from blocks.legend import Bool, Int, Shaped, Tensor, torch
 from blocks.part import State
 from blocks.tensors import as_dtype, in_all_rows, may_look, take
 
@@ -28,43 +28,54 @@ def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
 
 def oldest(state: State, place: RingSlot) -> State:
     """The entries B 1 … that the only token of a call is written over."""
-    if place.shape[0] == 1:
-        return {name: held.index_select(1, place) for name, held in state.items()}
-    return {name: held.flatten(0, 1).index_select(0, place).unsqueeze(1) for name, held in state.items()}
+    return {name: entry_at(held, place) for name, held in state.items()}
 
 
 def written(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
     """The entries with those of the only token of a call, B 1 …."""
-    carried: State = {}
-    for name, held in state.items():
-        if place.shape[0] == 1:
-            one = as_dtype(new[name], held.dtype)
-            carried[name] = held.index_copy_(1, place, one) if in_place else held.index_copy(1, place, one)
-            continue
-        flat, one = held.flatten(0, 1), new[name].flatten(0, 1).to(held.dtype)
-        carried[name] = held if in_place else flat.index_copy(0, place, one).view_as(held)
-        if in_place:
-            flat.index_copy_(0, place, one)
-    return carried
+    return {name: with_entry(held, place, as_dtype(new[name], held.dtype), in_place=in_place) for name, held in state.items()}
+
+
+def entry_at(held: Shaped[Tensor, "B W ..."], place: RingSlot) -> Shaped[Tensor, "B 1 ..."]:
+    """Each row's entry at the place."""
+    if place.shape[0] == 1:
+        return held.index_select(1, place)
+    return held.flatten(0, 1).index_select(0, place).unsqueeze(1)
+
+
+def with_entry(
+    held: Shaped[Tensor, "B W ..."], place: RingSlot, new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
+) -> Shaped[Tensor, "B W ..."]:
+    """The entries with ``new`` at the place."""
+    if place.shape[0] == 1:
+        return held.index_copy_(1, place, new) if in_place else held.index_copy(1, place, new)
+    flat = held.flatten(0, 1)
+    if in_place:
+        flat.index_copy_(0, place, new.flatten(0, 1))
+        return held
+    return flat.index_copy(0, place, new.flatten(0, 1)).view_as(held)
 
 
 def by_age(held: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
     """The entries that a call is handed, the oldest first."""
-    return take(held, _order(tokens, "age", tokens.in_row()[:, :1], held.shape[1]))
+    size, first = held.shape[1], tokens.in_row()[:, :1]
+    return take(held, tokens.once(("age", size), lambda: ring_order(first, size)))
 
 
 def by_place(entries: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
     """The entries that a call hands on, the oldest first, in their places."""
-    return take(entries, _order(tokens, "place", -_next(tokens), entries.shape[1]))
+    size = entries.shape[1]
+    return take(entries, tokens.once(("place", size), lambda: ring_order(-next_place(tokens.in_row(), tokens.valid), size)))
 
 
-def _next(tokens: Tokens) -> Int[Tensor, "B 1"]:
-    """The place in its row of the token after the last real one."""
-    if tokens.valid is None:
-        return tokens.in_row()[:, -1:] + 1
-    count = tokens.valid.sum(1, keepdim=True)
-    return tokens.in_row().gather(1, (count - 1).clamp(min=0)) + (count > 0)
+def ring_order(shift: Int[Tensor, "B 1"], size: int) -> Int[Tensor, "B W"]:
+    """The entries of a ring, counted from ``shift``."""
+    return (torch.arange(size, device=shift.device) + shift) % size
 
 
-def _order(tokens: Tokens, name: str, shift: Int[Tensor, "B 1"], size: int) -> Int[Tensor, "B W"]:
-    return tokens.once((name, size), lambda: (torch.arange(size, device=shift.device) + shift) % size)
+def next_place(place: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Int[Tensor, "B 1"]:
+    """The place in its row of the token after the last real one. place: of the call's tokens."""
+    if valid is None:
+        return place[:, -1:] + 1
+    count = valid.sum(1, keepdim=True)
+    return place.gather(1, (count - 1).clamp(min=0)) + (count > 0)

@@ -249,14 +249,20 @@ class StateMemory(Recurrent):
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
-        columns = output.shape[-1] - 1
-        numerator, masses = output.narrow(-1, 0, columns), output.narrow(-1, columns, 1)
-        least = least_mass(masses.dtype)
-        answer = as_dtype(numerator / torch.threshold(masses, least, math.inf), dtype)
-        if not mass:
-            return Partial(answer, None)
-        lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)
-        return Partial(answer, lse if log_scale is None else lse + log_scale)
+        answer = quotient(output, dtype, mass=mass)
+        if answer.lse is not None and log_scale is not None:
+            answer.lse = answer.lse + log_scale
+        return answer
+
+
+def quotient(sums: Float[Tensor, "B T H V"], dtype: torch.dtype, *, mass: bool) -> Partial:
+    """Sums of weighted values, divided by the sum of the weights, which is their last column. mass: whether its logarithm is asked
+    for."""
+    columns = sums.shape[-1] - 1
+    numerator, masses = sums.narrow(-1, 0, columns), sums.narrow(-1, columns, 1)
+    least = least_mass(masses.dtype)
+    answer = as_dtype(numerator / torch.threshold(masses, least, math.inf), dtype)
+    return Partial(answer, torch.threshold(masses, least, 0.0).log().squeeze(-1) if mass else None)
 
 
 def scaled(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
-
 from blocks.legend import Float, Int, Tensor, torch
 
 
-def spans(length: int, span: int, segment: Int[Tensor, "B T"] | None, *inputs: Tensor | None) -> Iterator[list[Any]]:
-    """The inputs ``B T …`` of ``span`` tokens after the other, and behind them their documents, numbered anew."""
-    # The gradient of a split is one concatenation; each slice would have a gradient of the whole length.
-    split = [itertools.repeat(None) if states is None else states.split(span, dim=1) for states in inputs]
-    for start, pieces in zip(range(0, length, span), zip(*split, strict=False), strict=False):
-        document = None
-        if segment is not None:
-            document = segment[:, start : start + span] - (segment[:, start - 1, None] if start else 0)
-        yield [*pieces, document]
+def cut_documents(segment: Int[Tensor, "B T"], span: int) -> list[Tensor]:
+    """The documents of each ``span`` tokens, numbered anew: 0 continues the last document of the tokens before."""
+    before = (0, *segment[:, span - 1 : -1 : span, None].unbind(1))
+    return [piece - last for piece, last in zip(segment.split(span, dim=1), before, strict=True)]
 
 
 def into_chunks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from blocks.flow import Partial
 from blocks.legend import Bool, Float, Tensor, torch
@@ -20,12 +19,12 @@ def dense(
     value: Float[Tensor, "B S K D"],
     visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"] | Float[Tensor, "B K T S"],
     softcap: float | None = None,
-    falling: Callable[[slice], Tensor] | None = None,
+    faded: tuple[Float[Tensor, "B T H"], Float[Tensor, "B S H"]] | None = None,
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: the same for all heads, or one a key head, or what ``hidden`` gives of that. softcap: see ``capped``. falling: of some
-    queries, what is added to their logits, B H t S.
+    visible: the same for all heads, or one a key head, or what ``hidden`` gives of that. softcap: see ``capped``. faded: running
+    sums of decay at the queries and at the pairs; a logit falls by their difference.
     """
     dtype = accumulating(query.dtype)
     grouped = query.to(dtype).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
@@ -37,8 +36,10 @@ def dense(
         seen = visible[:, :, start : start + ROWS, None]
         logits = (rows.flatten(2, 3) @ keys).unflatten(2, rows.shape[2:4]) / math.sqrt(query.shape[-1])
         logits = capped(logits, softcap)
-        if falling is not None:
-            logits = logits + falling(slice(start, start + ROWS)).unflatten(1, (key.shape[2], -1)).transpose(2, 3)
+        if faded is not None:
+            asked, since = (of.transpose(1, 2).unflatten(1, (key.shape[2], -1)) for of in faded)
+            fallen = asked[:, :, :, start : start + ROWS, None] - since[:, :, :, None]
+            logits = logits + fallen.to(dtype).transpose(2, 3)
         weights, lse, largest = masked_softmax(logits, seen)
         outputs.append((weights.flatten(2, 3) @ values).unflatten(2, rows.shape[2:4]))
         masses.append(lse)

@@ -7,10 +7,11 @@ given per feature, as ``blocks.recurrences.by_feature`` computes it.
 from __future__ import annotations
 
 import math
+from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.by_feature import block_of, weighed
-from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
+from blocks.recurrences.chunks import cut_documents, decay_between, into_chunks, of_documents
 from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
 
 CHUNK = 64
@@ -30,8 +31,12 @@ def chunked(
     outputs = []
     if log_decay is None and derives_by_hand(query):
         return _walk(query, key, None, value, None, segment, state)
-    for *inputs, document in spans(query.shape[1], SPAN, segment, query, key, value, log_decay):
-        output, state = _span(*inputs, segment=document, state=state)
+    # The gradient of a split is one concatenation; each slice would have a gradient of the whole length.
+    queries, keys, values = (of.split(SPAN, dim=1) for of in (query, key, value))
+    decays = repeat(None) if log_decay is None else log_decay.split(SPAN, dim=1)
+    documents = repeat(None) if segment is None else cut_documents(segment, SPAN)
+    for q, k, v, decay, document in zip(queries, keys, values, decays, documents, strict=False):
+        output, state = _span(q, k, v, decay, document, state)
         outputs.append(output)
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
 

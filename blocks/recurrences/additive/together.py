@@ -7,10 +7,11 @@ enters the chunk, and the others that and the group. No pair meets a query, so n
 from __future__ import annotations
 
 import math
+from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.additive.chunked import SPAN, scan
-from blocks.recurrences.chunks import into_chunks, of_documents, spans
+from blocks.recurrences.chunks import cut_documents, into_chunks, of_documents
 
 
 def together(
@@ -27,9 +28,10 @@ def together(
     """Groups of ``size`` pairs, the j-th at one token of the j-th chunk of so many tokens; the others as in the recurrence."""
     span, outputs = size * max(1, SPAN // size), []
     place = arrival[:, ::size] % size
-    pieces = zip(spans(query.shape[1], span, segment, query, key, value), place.split(span // size, dim=1), strict=True)
-    for (*inputs, document), falls in pieces:
-        output, state = _span(*inputs, falls=falls, segment=document, state=state)
+    queries, keys, values = (of.split(span, dim=1) for of in (query, key, value))
+    documents = repeat(None) if segment is None else cut_documents(segment, span)
+    for q, k, v, falls, document in zip(queries, keys, values, place.split(span // size, dim=1), documents, strict=False):
+        output, state = _span(q, k, v, falls, document, state)
         outputs.append(output)
     return torch.cat(outputs, dim=1), state
 

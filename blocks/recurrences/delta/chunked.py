@@ -14,10 +14,11 @@ of its own (Kimi Delta Attention, arXiv:2510.26692), G is a vector, and the prod
 from __future__ import annotations
 
 import math
+from itertools import repeat
 
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.recurrences.by_feature import block_of, weighed
-from blocks.recurrences.chunks import decay_between, into_chunks, of_documents, spans
+from blocks.recurrences.chunks import cut_documents, decay_between, into_chunks, of_documents
 from blocks.tensors import as_dtype, derives_by_hand
 
 CHUNK = 64
@@ -40,8 +41,12 @@ def chunked(
 
         return chunks(query, key, value, rate, log_decay, segment, as_dtype(state, query.dtype), CHUNK)
     outputs = []
-    for *inputs, document in spans(query.shape[1], SPAN, segment, query, key, value, rate, log_decay):
-        output, state = _span(*inputs, segment=document, state=state)
+    # The gradient of a split is one concatenation; each slice would have a gradient of the whole length.
+    queries, keys, values, rates = (of.split(SPAN, dim=1) for of in (query, key, value, rate))
+    decays = repeat(None) if log_decay is None else log_decay.split(SPAN, dim=1)
+    documents = repeat(None) if segment is None else cut_documents(segment, SPAN)
+    for q, k, v, r, decay, document in zip(queries, keys, values, rates, decays, documents, strict=False):
+        output, state = _span(q, k, v, r, decay, document, state)
         outputs.append(output)
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
 
