@@ -40,7 +40,7 @@ def trained(spec: str, init: str, steps: int, seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "student"
         composer.build_folder(spec, ROOT / TEACHER, model, seed=seed)
-        report: TrainingReport = composer.distil(
+        report: TrainingReport = composer.distill(
             model,
             SKILLS,
             Path(folder) / "trained",

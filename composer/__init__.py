@@ -4,7 +4,7 @@
 
     print(composer.explain("lawcat", "meta-llama/Llama-3.2-1B"))
     built = composer.build_folder("lawcat", "meta-llama/Llama-3.2-1B", "mine")
-    composer.distil(built.out, "texts.jsonl", "mine-distilled")
+    composer.distill(built.out, "texts.jsonl", "mine-distilled")
     composer.evaluate(["meta-llama/Llama-3.2-1B", "mine-distilled"], "passkey", "512,4k")
 
 What ``compose`` does, each function does: ``dir(composer)`` lists them. They print nothing; what they return shows itself, as text
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from composer.commands.starting import new, schema
     from composer.commands.tasks import known_tasks
     from composer.commands.texts import generate, sample
-    from composer.commands.training import distil, merge, train
+    from composer.commands.training import distill, merge, train
     from composer.commands.verifying import verify
     from composer.commands.viewing import view
     from composer.errors import ComposerError
@@ -52,7 +52,7 @@ __all__ = [
     "check",
     "code",
     "diff",
-    "distil",
+    "distill",
     "draw",
     "evaluate",
     "expand",
@@ -93,14 +93,14 @@ _ROOMS = {
     "commands.starting": ["new", "schema"],
     "commands.tasks": ["known_tasks"],
     "commands.texts": ["generate", "sample"],
-    "commands.training": ["distil", "merge", "train"],
+    "commands.training": ["distill", "merge", "train"],
     "commands.verifying": ["verify"],
     "commands.viewing": ["view"],
     "spec.loading": ["expand"],
     "spec.shipped": ["shipped_specs"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-_AS_COMMANDS = {"distill": "distil", "eval": "evaluate"}
+_AS_COMMANDS = {"eval": "evaluate"}
 """Names of commands that differ from those of their functions."""
 
 registration.register()

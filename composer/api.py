@@ -5,14 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.arguments import DtypeLike, Reference, named_dtype, several
+from composer.arguments import DtypeLike, named_dtype
 from composer.devices import device_type
-from composer.errors import BuildError, GraphError, in_words, name_of
+from composer.errors import BuildError, ComposerError, GraphError, in_words, name_of
 from composer.graph.lowering import AUTO
-from composer.numbers import LEAST_SEED, TokenCount, check_seed, tokens_of
+from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.shared_options import (
+    OUT,
+    PROGRESS,
+    SOURCE,
+    CountedAt,
+    FreshOrNot,
+    InDtype,
+    OfSource,
+    OfSpec,
+    OnDevice,
+    Overriding,
+    Replacing,
+    SeededFromBelow,
+    TakesTokenizer,
+    WithBackend,
+    to_optional_path,
+    to_references,
+)
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import SpecLike, load_spec, locate
@@ -32,8 +50,6 @@ if TYPE_CHECKING:
     from composer.weights.build import BuildReport, Progress
 
 __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec", "specs_of"]
-
-SourceLike = TypeVar("SourceLike")
 
 
 def specs_of(said: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
@@ -55,52 +71,49 @@ def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides =
         raise locate(error, loaded) from error
 
 
+@options_class
+class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, Overriding, OfSource, OfSpec):
+    """Build a model in memory, in evaluation mode: the source's weights, the spec's heads."""
+
+    error: ClassVar[type[ComposerError]] = BuildError
+    example: ClassVar[str] = 'composer.build("lawcat", "teacher")'
+    source: str | os.PathLike[str] | PreTrainedModel | None = option(  # pyright: ignore[reportIncompatibleVariableOverride]
+        f"{SOURCE} Or a model in memory: transformers' own, or composed.",
+        default=None,
+        is_checked=False,
+        kw_only=False,
+        flags=("--from",),
+    )
+    share: bool = option("Share the weights with a model in memory. Left out, they are copied.", default=False)
+
+    def check(self) -> None:
+        source = self.source
+        _check_origin(source, self.fresh, self.revision)
+        if source is not None and not isinstance(source, str | os.PathLike) and not hasattr(source, "config"):
+            raise BuildError(f"a source is a folder, a repository of the Hub or a model of transformers, not {brief(source)}")
+
+
 @in_words
-def build(
-    spec: SpecLike,
-    source: str | os.PathLike[str] | PreTrainedModel | None = None,
-    *,
-    fresh: bool = False,
-    overrides: Overrides = (),
-    revision: str | None = None,
-    dtype: DtypeLike | None = None,
-    seed: int = 0,
-    share: bool = False,
-    backend: str = AUTO,
-) -> Composed:
-    """The composed model, in memory, in evaluation mode.
-
-    - source: a folder, a repository of the Hub, a GGUF file, or a model that is in memory already (transformers' own, or composed).
-    - fresh: there is no source, and the spec has a trunk of its own.
-    - dtype: of all weights; None leaves them as they are, unpacks quantised ones to bfloat16, and makes fresh ones float32.
-    - seed: of the fresh parameters.
-    - share: whether the weights are shared with a model in memory (as they are: without a ``dtype``) or copied.
-
-    Raises SpecError, SourceError or BuildError.
-    """
+def run_build_in_memory(options: ModelOptions) -> Composed:
     from composer.weights.finite import check_loaded
     from composer.weights.from_model import build_from_model, trunk_of
 
-    dtype = named_dtype(dtype, BuildError)
-    check_seed(seed, BuildError, least=LEAST_SEED)
-    source = _origin(source, fresh, revision)
-    if source is not None and not isinstance(source, str | os.PathLike) and not hasattr(source, "config"):
-        raise BuildError(f"a source is a folder, a repository of the Hub or a model of transformers, not {brief(source)}")
-    loaded = load_spec(spec, overrides)
+    source, dtype, share, seed = options.source, options.dtype, options.share, options.seed
+    loaded = load_spec(options.spec, options.overrides)
     document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
     if source is None:
         from composer.weights.fresh import build_fresh
 
         made = build_fresh(resolve_spec(loaded, None), spec_document=document, dtype=dtype, seed=seed)
-        made.set_backend(backend)
+        made.set_backend(options.backend)
         return made
     if isinstance(source, (str, os.PathLike)):
         with silent_transformers():
             import torch
             from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-        resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
-        opened = open_model(source, revision, dtype)
+        resolved = resolve_spec(loaded, dimensions(describe_model(source, options.revision).trunk))
+        opened = open_model(source, options.revision, dtype)
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
         torch_dtype = getattr(torch, dtype or opened.trunk.dtype)
@@ -110,129 +123,119 @@ def build(
         check_loaded(model, opened)
         share, dtype = True, None  # the source has just been read, in this dtype, and nothing else refers to it
     else:
-        if revision is not None:
+        if options.revision is not None:
             raise BuildError("`revision` is for models from the Hub, and this one is in memory: leave it out")
         model = source
         resolved = resolve_spec(loaded, dimensions(trunk_of(model)))
     student = build_from_model(resolved, model, dtype=dtype, seed=seed, share=share, spec_document=document, opened=opened)
-    student.set_backend(backend)
+    student.set_backend(options.backend)
     return student
 
 
-@in_words
-def build_folder(
-    spec: SpecLike,
-    source: str | os.PathLike[str] | None = None,
-    out: str | os.PathLike[str] | None = None,
-    *,
-    fresh: bool = False,
-    tokenizer: str | os.PathLike[str] | None = None,
-    overrides: Overrides = (),
-    revision: str | None = None,
-    dtype: DtypeLike | None = None,
-    seed: int = 0,
-    copy: bool = False,
-    hash_contents: bool = False,
-    force: bool = False,
-    dry_run: bool = False,
-    progress: bool | Progress | None = False,
-    lolcats: Reference | Sequence[Reference] = (),
-) -> BuildReport:
-    """The composed model as a folder that ``from_pretrained`` loads; it appears whole or not at all.
+@options_class
+class BuildOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
+    """Build a model: the source's weights, the spec's heads.
 
-    - out: left out, ``<spec>-<source>`` in the current folder.
-    - fresh: there is no source, and the spec has a trunk of its own.
-    - tokenizer: with ``fresh``, a folder or a model of the Hub whose tokenizer comes along.
-    - copy: write bytes of its own instead of links to the source's files.
-    - hash_contents: read linked files, too, so that every byte can be verified later.
-    - force: replace what stands there.
-    - dry_run: plan and check only.
-    - lolcats: LoLCATs' checkpoints (pickles of tensors) for this source: trained heads, and adapters, which are merged.
-    - progress: True shows a bar; a function is called with a file's name, its bytes so far, and all of its bytes.
-
-    Raises SpecError, SourceError or BuildError.
-
-        composer.build_folder("lawcat", "teacher", "lawcat-mine")
+    With --fresh there is no source: the spec also describes the trunk, and all weights are random. transformers loads the folder.
+    It appears whole or not at all.
     """
+
+    error: ClassVar[type[ComposerError]] = BuildError
+    example: ClassVar[str] = 'composer.build_folder("lawcat", "teacher", "lawcat-mine")'
+    out: Path | None = option(
+        "Output folder. Left out, SPEC-SOURCE or SPEC-fresh here.", default=None, converter=to_optional_path, kw_only=False, **OUT
+    )
+    copy: bool = option("Copy the source's weights. Left out, the folder links to them.", default=False)
+    hash_contents: bool = option(
+        "Also read large linked files, so that `verify` can check each byte of them later.", default=False, flags=("--hash",)
+    )
+    dry_run: bool = option("Show the plan, and write nothing.", default=False)
+    lolcats: tuple[str, ...] = option(
+        "LoLCATs checkpoint for SOURCE (model.pt): trained heads, and adapters, which are merged. May be repeated.",
+        default=(),
+        converter=to_references,
+        metavar="FILE",
+    )
+    progress: bool | Progress = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
+
+    def check(self) -> None:
+        _check_origin(self.source, self.fresh, self.revision)
+        if self.source is None and self.lolcats:
+            raise BuildError("--lolcats is for a model with a source: name the source with --from")
+        if self.source is not None and self.tokenizer is not None:
+            raise BuildError("--tokenizer is for a model that is built with --fresh: a source has its own tokenizer")
+
+
+@in_words
+def run_build(options: BuildOptions) -> BuildReport:
     from composer.weights.build import build_folder as write_folder
 
-    dtype = named_dtype(dtype, BuildError)
-    check_seed(seed, BuildError, least=LEAST_SEED)
-    source = _origin(source, fresh, revision)
-    loaded = load_spec(spec, overrides)
-    if source is None and several(lolcats):
-        raise BuildError("LoLCATs' checkpoints (--lolcats) stand on a model: name it with --from")
-    if source is None:
+    loaded, dtype = load_spec(options.spec, options.overrides), options.dtype
+    shared: dict[str, Any] = {
+        "spec_document": loaded.model_dump(mode="json", exclude_unset=True),
+        "dtype": dtype,
+        "seed": options.seed,
+        "force": options.force,
+        "dry_run": options.dry_run,
+    }
+    if options.source is None:
         from composer.weights.fresh import build_fresh_folder
         from composer.weights.tokenizer import open_tokenizer
 
-        with progress_callback(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
+        with progress_callback(options.progress, _written, "name", "bar", "bytes", "speed") as moved:
             return build_fresh_folder(
                 resolve_spec(loaded, None),
-                default_output(loaded.name, None) if out is None else out,
-                spec_document=loaded.model_dump(mode="json", exclude_unset=True),
-                dtype=dtype,
-                seed=seed,
-                tokenizer=None if tokenizer is None else open_tokenizer(tokenizer),
-                force=force,
-                dry_run=dry_run,
+                options.out or default_output(loaded.name, None),
+                tokenizer=None if options.tokenizer is None else open_tokenizer(options.tokenizer),
                 progress=moved,
+                **shared,
             )
-    if tokenizer is not None:
-        raise BuildError(
-            "a source brings its own tokenizer: leave `tokenizer` (--tokenizer) out, it is for what is built from nothing"
-        )
-    resolved = resolve_spec(loaded, dimensions(describe_model(source, revision).trunk))
-    opened = open_model(source, revision, dtype)
-    with progress_callback(progress or False, _written, "name", "bar", "bytes", "speed") as moved:
+    resolved = resolve_spec(loaded, dimensions(describe_model(options.source, options.revision).trunk))
+    opened = open_model(options.source, options.revision, dtype)
+    with progress_callback(options.progress, _written, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,
             opened,
-            default_output(loaded.name, opened) if out is None else out,
-            spec_document=loaded.model_dump(mode="json", exclude_unset=True),
-            dtype=dtype,
-            seed=seed,
-            copy=copy,
-            hash_contents=hash_contents,
-            force=force,
-            dry_run=dry_run,
+            options.out or default_output(loaded.name, opened),
+            copy=options.copy,
+            hash_contents=options.hash_contents,
             progress=moved,
-            lolcats=several(lolcats),
+            lolcats=options.lolcats,
+            **shared,
         )
 
 
-@in_words
-def explain(
-    spec: SpecLike,
-    source: str | os.PathLike[str] | None = None,
-    *,
-    overrides: Overrides = (),
-    revision: str | None = None,
-    sequence: TokenCount = 4096,
-    backend: str = AUTO,
-    device: str = "cpu",
-    dtype: DtypeLike | None = None,
-) -> Explanation:
-    """What the spec costs on this source, from its config alone: forms, parameters, state bytes, operations, compression.
+@options_class
+class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, Overriding, OfSource, OfSpec):
+    """Explain what a spec costs on a source, before it is built.
 
-    source: None takes what the spec says itself: its own trunk, the sizes that it was resolved for, or, of a built model, that one.
-    sequence: tokens at which states that grow, and the source's cache, are counted; ``"4k"`` is 4,096.
+    For each group of heads: parts, forms and why faster forms do not apply, fresh parameters, bytes of state for a row of a batch,
+    operations, and the compression against the source's KV cache. Only the source's config.json is read. A spec with its own trunk
+    needs no source, and is compared with softmax attention in that trunk.
     """
-    dtype = named_dtype(dtype, BuildError)
-    tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
-    loaded = load_spec(spec, overrides)
-    target = target_of(spec, loaded, source, revision=revision) or Target(TRUNK, None, "float32")
-    resolved = resolve_spec(loaded, target.size)
+
+    error: ClassVar[type[ComposerError]] = BuildError
+
+
+@in_words
+def run_explain(options: ExplainOptions) -> Explanation:
+    loaded = load_spec(options.spec, options.overrides)
+    target = target_of(options.spec, loaded, options.source, revision=options.revision) or Target(TRUNK, None, "float32")
     return explain_resolved(
-        resolved,
+        resolve_spec(loaded, target.size),
         on=target.on,
-        sequence=tokens,
-        backend=backend,
-        device=device_type(device),
-        dtype=dtype or target.dtype,
+        sequence=options.sequence,
+        backend=options.backend,
+        device=device_type(options.device),
+        dtype=options.dtype or target.dtype,
         windows=target.windows,
         rotations=target.rotations,
     )
+
+
+build = function_of(ModelOptions, run_build_in_memory, "build")
+build_folder = function_of(BuildOptions, run_build, "build_folder")
+explain = function_of(ExplainOptions, run_explain)
 
 
 @in_words
@@ -253,14 +256,11 @@ def _written(name: str, done: int, total: int) -> BarUpdate:
     return BarUpdate(f"writing {name}", done, total)
 
 
-def _origin(source: SourceLike | None, fresh: bool, revision: str | None) -> SourceLike | None:
-    """The source, or None with ``fresh``. Raises BuildError where the arguments contradict each other."""
+def _check_origin(source: object, fresh: bool, revision: str | None) -> None:
+    """Raise BuildError where options contradict each other."""
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
     if source is None and not fresh:
-        raise BuildError(
-            "nothing says what to build from: a source (--from SOURCE), or nothing (--fresh), with the spec's own trunk"
-        )
+        raise BuildError("nothing says what to build from: --from SOURCE, or --fresh, which takes the spec's own trunk")
     if fresh and revision is not None:
-        raise BuildError("a revision is for a source of the Hub, and there is none: leave it out")
-    return source
+        raise BuildError("--revision is for a source of the Hub, and --fresh has no source: leave one of them out")

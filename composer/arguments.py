@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Integral, Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, get_args
 
 from composer.errors import ComposerError, name_of
@@ -36,10 +35,6 @@ def several(said: Reference | Sequence[Reference] | None) -> tuple[str, ...]:
     )
 
 
-def path_of(said: Reference | None) -> Path | None:
-    return None if said is None else Path(said)
-
-
 def check_known(option: str, said: str, known: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
     """Raises ``refusal`` for a word that is not in ``known``."""
     known = list(known)
@@ -52,7 +47,7 @@ def named_dtype(said: object, refusal: type[ComposerError] = ComposerError) -> D
     if said is None:
         return None
     name = dtype_name(said)
-    check_known("--dtype", name, get_args(Dtype), refusal)
+    check_known("dtype", name, get_args(Dtype), refusal)
     return name
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 
 from composer.errors import ComposerError
@@ -19,63 +20,70 @@ LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
 
 
 def numbers_of(
-    said: Numbers | None,
+    value: Numbers | None,
     option: str,
-    refusal: type[ComposerError],
+    error_class: type[ComposerError],
     *,
     least: int | None = 1,
     most: int | None = None,
     thousands: bool = True,
 ) -> tuple[int, ...]:
-    """The numbers, in their order; in text ``k`` stands for 1,024, where ``thousands``. Raises ``refusal``."""
-    such = "512,4k, where 4k is 4,096" if thousands else "0,1,2"
-    if isinstance(said, str):
-        found: Iterable[object] = [_read(word.strip(), thousands=thousands) for word in said.split(",")]
+    """``read_numbers``, which raises ``error_class`` with the option's name."""
+    with named(option, error_class):
+        return read_numbers(value, least=least, most=most, thousands=thousands)
+
+
+@contextmanager
+def named(option: str, error_class: type[ComposerError]) -> Iterator[None]:
+    """For the block, raise ValueErrors as ``error_class``, with the option's name in front."""
+    try:
+        yield
+    except ValueError as error:
+        raise error_class(f"{option}: {error}") from None
+
+
+def whole_number(value: object, *, least: float | None = None, most: float | None = None, example: str = "") -> int:
+    """Return a whole number within bounds. Raises ValueError. example: of what may be written."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        such = f", such as {example}" if example else ""
+        raise ValueError(f"expected a whole number{_bound(None, least, None)}{such}, got {brief(value)}")
+    if bound := _bound(int(value), least, most):
+        raise ValueError(f"expected a whole number{bound}, got {int(value)}")
+    return int(value)
+
+
+def number_of(value: object, *, least: float | None = None, most: float | None = None) -> float:
+    """Return a number within bounds. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"expected a number{_bound(None, least, None)}, got {brief(value)}")
+    if bound := _bound(float(value), least, most):
+        raise ValueError(f"expected a number{bound}, got {float(value):g}")
+    return float(value)
+
+
+def read_numbers(
+    value: Numbers | None, *, least: int | None = 1, most: int | None = None, thousands: bool = True
+) -> tuple[int, ...]:
+    """Return the numbers, in their order; in text ``k`` stands for 1,024, where ``thousands``. Raises ValueError."""
+    if isinstance(value, str):
+        found: Iterable[object] = [_read(word.strip(), thousands=thousands) for word in value.split(",")]
     else:
-        found = () if said is None else said if isinstance(said, Sequence) else (said,)
-    return tuple(_whole(one, option, refusal, such, least, most) for one in found)
+        found = () if value is None else value if isinstance(value, Sequence) else (value,)
+    example = "512,4k, where 4k is 4,096" if thousands else "0,1,2"
+    return tuple(whole_number(one, least=least, most=most, example=example) for one in found)
 
 
-def tokens_of(said: TokenCount, option: str, refusal: type[ComposerError], least: int = 1) -> int:
-    """One number of tokens. Raises ``refusal``."""
-    found = _read(said.strip(), thousands=True) if isinstance(said, str) else said
-    return _whole(found, option, refusal, "4096, or 4k, which is the same", least, None)
+def read_tokens(value: TokenCount, *, least: int = 1) -> int:
+    """Return a number of tokens, of which ``"4k"`` is 4,096. Raises ValueError."""
+    found = _read(value.strip(), thousands=True) if isinstance(value, str) else value
+    return whole_number(found, least=least, example="4096 or 4k")
 
 
-def check_count(
-    option: str, said: object, refusal: type[ComposerError] = ComposerError, *, least: int = 1, most: int | None = None
-) -> None:
-    """Raises ``refusal`` where ``said`` is no whole number within these bounds."""
-    _whole(said, option, refusal, str(max(least, 1)), least, most)
-
-
-def check_seed(said: object, refusal: type[ComposerError] = ComposerError, *, least: int = 0) -> None:
-    """Raises ``refusal`` where ``said`` is no seed of a generator of random numbers."""
-    check_count("--seed", said, refusal, least=least, most=MOST_SEED)
-
-
-def check_range(
-    option: str, said: object, least: float, most: float | None = None, refusal: type[ComposerError] = ComposerError
-) -> None:
-    """Raises ``refusal`` where ``said`` is no number within these bounds."""
-    if isinstance(said, bool) or not isinstance(said, Real):
-        raise refusal(f"{option}: {brief(said)} is no number; expected such as {max(least, 1 if most is None else most):g}.")
-    _check_bounds(option, float(said), refusal, least, most)
-
-
-def _whole(said: object, option: str, refusal: type[ComposerError], such: str, least: int | None, most: int | None) -> int:
-    if isinstance(said, bool) or not isinstance(said, Integral):
-        raise refusal(f"{option}: {brief(said)} is no whole number; expected such as {such}.")
-    _check_bounds(option, int(said), refusal, least, most)
-    return int(said)
-
-
-def _check_bounds(option: str, said: float, refusal: type[ComposerError], least: float | None, most: float | None) -> None:
-    figure = str(said) if isinstance(said, int) else f"{said:g}"
-    if least is not None and not said >= least:  # so that NaN is refused, too
-        raise refusal(f"{option} {figure}: say at least {least:,}.")
-    if most is not None and said > most:
-        raise refusal(f"{option} {figure}: say at most {most:,}.")
+def _bound(value: float | None, least: float | None, most: float | None) -> str:
+    """Return the bound that a value exceeds in words, or an empty text. None and NaN are within no bounds."""
+    if least is not None and not (value is not None and value >= least):
+        return f" of at least {least:,}"
+    return f" of at most {most:,}" if most is not None and not (value is not None and value <= most) else ""
 
 
 def _read(word: str, *, thousands: bool) -> int | str:

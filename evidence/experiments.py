@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
-from composer.ablation.plan import Request
+from composer.ablation.options import Request
 
 TEACHER = "examples/teacher"
 SEEDS = (0, 1, 2)

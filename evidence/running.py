@@ -12,7 +12,8 @@ from pathlib import Path
 from composer.ablation.ablate import STEPS, run
 from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.identity import PACKAGES
-from composer.ablation.plan import AblationStep, Chain, Request, Variant, plan, read_variants
+from composer.ablation.options import Request
+from composer.ablation.plan import AblationStep, Chain, Variant, plan, read_variants
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import StartWorkers
 from composer.ablation.steps import found, model_of

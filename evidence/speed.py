@@ -63,7 +63,7 @@ def run_missing(work: Path, tell: Callable[[str], None], device: str = "cpu", ke
     for seed in missing:
         cells = [
             *bench(models, PREFILL, (), BenchOptions(repeats=3, seed=seed, device=device)).cells,
-            *bench(models, (), DECODE, BenchOptions(batches=BATCHES, seed=seed, device=device)).cells,
+            *bench(models, (), DECODE, BenchOptions(batch=BATCHES, seed=seed, device=device)).cells,
         ]
         for name in models:
             _keep(name, seed, [cell for cell in cells if cell.model == name], kept)

@@ -16,6 +16,8 @@ FLOORS = (
     {"spec"},
     {"drawing", "model", "numbers", "tasks"},
     {"arguments", "data", "weights"},
+    {"options"},
+    {"shared_options"},
     {"api", "registration"},
     {"evaluation", "training"},
     {"ablation", "benching", "inspection", "selection", "viewing"},

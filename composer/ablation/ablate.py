@@ -10,8 +10,9 @@ from pathlib import Path
 from composer.ablation.check import check_inputs, check_request
 from composer.ablation.figures import Figures
 from composer.ablation.models import costs_of, name_models
+from composer.ablation.options import Request
 from composer.ablation.pictures import draw_all
-from composer.ablation.plan import Chain, Request, plan, read_variants
+from composer.ablation.plan import Chain, plan, read_variants
 from composer.ablation.report import AblationReport, make_report
 from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
 from composer.ablation.steps import MARK

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.ablation.identity import tasks_of
-from composer.ablation.plan import Chain, Request, Variant
+from composer.ablation.options import Request
+from composer.ablation.plan import Chain, Variant
 from composer.ablation.steps import found
 from composer.api import resolve_spec
 from composer.data.packing import Packing
 from composer.errors import AblationError
 from composer.evaluation.arguments import read_lengths
 from composer.evaluation.lengths import check_texts
+from composer.options import converted
 from composer.spec.recipe import Recipe
 from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions
@@ -57,7 +59,7 @@ def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> Non
         return
     tokenizer = tokenizer_of(_tokenizer_folder(request))
     if missing & {"transfer", "compare", "finetune", "train"}:
-        options = TrainingOptions(data=request.data, held_out=request.held_out, share=request.share, seed=request.seeds[0])
+        options = converted(request, TrainingOptions, seed=request.seeds[0])
         kinds: set[tuple[int | None, Packing, int, int]] = {
             (variant.recipe.sequence, variant.recipe.rows, trunk.vocabulary_size, trunk.max_positions)
             for variant in variants

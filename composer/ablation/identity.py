@@ -11,13 +11,14 @@ from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
 from composer.evaluation.facts import named_files, task_facts
 from composer.evaluation.options import EvaluationOptions
 from composer.files import sha256
+from composer.options import converted
 from composer.training.folder import fingerprint
 from composer.versions import versions_of
 from composer.weights.sources import open_model, tokenizer_folder
 from converters.source import TOKENIZER, Source, small_files
 
 if TYPE_CHECKING:
-    from composer.ablation.plan import Request
+    from composer.ablation.options import Request
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft", "safetensors")
 
@@ -61,12 +62,7 @@ def tasks_of(request: Request) -> tuple[NamedTask, ...]:
     if not request.tasks:
         return ()
     read_lengths(request.lengths)
-    return read_tasks(request.tasks, EvaluationOptions(samples=request.samples, **files_for(request)))
-
-
-def files_for(request: Request) -> dict[str, Any]:
-    """Options of the evaluation that name files."""
-    return dict(request.files)
+    return read_tasks(request.tasks, converted(request, EvaluationOptions))
 
 
 def _tokenizer(folder: Path) -> dict[str, str]:

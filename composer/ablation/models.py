@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from composer.ablation.figures import FAILURE, Figures
-from composer.ablation.plan import MODELS, Chain, Request, Variant
+from composer.ablation.options import Request
+from composer.ablation.plan import MODELS, Chain, Variant
 from composer.ablation.steps import model_of
 from composer.api import resolve_spec
 from composer.spec.explain import Explanation, explain_resolved

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from composer.ablation.identity import common_to_all
-from composer.api import SpecLike, build_folder
+from composer.ablation.options import Request
+from composer.api import BuildOptions, SpecLike, run_build
 from composer.errors import AblationError
 from composer.spec.document import Spec
 from composer.spec.loading import variants_of
@@ -28,40 +29,6 @@ STAGES: tuple[StepKind, ...] = ("transfer", "finetune", "train")
 """Steps that train."""
 MODELS: tuple[StepKind, ...] = ("build", *STAGES)
 """Steps whose result is a model."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """The settings that all variants share.
-
-    - source: the model to build from; None builds each variant on its own trunk, from nothing.
-    - data, held_out, share: to train and compare on, as ``composer.data`` reads them.
-    - teacher: None takes the source.
-    - tasks, lengths, samples: to score on, as ``composer.evaluation`` reads them.
-    - files: options of tasks that name one (text, haystack, babi).
-    - seeds: each variant is built and trained with each of them.
-    - tokenizer: for models from nothing.
-    - device, autocast: as for training.
-    """
-
-    source: str | None
-    data: tuple[str, ...] = ()
-    held_out: tuple[str, ...] = ()
-    share: float = 0.05
-    teacher: str | None = None
-    tasks: tuple[str, ...] = ()
-    lengths: tuple[int, ...] = ()
-    samples: int = 100
-    seeds: tuple[int, ...] = (0,)
-    tokenizer: str | None = None
-    files: dict[str, Path] = field(default_factory=dict)
-    device: str = "cpu"
-    autocast: bool = False
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether there are rows to compare on."""
-        return bool(self.data) and bool(self.held_out or self.share)
 
 
 @dataclass(frozen=True)
@@ -154,21 +121,18 @@ def _variants(said: SpecLike, overrides: Overrides) -> Iterator[Variant]:
 
 
 def _chains(variant: Variant, request: Request, folder: Path, common: Mapping[str, Any]) -> Iterator[Chain]:
-    built = build_folder(
-        variant.spec,
-        request.source,
-        folder / "build",
-        fresh=request.source is None,
-        tokenizer=request.tokenizer,
-        force=True,
-        dry_run=True,
-    )
+    built = run_build(build_options(variant, request, folder / "build", dry_run=True))
     stages = stages_of(variant, request)
     check_held_out(stages, held_out=request.holds_out)
     if request.data and not stages and built.untrained:
         _refuse_untrained(variant, request, built.untrained)
     for seed in request.seeds:
         yield Chain(variant, seed, tuple(_steps(variant, seed, request, stages, built.spec_hash, common)))
+
+
+def build_options(variant: Variant, request: Request, out: Path, **more: Any) -> BuildOptions:
+    fresh = request.source is None
+    return BuildOptions(variant.spec, request.source, out, fresh=fresh, tokenizer=request.tokenizer, force=True, **more)
 
 
 def _refuse_untrained(variant: Variant, request: Request, untrained: Sequence[str]) -> None:
@@ -202,7 +166,7 @@ def _steps(
         return AblationStep(kind, _key(kind, told), last, variant, request, seed)
 
     data = {name: common[name] for name in ("data", "held_out", "teacher")}
-    data |= {"share": request.share, "seed": seed, "device": device, "autocast": request.autocast}
+    data |= {"share": request.share, "seed": seed, "device": device, "autocast": request.bfloat16}
     data |= {"sequence": recipe.sequence, "rows": recipe.rows}
     last = made("build", spec=meaning, seed=seed, source=common["source"], tokenizer=common["tokenizer"])
     yield last

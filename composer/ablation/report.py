@@ -12,7 +12,9 @@ from pydantic import Field
 
 from blocks.part import Closed
 from composer.ablation.figures import FAILURE, Figures
-from composer.ablation.plan import STAGES, Chain, Request, Variant
+from composer.ablation.options import Request
+from composer.ablation.plan import STAGES, Chain, Variant
+from composer.options import options_of
 from composer.spec.explain import Explanation
 from composer.tables import Readable, Table, View
 
@@ -121,12 +123,11 @@ def make_report(
     columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
     columns.sort(key=lambda column: get_args(ColumnKind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
-    said = vars(request) | {"files": {name: str(path) for name, path in request.files.items()}}
     told = [
         _variant(variant, [chain for chain in chains if chain.variant is variant], results, found, columns) for variant in variants
     ]
     return AblationReport(
-        request=_as_json(said),
+        request=json.loads(json.dumps({name: getattr(request, name) for name in options_of(Request)}, default=str)),
         columns=tuple(columns),
         variants=tuple(_placed(one, (models or {}).get(one.name, {}), costs.get(one.name)) for one in told),
         versions=dict(versions),

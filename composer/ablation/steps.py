@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.ablation.figures import FAILURE, REMEDY, WARNINGS, Figures, problem_of_figures, read_figures
-from composer.ablation.identity import files_for
-from composer.ablation.plan import MODELS, AblationStep, StepKind
-from composer.api import build_folder
+from composer.ablation.plan import MODELS, AblationStep, StepKind, build_options
+from composer.api import run_build
 from composer.devices import room
 from composer.errors import AblationError, ComposerError
 from composer.files import write_whole
 from composer.locks import beside, exclusive_lock
+from composer.options import converted
 from composer.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -71,17 +71,8 @@ def model_of(step: AblationStep | None, folder: Path) -> Path:
 
 
 def _build(step: AblationStep, folder: Path) -> Figures:
-    request = step.request
-    report = build_folder(
-        step.variant.spec,
-        request.source,
-        folder / step.name,
-        fresh=request.source is None,
-        tokenizer=request.tokenizer,
-        seed=step.seed,
-        force=True,
-    )
-    return {"spec_hash": report.spec_hash}
+    options = build_options(step.variant, step.request, folder / step.name, seed=step.seed)
+    return {"spec_hash": run_build(options).spec_hash}
 
 
 def _trained(step: AblationStep, folder: Path) -> Figures:
@@ -126,12 +117,8 @@ def _evaluate(step: AblationStep, folder: Path) -> Figures:
     from composer.evaluation import EvaluationOptions, evaluate
 
     request = step.request
-    report = evaluate(
-        {"student": model_of(step.after, folder)},
-        request.tasks,
-        request.lengths,
-        EvaluationOptions(samples=request.samples, out=folder / step.name, device=request.device, **files_for(request)),
-    )
+    options = converted(request, EvaluationOptions, out=folder / step.name)
+    report = evaluate({"student": model_of(step.after, folder)}, request.tasks, request.lengths, options)
     figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
     failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
     return figures | ({FAILURE: "; ".join(failed)} if failed else {})
@@ -140,17 +127,8 @@ def _evaluate(step: AblationStep, folder: Path) -> Figures:
 def _options(step: AblationStep) -> TrainingOptions:
     from composer.training.run import TrainingOptions
 
-    request = step.request
-    return TrainingOptions(
-        data=request.data,
-        held_out=request.held_out,
-        share=request.share,
-        held_out_rows=sys.maxsize,  # variants are compared by them, whatever their recipes
-        teacher=request.teacher,
-        seed=step.seed,
-        device=request.device,
-        autocast=request.autocast,
-    )
+    # Variants are compared by all held-out rows, whatever their recipes.
+    return converted(step.request, TrainingOptions, seed=step.seed, held_out_rows=sys.maxsize)
 
 
 RUN: dict[StepKind, Callable[[AblationStep, Path], Figures]] = {

@@ -7,14 +7,15 @@ import json
 from pathlib import Path
 
 from composer.ablation.figures import Figures
-from composer.ablation.identity import files_for, model_identity, tasks_of
-from composer.ablation.plan import Request
+from composer.ablation.identity import model_identity, tasks_of
+from composer.ablation.options import Request
 from composer.ablation.report import scores_in
 from composer.devices import room
 from composer.errors import ComposerError
 from composer.evaluation.facts import task_facts
 from composer.evaluation.runner import PACKAGES
 from composer.notices import inform
+from composer.options import converted
 from composer.versions import versions_of
 from composer.weights.sources import open_model
 
@@ -40,7 +41,7 @@ def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str
             "contents": {one.label: task_facts(one).files for one in tasks_of(request)},
         }
         out = steps / f"{TEACHER}-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
-        options = EvaluationOptions(samples=request.samples, out=out, device=request.device, **files_for(request))
+        options = converted(request, EvaluationOptions, out=out)
         if not (out / RESULTS).is_file():
             inform(f"Scoring the teacher, {reference}")
         with room(lambda: ComposerError(f"out of memory on {request.device}")):

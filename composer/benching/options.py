@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from composer.errors import BenchError
-from composer.graph.lowering import AUTO
-from composer.numbers import check_count, check_seed, numbers_of
-from converters.trunk import Dtype
+from composer.errors import BenchError, ComposerError
+from composer.numbers import numbers_of
+from composer.options import option, options_class
+from composer.shared_options import (
+    OUT,
+    InDtype,
+    OnDevice,
+    OnGraph,
+    Replacing,
+    Seeded,
+    WithBackend,
+    to_numbers,
+    to_optional_path,
+)
 
 REPEATS, STEPS = 5, 32
 LARGEST = 2**31
@@ -25,38 +36,28 @@ class BenchProgress:
     total: int
 
 
-@dataclass(frozen=True)
-class BenchOptions:
-    """How models are timed.
+@options_class
+class TimingOptions(Replacing, OnGraph, WithBackend, InDtype, OnDevice, Seeded):
+    """Options of every bench."""
 
-    - batches: rows that go through a model together.
-    - repeats: passes over each prompt that are timed.
-    - steps: tokens that are decoded and timed at each position.
-    - seed: of the tokens.
-    - threads: of the CPU.
-    - device: where the models run.
-    - dtype: of all weights; None leaves them as they are.
-    - backend: which forms run the heads of built models.
-    - graph: on a GPU, built models decode by a step that is recorded once, as a CUDA graph, and replayed.
-    - memory: on a CPU, measure peak memory, too, in a process of its own for each model; on a GPU it is always measured.
-    - out: the folder of the report; None writes nothing.
-    - force: replace the bench in `out`.
-    - watch: called with the progress.
-    """
+    error: ClassVar[type[ComposerError]] = BenchError
+    batch: tuple[int, ...] = option("Rows of a batch, one number or several.", default=1, converter=to_numbers(), metavar="N,…")
+    repeats: int = option("Timed passes over each prompt.", default=REPEATS, least=1)
+    steps: int = option("Timed tokens at each position.", default=STEPS, least=1)
+    threads: int = option("Threads of the CPU.", default=1, least=1)
+    memory: bool = option(
+        "On a CPU, also measure peak memory, each model in a process of its own. On a GPU it is always measured.", default=False
+    )
+    out: Path | None = option(
+        "Folder for the report, tables and plots. Left out, nothing is written.", default=None, converter=to_optional_path, **OUT
+    )
 
-    batches: Sequence[int] = (1,)
-    repeats: int = REPEATS
-    steps: int = STEPS
-    seed: int = 0
-    threads: int = 1
-    device: str = "cpu"
-    dtype: Dtype | None = None
-    backend: str = AUTO
-    graph: bool = True
-    memory: bool = False
-    out: Path | None = None
-    force: bool = False
-    watch: Callable[[BenchProgress], None] | None = None
+
+@options_class
+class BenchOptions(TimingOptions):
+    """All options of a bench, beside models and lengths."""
+
+    watch: Callable[[BenchProgress], None] | None = option("Called with the progress.", default=None, is_checked=False)
 
 
 def ordered(numbers: Sequence[int], option: str) -> tuple[int, ...]:
@@ -64,13 +65,10 @@ def ordered(numbers: Sequence[int], option: str) -> tuple[int, ...]:
     return tuple(sorted(set(numbers_of(numbers, option, BenchError, most=LARGEST))))
 
 
-def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: BenchOptions) -> tuple[tuple[int, ...], ...]:
+def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: TimingOptions) -> tuple[tuple[int, ...], ...]:
     """Lengths, positions and batches in order. Raises BenchError."""
     if not prefill and not decode:
         raise BenchError("Nothing says what to time: prompts, such as --prefill 1k,4k, or positions, such as --decode 512,4k.")
-    if not options.batches:
+    if not options.batch:
         raise BenchError("--batch says nothing: give a number of rows, or leave it out for one.")
-    for name, number in (("--repeats", options.repeats), ("--steps", options.steps), ("--threads", options.threads)):
-        check_count(name, number, BenchError)
-    check_seed(options.seed, BenchError)
-    return ordered(prefill, "--prefill"), ordered(decode, "--decode"), ordered(options.batches, "--batch")
+    return ordered(prefill, "--prefill"), ordered(decode, "--decode"), ordered(options.batch, "--batch")

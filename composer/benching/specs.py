@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from composer.api import build_folder
+from composer.api import BuildOptions, run_build
 from composer.errors import BenchError
 from composer.spec.loading import load_spec, names_a_spec
 
@@ -33,12 +33,12 @@ def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Ma
             spec = load_spec(one)
             if source is None and spec.trunk is None:
                 raise BenchError(
-                    f"{one} is a spec, and models are timed. Name one beside it, for it to be built on (compose bench SOURCE {one} "
-                    f"…), or build it: compose build {one} --from SOURCE"
+                    f"{one} is a spec, and models are timed. Name one beside it, for it to be built on (`compose bench SOURCE "
+                    f"{one} …`), or build it: `compose build {one} --from SOURCE`"
                 )
             out = Path(folder) / str(number) / spec.name
             fresh = spec.trunk is not None
-            build_folder(spec, None if fresh else source, out, fresh=fresh, seed=seed)
+            run_build(BuildOptions(spec, None if fresh else source, out, fresh=fresh, seed=seed))
             paths.append(str(out))
             said[str(out)] = f"the spec {one}" if fresh else f"the spec {one} on {source}"
         yield tuple(paths), said

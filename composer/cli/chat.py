@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Annotated
 
 import typer
 
-import composer
-from composer.cli.options import Backend, Graph, RunsOn, System, Temperature, TopP
+from composer.cli.derived import Screen, command
 from composer.cli.screen import print_document, print_mistake, say
+from composer.commands import chatting
+from composer.commands.chatting import ChatOptions
 from composer.errors import ComposerError
-from composer.graph.lowering import AUTO
 
 HELP = "Each line is a turn. /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
-def chat(
-    model: Annotated[str, typer.Argument(help="A model with a chat template: a folder, built or not, or OWNER/NAME of the Hub.")],
-    system: System = None,
-    max_new_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of an answer at most; 1k is 1,024.")] = "512",
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    device: RunsOn = "cpu",
-    backend: Backend = AUTO,
-    graph: Graph = True,
-) -> None:
-    """Talk with a model: each line is a turn."""
-    talk = composer.chat(
-        model,
-        system=system,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        device=device,
-        backend=backend,
-        graph=graph,
-    )
+@command(ChatOptions)
+def chat(options: ChatOptions, screen: Screen) -> None:
+    talk = chatting.run_chat(options)
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         say(HELP, err=True)

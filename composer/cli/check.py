@@ -2,64 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
 
 import typer
 
-import composer
-from composer.cli.options import Json, MaybeFrom, Revision, Set, complete_spec
+from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_table, say
+from composer.commands import specs
+from composer.commands.specs import CheckOptions, CheckReport
 from composer.errors import ComposerError, mistakes_of
 
-if TYPE_CHECKING:
-    from composer.commands.specs import CheckReport
-
 MISTAKE = 2
-SPECS = "YAML files, names of shipped specs, or folders of built models."
 
 
-def check(
-    specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=complete_spec)],
-    source: MaybeFrom = None,
-    settings: Set = None,
-    revision: Revision = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print mistakes alone.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Check specs: every mistake, with its file, line and column.
-
-    Of a sweep, every variant. With --from they are resolved against that source, too: its sizes and its number of layers and
-    heads; a spec with a trunk of its own is resolved on that.
-    """
+@command(CheckOptions, "quiet", "as_json")
+def check(options: CheckOptions, screen: Screen) -> None:
     try:
-        found = composer.check(specs, source, overrides=settings or (), revision=revision)
+        report = specs.run_check(options)
     except ComposerError as error:
-        if not as_json:
+        if not screen.as_json:
             raise
-        found = without_source(composer.check(specs, overrides=settings or ()), error)
+        report = without_source(specs.run_check(replace(options, source=None, revision=None)), error)
         say(str(error), err=True)
-    if as_json:
-        print_json([answer.model_dump(mode="json") for answer in found.answers])
+    if screen.as_json:
+        print_json([answer.model_dump(mode="json") for answer in report.answers])
     else:
-        _print(found, quiet=quiet)
-    if not found.ok:
+        _print(report, quiet=screen.quiet)
+    if not report.ok:
         raise typer.Exit(MISTAKE)
 
 
-def without_source(found: CheckReport, error: ComposerError) -> CheckReport:
-    """The report on specs whose source cannot be read: each has that mistake, beside its own."""
-    return found.model_copy(
+def without_source(report: CheckReport, error: ComposerError) -> CheckReport:
+    """Add the mistake that the source cannot be read to each spec of a report."""
+    return report.model_copy(
         update={
             "answers": tuple(
                 one.model_copy(update={"ok": False, "says": "", "hash": None, "mistakes": (*one.mistakes, *mistakes_of(error))})
-                for one in found.answers
+                for one in report.answers
             )
         }
     )
 
 
-def _print(found: CheckReport, *, quiet: bool) -> None:
-    if (rows := found.rows()) and not quiet:
+def _print(report: CheckReport, *, quiet: bool) -> None:
+    if (rows := report.rows()) and not quiet:
         print_table(rows, indent=0, wrap=False)
-    for line in found.mistakes if quiet else found.summary():
-        say(line, err=not found.ok)
+    for line in report.mistakes if quiet else report.summary():
+        say(line, err=not report.ok)

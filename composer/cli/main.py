@@ -16,23 +16,20 @@ from composer.cli.build import build
 from composer.cli.chat import chat
 from composer.cli.check import check
 from composer.cli.diff import diff
-from composer.cli.distill import distill
+from composer.cli.distill import distill, merge, train
 from composer.cli.draw import draw
 from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.generate import generate
 from composer.cli.inspect import inspect
 from composer.cli.logits import logits
-from composer.cli.merge import merge
-from composer.cli.new import new
+from composer.cli.new import new, schema
 from composer.cli.parts import parts
 from composer.cli.sample import sample
-from composer.cli.schema import schema
 from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
 from composer.cli.select import select
 from composer.cli.show import show
 from composer.cli.tasks import tasks
-from composer.cli.train import train
 from composer.cli.verify import verify
 from composer.cli.view import view
 from composer.errors import ComposerError, Mistake, OutputError, Stopped, system_message
@@ -82,9 +79,9 @@ class Commands(TyperGroup):
 
 
 def _escape_refusal(error: Any) -> None:
-    """Escape the message of one of click's own errors, which click prints."""
+    """Escape the message of one of click's own errors, which click prints, and drop pydantic's prefix."""
     if hasattr(error, "format_message"):
-        error.message = escape_message(error.message)
+        error.message = escape_message(error.message).removeprefix("Value error, ")
 
 
 def _say_where_sources_stand(error: Any) -> None:
@@ -147,7 +144,7 @@ COMMANDS = (
     view,
 )
 for command in COMMANDS:
-    app.command("eval" if command is evaluate else None)(command)
+    app.command(command.name)(command.callback)
 
 
 def main() -> None:

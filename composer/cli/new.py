@@ -1,19 +1,19 @@
-"""``compose new``."""
+"""``compose new`` and ``compose schema``."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-import composer
-from composer.cli.screen import say
+from composer.cli.derived import Screen, command
+from composer.cli.screen import print_json, say
+from composer.commands import starting
+from composer.commands.starting import NewOptions, SchemaOptions
 
 
-def new(
-    name: Annotated[str, typer.Argument(help="The new spec is NAME.yaml; NAME may be a path.")],
-    like: Annotated[str | None, typer.Option(metavar="SPEC", help="Start from a copy of this spec or built model.")] = None,
-) -> None:
-    """Write a commented spec to start from."""
-    path = composer.new(name, like)
+@command(NewOptions)
+def new(options: NewOptions, screen: Screen) -> None:
+    path = starting.run_new(options)
     say(f"Wrote {path}. Next: compose check {path}")
+
+
+@command(SchemaOptions)
+def schema(options: SchemaOptions, screen: Screen) -> None:
+    print_json(starting.run_schema(options))

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-import composer
-from composer.cli.options import Json
+from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, say
+from composer.commands import parts as catalogue
+from composer.commands.parts import PartFacts, PartsOptions
 
-if TYPE_CHECKING:
-    from composer.commands.parts import PartFacts
 
-
-def parts(
-    name: Annotated[str | None, typer.Argument(help="A kind, or a role, to describe in full.")] = None,
-    as_json: Json = False,
-) -> None:
-    """List the parts that a head is made of, and their equations.
-
-    Of a part or a role that is named: description, source and fields, too.
-    """
-    found = composer.parts(name)
-    if as_json:
-        print_json([part.model_dump(mode="json") for part in found.parts])
-    elif name is None:
-        _print_list(found.parts)
+@command(PartsOptions, "as_json")
+def parts(options: PartsOptions, screen: Screen) -> None:
+    report = catalogue.run_parts(options)
+    if screen.as_json:
+        print_json([part.model_dump(mode="json") for part in report.parts])
+    elif options.name is None:
+        _print_list(report.parts)
         say("\nFields, defaults and sources of one: compose parts NAME")
     else:
-        for index, part in enumerate(found.parts):
+        for index, part in enumerate(report.parts):
             if index:
                 say()
             _print_part(part)

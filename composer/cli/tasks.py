@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-import composer
-from composer.cli.options import Json
+from composer.cli.derived import Screen, command
 from composer.cli.screen import heading, print_json, print_table, say
+from composer.commands import tasks as catalogue
+from composer.commands.tasks import TaskFacts, TasksOptions
 from composer.evaluation.arguments import FILES, SHARED_OPTIONS
-
-if TYPE_CHECKING:
-    from composer.commands.tasks import TaskFacts
 
 SCORED = {
     "written": "by what the model writes after the prompt",
@@ -22,18 +17,12 @@ SCORED = {
 }
 
 
-def tasks(
-    name: Annotated[str | None, typer.Argument(metavar="[TASK]", help="A task to describe in full.")] = None,
-    as_json: Json = False,
-) -> None:
-    """List the tasks to train and to score on, each with its options.
-
-    Options stand behind a task's name: `--tasks passkey,depth=0.5,recall,pairs=16` are two.
-    """
-    report = composer.known_tasks(name)
-    if as_json:
+@command(TasksOptions, "as_json")
+def tasks(options: TasksOptions, screen: Screen) -> None:
+    report = catalogue.run_known_tasks(options)
+    if screen.as_json:
         print_json([one.model_dump(mode="json") for one in report.tasks])
-    elif name is None:
+    elif options.name is None:
         (table,) = report.view().tables
         print_table(table.rows, headers=table.headers)
         say("\nOptions, defaults and source of one: compose tasks TASK")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from composer.ablation.options import Request
 from composer.api import SpecLike, specs_of
-from composer.arguments import Reference, several
-from composer.data.loading import SHARE, check_references
+from composer.data.loading import check_references
 from composer.devices import check_device
 from composer.errors import AblationError, in_words
-from composer.evaluation.options import SHORTEST
-from composer.numbers import MOST_SEED, Numbers, check_count, numbers_of
+from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.spec.overrides import Overrides
+from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, to_path
 
 if TYPE_CHECKING:
     from composer.ablation.figures import Figures
@@ -24,81 +23,60 @@ if TYPE_CHECKING:
     from composer.ablation.runner import OnStep, StartWorkers
 
 
-@in_words
-def ablate(
-    specs: SpecLike | Sequence[SpecLike],
-    source: Reference | None = None,
-    *,
-    out: Reference,
-    fresh: bool = False,
-    tokenizer: Reference | None = None,
-    data: str | Sequence[str] = (),
-    held_out: str | Sequence[str] = (),
-    share: float = SHARE,
-    teacher: Reference | None = None,
-    tasks: str | Sequence[str] = (),
-    lengths: Numbers = (),
-    samples: int = 100,
-    seeds: Numbers = 0,
-    text: Reference | None = None,
-    haystack: Reference | None = None,
-    babi: Reference | None = None,
-    overrides: Overrides = (),
-    device: str = "cpu",
-    bfloat16: bool = False,
-    jobs: int | None = 1,
-    ray: str | None = None,
-    progress: bool | OnStep = False,
-) -> AblationReport:
-    """Builds, trains and scores every variant of sweeps, with each seed; the same call continues what was stopped.
+@options_class
+class OfSweeps:
+    specs: SpecLike | Sequence[SpecLike] = argument(
+        "Sweeps, for all of their variants, or single specs.", is_checked=False, metavar="SPEC", kind=list[str]
+    )
 
-    - specs: sweeps, for all of their variants; single specs, too. One, or several.
-    - source: the model to build from; or, with ``fresh``, none, where ``tokenizer`` names a model whose tokenizer to take.
-    - out: the folder of the ablation, with ``report.json``, ``table.md`` and ``plot.png``.
-    - data, held_out, share, teacher: to train on, as ``distil`` has them. tasks, lengths, samples, text, haystack, babi: to score
-      on, as ``evaluate`` has them.
-    - seeds: one, several, or such as ``"0,1,2"``.
-    - jobs: steps at a time; 1 runs them in this process, ``None`` one for each core, or one on a GPU. Processes import the program
-      that starts them, so a script that asks for several needs ``if __name__ == "__main__":``.
-    - ray: the address of a Ray cluster to run on instead.
-    - progress: ``True`` shows a bar; or what is to be called as each step ends.
 
-    Raises ComposerError before the first step; a step that fails later says why in the report.
+@options_class
+class AblateOptions(Overriding, FreshOrNot, Request, OfSweeps):
+    """Build, train and score every variant of a sweep.
 
-        composer.ablate("sweep.yaml", "teacher", out="ablation", tasks="mqar,pairs=4", lengths=128)
+    Each step is named by everything that decides its result, and runs once: variants that begin alike share their first steps, and
+    the same call again continues an interrupted ablation. If a variant fails, the others still run, the report has the reason, and
+    the exit code is 1.
     """
-    if (source is None) != fresh:
-        both = " One of the two, not both." if fresh else ""
-        raise AblationError(f"Say what to build from: --from SOURCE, or --fresh for specs with a trunk of their own.{both}")
-    if ray is not None and jobs != 1:
-        raise AblationError("--jobs is for this machine; Ray has a count of its own: leave one of them out.")
-    if jobs is not None:
-        check_count("--jobs", jobs, AblationError)
-    check_count("--samples", samples, AblationError)
-    check_references((*several(data), *several(held_out)))
-    named: Mapping[str, Reference | None] = {"text": text, "haystack": haystack, "babi": babi}
+
+    example: ClassVar[str] = 'composer.ablate("sweep.yaml", "teacher", out="ablation", tasks="mqar,pairs=4", lengths=128)'
+    out: Path = option("Folder of the ablation. The same call continues it.", converter=to_path, **OUT)
+    jobs: int | None = option(
+        "Steps at a time. On the command line, left out: one for each core, or one on a GPU. In Python, None: one for each core, "
+        "or one on a GPU; other processes import the main program, so a script needs `if __name__ == '__main__':`.",
+        default=1,
+        command_default=None,
+        least=1,
+    )
+    ray: str | None = option(
+        "Run on a Ray cluster: its address, auto, or local to start a cluster here.", default=None, metavar="ADDRESS"
+    )
+    progress: bool | OnStep = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
+
+    def check(self) -> None:
+        if (self.source is None) != self.fresh:
+            both = " One of the two, not both." if self.fresh else ""
+            raise AblationError(f"Say what to build from: --from SOURCE, or --fresh for specs with a trunk of their own.{both}")
+        if self.source is not None and self.tokenizer is not None:
+            raise AblationError("--tokenizer is for models that are built with --fresh: a source has its own tokenizer")
+        if self.ray is not None and self.jobs not in (1, None):
+            raise AblationError("--jobs is for this machine; Ray has a count of its own: leave one of them out.")
+
+
+@in_words
+def run_ablate(options: AblateOptions) -> AblationReport:
+    check_references((*options.data, *options.held_out))
     with silent_transformers("error"):
         from composer.ablation.ablate import ablate as run
-        from composer.ablation.plan import Request
 
-        request = Request(
-            source=None if source is None else str(source),
-            data=several(data),
-            held_out=several(held_out),
-            share=share,
-            teacher=None if teacher is None else str(teacher),
-            tasks=several(tasks),
-            lengths=tuple(dict.fromkeys(numbers_of(lengths, "--lengths", AblationError, least=SHORTEST))),
-            samples=samples,
-            seeds=tuple(dict.fromkeys(numbers_of(seeds, "--seeds", AblationError, least=0, most=MOST_SEED, thousands=False))),
-            tokenizer=None if tokenizer is None else str(tokenizer),
-            files={name: Path(path) for name, path in named.items() if path is not None},
-            device=device,
-            autocast=bfloat16,
-        )
-        workers = _workers(jobs, ray, device)
-        with progress_callback(progress, bar_of, "bar", "count", "elapsed", "text") as tell:
-            return run(specs_of(specs), request, Path(out), overrides=overrides, workers=workers, tell=tell)
+        lengths, seeds = tuple(dict.fromkeys(options.lengths)), tuple(dict.fromkeys(options.seeds))
+        request = converted(options, Request, lengths=lengths, seeds=seeds)
+        workers = _workers(options.jobs, options.ray, options.device)
+        with progress_callback(options.progress, bar_of, "bar", "count", "elapsed", "text") as tell:
+            return run(specs_of(options.specs), request, options.out, overrides=options.overrides, workers=workers, tell=tell)
+
+
+ablate = function_of(AblateOptions, run_ablate)
 
 
 def _workers(jobs: int | None, ray: str | None, device: str) -> StartWorkers:

@@ -6,12 +6,10 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from blocks.part import Closed
-from composer.arguments import Reference
 from composer.commands.writers import (
-    check_drawing,
     drawing_options,
     load_writer,
     no_room,
@@ -21,10 +19,11 @@ from composer.commands.writers import (
 from composer.data.chat import Message, ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, in_words
-from composer.graph.lowering import AUTO
 from composer.notices import warn_user
-from composer.numbers import MOST_SEED, TokenCount, tokens_of
+from composer.numbers import MOST_SEED
+from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
+from composer.shared_options import SYSTEM, OfAnyModel, OnDevice, OnGraph, Sampling, WithBackend, to_tokens
 from composer.tables import Readable, View
 from composer.weights.sources import describe_model
 from converters.bounded import brief, is_text
@@ -211,41 +210,35 @@ class _Writer:
             self.on_text(new)
 
 
-@in_words
-def chat(
-    model: Reference,
-    *,
-    system: str | None = None,
-    max_new_tokens: TokenCount = 512,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    device: str = "cpu",
-    backend: str = AUTO,
-    graph: bool = True,
-) -> Chat:
-    """Begin a conversation with a model, in its chat template.
+@options_class
+class ChatOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
+    """Talk with a model in its chat template: each line is a turn.
 
-    - model, temperature, top_p, graph: as ``generate`` has them.
-    - system: the text of the system's turn, which precedes all others.
-    - max_new_tokens: of an answer, at most.
-    - seed: of the first answer; each further answer has one of its own.
-
-    The model's cache is kept between turns, so that of a turn only new tokens are read. Raises ComposerError.
-
-        talk = composer.chat("mine")
-        print(talk.say("Who was Ada Lovelace?").text)
+    The model's cache is kept between turns, so that only new tokens are read. The seed is that of the first answer; each further
+    answer has its own.
     """
-    most = tokens_of(max_new_tokens, "--max-new-tokens", ComposerError)
-    check_drawing(temperature, top_p, seed)
+
+    example: ClassVar[str] = 'composer.chat("mine").say("Who was Ada Lovelace?").text'
+    system: str | None = option(SYSTEM, default=None, metavar="TEXT")
+    max_new_tokens: int = option(
+        "Largest number of tokens of an answer. 1k is 1,024.", default=512, converter=to_tokens(), metavar="N"
+    )
+
+
+@in_words
+def run_chat(options: ChatOptions) -> Chat:
+    model, device = options.model, options.device
     described = describe_model(model)  # report mistakes before imports that take seconds
     check_device(device)
     with room_for(f"on {device}", "Use a smaller model."), silent_transformers("error"):
         from composer.model.generation import keep_tokens_alone
 
-        loaded, folder = load_writer(str(model), device, backend, built=described.is_composed)
-        drawing: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed}
-        talk = Chat(str(model), loaded, folder, described.trunk, system=system, most=most, **drawing)
+        loaded, folder = load_writer(model, device, options.backend, built=described.is_composed)
+        drawing: dict[str, Any] = {name: getattr(options, name) for name in ("temperature", "top_p", "seed")}
+        talk = Chat(model, loaded, folder, described.trunk, system=options.system, most=options.max_new_tokens, **drawing)
         keep_tokens_alone(loaded)
-        loaded.use_graph = graph
+        loaded.use_graph = options.graph
     return talk
+
+
+chat = function_of(ChatOptions, run_chat)

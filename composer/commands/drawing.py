@@ -5,56 +5,73 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from composer.api import SpecLike, load_spec
-from composer.arguments import DtypeLike, Reference, named_dtype
+from composer.arguments import Reference
 from composer.drawing.beside import beside
 from composer.drawing.picture import Picture, check_name, picture
 from composer.errors import BuildError, ComposerError, in_words
 from composer.files import failing_as, write_whole
-from composer.numbers import TokenCount, tokens_of
+from composer.options import argument, function_of, option, options_class
+from composer.shared_options import (
+    SPEC,
+    CountedAt,
+    InDtype,
+    OfSource,
+    Overriding,
+    Replacing,
+    complete_spec,
+    to_optional_path,
+)
 from composer.spec.document import Spec
-from composer.spec.overrides import Overrides
 from composer.weights.picture_subject import of_model, on_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@in_words
-def draw(
-    spec: SpecLike | PreTrainedModel,
-    source: Reference | None = None,
-    *,
-    overrides: Overrides = (),
-    revision: str | None = None,
-    sequence: TokenCount = 4096,
-    dtype: DtypeLike | None = None,
-    out: str | os.PathLike[str] | None = None,
-    force: bool = False,
-) -> Picture:
-    """A picture of the spec, as SVG: the graph of each head and the map of layers. Of a model that was built, its own spec's.
+@options_class
+class OfSpecOrModel:
+    spec: SpecLike | PreTrainedModel = argument(
+        f"{SPEC} In Python, also a model in memory.", is_checked=False, complete=complete_spec
+    )
 
-    spec: a model, in memory or a folder, too. source: whose sizes it is drawn on; None takes those of the spec's own trunk, those
-    that it was resolved for, or, where it has neither, of Llama-3.2-1B. sequence: tokens at which a state that grows is counted
-    (``"4k"`` is 4,096). dtype: that states are counted in; left out, the source's own, or float32. out: an .svg file that it is
-    written to, too; force: replaces what is there. Raises ComposerError.
 
-        composer.draw("lola", "teacher").save("lola.svg")
+@options_class
+class DrawOptions(Replacing, InDtype, CountedAt, Overriding, OfSource, OfSpecOrModel):
+    """Draw a spec, or a built model, as SVG.
+
+    The picture has the graph of each head, with the bytes of its memories, and the map of layers. Without --from, it has the sizes
+    of the spec's own trunk or, if there is none, of Llama-3.2-1B. Only the source's config.json is read.
     """
-    dtype = named_dtype(dtype, BuildError)
-    check_file(out, force=force)
-    tokens = tokens_of(sequence, "sequence (--seq)", BuildError)
-    given = of_model(spec)
-    if given is None:
-        given = on_source(load_spec(cast("SpecLike", spec), overrides), source, revision)
-    elif source is not None or overrides or revision is not None:
+
+    error: ClassVar[type[ComposerError]] = BuildError
+    example: ClassVar[str] = 'composer.draw("lola", "teacher").save("lola.svg")'
+    out: Path | None = option(
+        "An .svg file. Left out, the command prints the picture.",
+        default=None,
+        converter=to_optional_path,
+        flags=("-o", "--out"),
+        metavar="FILE",
+    )
+
+
+@in_words
+def run_draw(options: DrawOptions) -> Picture:
+    check_file(options.out, force=options.force)
+    subject = of_model(options.spec)
+    if subject is None:
+        subject = on_source(load_spec(cast("SpecLike", options.spec), options.overrides), options.source, options.revision)
+    elif options.source is not None or options.overrides or options.revision is not None:
         raise BuildError("a model is drawn as it is: leave its source, overrides and revision out, or name its spec instead")
-    found = picture(given.resolved, on=given.on, sequence=tokens, dtype=dtype or given.dtype)
-    if out is not None:
-        _write(found, Path(out), force=force)
-    return found
+    drawn = picture(subject.resolved, on=subject.on, sequence=options.sequence, dtype=options.dtype or subject.dtype)
+    if options.out is not None:
+        _write(drawn, options.out, force=options.force)
+    return drawn
+
+
+draw = function_of(DrawOptions, run_draw)
 
 
 def draw_beside(specs: Sequence[Spec], source: Reference | None, revision: str | None, out: str | Path, *, force: bool) -> Picture:

@@ -2,86 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.arguments import Reference, path_of
+from composer.arguments import Reference
 from composer.devices import room_for
 from composer.errors import InspectionError, in_words
-from composer.evaluation.options import SHORTEST
-from composer.graph.lowering import AUTO
-from composer.inspection.options import LENGTH, ONE_TEXT, QUERIES, InspectOptions
-from composer.numbers import Numbers, numbers_of
+from composer.inspection.options import InspectOptions
+from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.shared_options import PROGRESS
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings
     from composer.model.modeling import ComposedForCausalLM
-    from composer.tasks.base import Task
+
+
+@options_class
+class InspectCommandOptions(InspectOptions):
+    """Inspect a model: what heads attend to, what states know.
+
+    The report also shows which memory answers, how fast gates forget, and how similar each layer is to the teacher's. With OUT, it
+    is a page (report.html), and pictures with the numbers behind them. Without OUT, it is a table.
+    """
+
+    example: ClassVar[str] = 'composer.inspect("lawcat-mine", tasks="passkey,depth=0.5", length="1k", out="inside")'
+    model: Reference | ComposedForCausalLM = argument(
+        "A built or distilled folder, or a source, which is inspected with softmax attention. In Python, also a composed model in "
+        "memory.",
+        is_checked=False,
+        metavar="MODEL",
+    )
+    tokenizer: Any = option("Tokenizer of a model in memory.", default=None, is_checked=False, is_hidden=True)
+    progress: bool | Callable[[str], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
 @in_words
-def inspect(
-    model: Reference | ComposedForCausalLM,
-    *,
-    text: str | None = None,
-    tasks: str | Task | Sequence[str | Task] | None = None,
-    length: Numbers = LENGTH,
-    layers: Numbers | None = None,
-    queries: int = QUERIES,
-    teacher: Reference | None = None,
-    alone: bool = False,
-    seed: int = 0,
-    tokenizer: Any = None,
-    device: str = "cpu",
-    backend: str = AUTO,
-    out: Reference | None = None,
-    force: bool = False,
-    progress: bool | Callable[[str], None] = False,
-) -> Findings:
-    """Looks into a model on one text, beside its teacher.
-
-    - model: a built or distilled folder; what one can be built from, with softmax in all of its heads then; or a composed model in
-      memory, which needs its ``tokenizer``.
-    - text: one of your own; or tasks: one that writes it, options behind it (``"passkey,depth=0.5"``); left out, ``"passkey"``.
-    - length: tokens of the text at most: one number, since pictures have a column for each token of one text.
-    - layers: those to look at, from 0, or from -1 backwards; ``None``: all.
-    - queries: so many tokens, evenly spread, are asked what they attend to, those before an answer always.
-    - teacher: what to compare with; left out, the source of a student. alone: compare with nothing.
-    - out: a folder for a page, pictures and numbers; ``None`` writes nothing. force: replace the report that is there.
-    - progress: ``True`` shows a bar; or what is to be called with the name of each group of heads.
-
-    Returns all numbers, which pictures are drawn from. Raises ComposerError.
-
-        composer.inspect("lawcat-mine", tasks="passkey,depth=0.5", length="1k", out="inside")
-    """
-    lengths = numbers_of(length, "--length", InspectionError, least=SHORTEST)
-    if len(lengths) != 1:
-        said = ", ".join(map(str, lengths)) or "nothing"
-        raise InspectionError(f"--length: {said}; a model is looked at on {ONE_TEXT}: say one number of tokens.")
-    options = InspectOptions(
-        tasks=() if tasks is None else tuple(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else (tasks,),
-        text=text,
-        length=lengths[0],
-        seed=seed,
-        layers=layers_of(layers),
-        queries=queries,
-        teacher=None if teacher is None else str(teacher),
-        alone=alone,
-        device=device,
-        backend=backend,
-        out=path_of(out),
-        force=force,
-    )
-    options.check()  # report mistakes before imports that take seconds
-    with progress_callback(progress, lambda said: BarUpdate("looking", 0, 1, said), "name", "text") as tell:
+def run_inspect(options: InspectCommandOptions) -> Findings:
+    with progress_callback(options.progress, lambda group: BarUpdate("looking", 0, 1, group), "name", "text") as tell:
         from composer.inspection.inspect import inspect as run
 
-        fewer = f"Look at a shorter text (--length, now {lengths[0]:,}), with fewer --queries, or without the teacher: --alone."
-        with room_for(f"on {device}", fewer, InspectionError), silent_transformers("error"):
-            return run(model, options, tokenizer=tokenizer, tell=tell)
+        fewer = f"Use a shorter text (--length, now {options.length:,}), fewer --queries, or no teacher: --alone."
+        with room_for(f"on {options.device}", fewer, InspectionError), silent_transformers("error"):
+            return run(options.model, options, tokenizer=options.tokenizer, tell=tell)
 
 
-def layers_of(said: Numbers | None) -> tuple[int, ...] | None:
-    """Layers as people name them, -1 the last; None: all. Raises InspectionError."""
-    return None if said is None else numbers_of(said, "--layers", InspectionError, least=None, thousands=False)
+inspect = function_of(InspectCommandOptions, run_inspect)

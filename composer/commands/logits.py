@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import Reference, check_known, several
-from composer.data.loading import SHARE, check_references
+from composer.data.loading import check_references
 from composer.data.packing import Packing
 from composer.devices import check_device, room_for
-from composer.errors import TrainingError, in_words
+from composer.errors import ComposerError, TrainingError, in_words
 from composer.notices import inform
-from composer.numbers import TokenCount, check_count, check_range, check_seed, tokens_of
+from composer.numbers import TokenCount, read_tokens
+from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.shared_options import OUT, PROGRESS, SOURCE, OfData, OnDevice, Replacing, Seeded, reads, to_path, to_text
 from composer.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -22,58 +23,56 @@ if TYPE_CHECKING:
 TOP_K, BATCH = 64, 4
 
 
-@in_words
-def logits(
-    teacher: Reference,
-    data: str | Sequence[str],
-    out: Reference,
-    *,
-    top_k: int = TOP_K,
-    temperature: float = 1.0,
-    sequence: TokenCount | None = None,
-    rows: Packing = "packed",
-    held_out: str | Sequence[str] = (),
-    share: float = SHARE,
-    seed: int = 0,
-    batch: int = BATCH,
-    device: str = "cpu",
-    force: bool = False,
-    progress: bool | Callable[[int, int], None] = False,
-) -> WrittenLogits:
-    """Write a teacher's logits for rows of data. ``distil(…, teacher_logits=out)`` learns from them.
+@reads(str)
+def to_row(value: TokenCount | None) -> int | None:
+    """The tokens of a row. Raises ValueError."""
+    return None if value is None else read_tokens(value, least=2)
 
-    - out: a folder, where a call that was stopped continues. force: replace the logits that are there.
-    - top_k: the number of logits of each token; temperature: of the recipe's ``finetune``.
-    - sequence, rows: of the recipe. share, held_out, seed: as ``distil`` has them, so that the rows are the same.
-    - batch: rows at a time, on which only speed and memory depend.
-    - progress: ``True`` shows a bar; or a function that is called with the numbers of finished rows and of all rows.
 
-    Raises ComposerError.
+@options_class
+class OfTeacher:
+    teacher: str = argument(SOURCE, converter=to_text, metavar="SOURCE")
 
-        composer.logits("teacher", "texts.jsonl", "teacher-logits", top_k=64)
+
+@options_class
+class LogitsCommandOptions(Replacing, OnDevice, Seeded, OfData, OfTeacher):
+    """Write a teacher's logits, for students to learn from.
+
+    `compose distill STUDENT --stage finetune --teacher-logits OUT` then needs no teacher in memory. Data, rows, share and seed
+    have to be those of the student's run. A call that was stopped continues in the same folder.
     """
-    for option, count in (("--top-k", top_k), ("--batch", batch)):
-        check_count(option, count, TrainingError)
-    check_range("--temperature", temperature, 0.01, refusal=TrainingError)
-    check_known("--rows", rows, get_args(Packing))
-    check_seed(seed, TrainingError)
-    length = None if sequence is None else tokens_of(sequence, "--sequence", TrainingError, least=2)
-    check_references((*several(data), *several(held_out)))
-    check_device(device)
-    fewer = f"Compute fewer rows at once (--batch, now {batch:,}), or shorter ones (--sequence)."
-    with room_for(f"on {device}", fewer, TrainingError), silent_transformers("error"):
+
+    error: ClassVar[type[ComposerError]] = TrainingError
+    example: ClassVar[str] = 'composer.logits("teacher", "texts.jsonl", "teacher-logits", top_k=64)'
+    out: Path = option("Folder for the logits.", converter=to_path, kw_only=False, **OUT)
+    top_k: int = option("Logits of each token: the K largest.", default=TOP_K, least=1, metavar="K")
+    temperature: float = option("The recipe's finetune.temperature.", default=1.0, least=0.01)
+    sequence: int | None = option(
+        "Tokens of a row, as the recipe's sequence. 1k is 1,024.", default=None, converter=to_row, metavar="N"
+    )
+    rows: Packing = option("How texts are packed, as the recipe's rows.", default="packed")
+    batch: int = option("Rows that are computed together, which decides speed and memory alone.", default=BATCH, least=1)
+    progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
+
+
+@in_words
+def run_logits(options: LogitsCommandOptions) -> WrittenLogits:
+    check_references((*options.data, *options.held_out))
+    check_device(options.device)
+    fewer = f"Compute fewer rows at once (--batch, now {options.batch:,}), or shorter ones (--sequence)."
+    with room_for(f"on {options.device}", fewer, TrainingError), silent_transformers("error"):
         from composer.training.logits_writing import LogitsOptions, write_logits
-        from composer.training.run import TrainingOptions
+        from composer.training.options import TrainingOptions
         from composer.training.teacher import open_language_model
 
-        training = TrainingOptions(
-            data=several(data), held_out=several(held_out), share=share, seed=seed, device=device, force=force, tell=inform
-        )
-        with progress_callback(progress, bar_of, "name", "bar", "count", "left") as watch:
-            options = LogitsOptions(
-                recipe=Recipe(sequence=length, rows=rows), top_k=top_k, temperature=temperature, batch=batch, watch=watch
-            )
-            return write_logits(open_language_model(str(teacher)), Path(out).expanduser(), training, options)
+        training = converted(options, TrainingOptions, teacher=None, tell=inform)
+        with progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as watch:
+            recipe = Recipe(sequence=options.sequence, rows=options.rows)
+            writing = converted(options, LogitsOptions, recipe=recipe, watch=watch)
+            return write_logits(open_language_model(options.teacher), options.out.expanduser(), training, writing)
+
+
+logits = function_of(LogitsCommandOptions, run_logits)
 
 
 def bar_of(done: int, total: int) -> BarUpdate:

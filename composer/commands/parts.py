@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import ClassVar
 
 from blocks.catalogue import CATALOGUE
 from blocks.gates import gates_of
@@ -10,6 +11,7 @@ from blocks.memories.base import Memory
 from blocks.part import Closed, Part
 from composer.commands.fields import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
+from composer.options import argument, function_of, options_class
 from composer.spec.places import brief, near_and_all
 from composer.tables import Readable, Table, View
 
@@ -41,12 +43,22 @@ class PartsReport(Readable, Closed):
         return View("", (Table("", ("role", "kind", "equation"), rows),))
 
 
-def parts(name: str | None = None) -> PartsReport:
-    """The parts that a head is made of: all, those of a role, or one of a kind. Raises ComposerError where nothing has that name.
+@options_class
+class PartsOptions:
+    """List the parts that a head is made of, and their equations.
 
-    composer.parts("hedgehog").parts[0].equation
+    Of a part or a role that is named: description, source and fields, too.
     """
-    return PartsReport(parts=tuple(map(described, _chosen(name))))
+
+    example: ClassVar[str] = 'composer.parts("hedgehog").parts[0].equation'
+    name: str | None = argument("A kind, or a role, to describe in full.", default=None)
+
+
+def run_parts(options: PartsOptions) -> PartsReport:
+    return PartsReport(parts=tuple(map(described, _chosen(options.name))))
+
+
+parts = function_of(PartsOptions, run_parts)
 
 
 def described(part: type[Part]) -> PartFacts:
@@ -69,7 +81,6 @@ def _chosen(name: str | None) -> list[type[Part]]:
     every = [part for kinds in CATALOGUE.values() for part in kinds.values()]
     if name is None:
         return every
-    name = str(name)
     wanted = name.replace("_", " ")
     found = [part for part in every if part.role == wanted or part.model_fields["kind"].default == name]
     if not found:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, ClassVar
 
-from composer.api import SpecLike, build_folder, load_spec, resolve_spec
-from composer.arguments import Reference, check_known, several
-from composer.commands.training import bar_of
-from composer.data.loading import SHARE, check_references
+from composer.api import BuildOptions, load_spec, resolve_spec, run_build
+from composer.arguments import Reference
+from composer.commands.training import Watched, bar_of
+from composer.data.loading import check_references
 from composer.devices import room_for
-from composer.errors import SelectionError, in_words
-from composer.graph.lowering import AUTO
+from composer.errors import ComposerError, SelectionError, in_words
 from composer.notices import inform, warn_user
-from composer.numbers import TokenCount, check_count, check_seed, tokens_of
+from composer.options import converted, function_of, option, options_class
 from composer.progress import progress_callback, silent_transformers
 from composer.selection.choice import candidates, count_within, state_bytes
 from composer.selection.origin import another_source
 from composer.selection.report import By
+from composer.shared_options import (
+    OUT,
+    CountedAt,
+    FromSource,
+    OfData,
+    OfSpec,
+    OnDevice,
+    Overriding,
+    Replacing,
+    Seeded,
+    WithBackend,
+    to_optional_path,
+    to_path,
+)
 from composer.spec.document import Spec
 from composer.spec.inherit import shown
-from composer.spec.overrides import Overrides
 from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
 from composer.weights.dimensions import dimensions
@@ -33,96 +44,87 @@ from composer.words import plural
 
 if TYPE_CHECKING:
     from composer.selection.report import Selection
-    from composer.training.loop import StepProgress
-    from composer.training.run import TrainingOptions
+    from composer.training.options import TrainingOptions
 
 ROWS = 16
 """Held-out rows to score on; each goes twice through the model for each of its layers."""
-SEQUENCE = 4096
+
+
+@options_class
+class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, CountedAt, OfData, Watched, FromSource, OfSpec):
+    """Find the layers that should keep their own attention.
+
+    A student with the spec's heads in every layer first learns the source's attention (OUT/student), as the spec's recipe states.
+    Then each layer is scored. OUT/spec.yaml is the spec that keeps the best layers; build and distill it as any other. The same
+    call again continues an interrupted selection.
+    """
+
+    error: ClassVar[type[ComposerError]] = SelectionError
+    example: ClassVar[str] = 'composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep'
+    out: Path = option("Folder for the spec, the scores and the student.", converter=to_path, kw_only=False, **OUT)
+    keep: int | None = option("Layers that keep the source's attention.", default=None, least=1, metavar="N")
+    budget: int | None = option(
+        "Instead of --keep: as many layers as fit into this number of bytes of state.", default=None, least=1, metavar="BYTES"
+    )
+    by: By = option(
+        "The score: what restoring the layer wins, what replacing it alone loses (both KL to the source), or the error of its "
+        "attention.",
+        default="restored",
+    )
+    rows: int = option("Largest number of held-out rows to score on.", default=ROWS, least=1, metavar="N")
+    student: Path | None = option(
+        "A trained student of SPEC, such as OUT/student. Nothing is trained then.",
+        default=None,
+        converter=to_optional_path,
+        metavar="FOLDER",
+    )
+
+    def check(self) -> None:
+        if self.keep is not None and self.budget is not None:
+            raise SelectionError("--keep and --budget exclude each other: leave one of them out.")
+        if self.keep is None and self.budget is None:
+            raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
+        if not self.held_out and not self.share:
+            raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
 
 
 @in_words
-def select(
-    spec: SpecLike,
-    source: Reference,
-    data: str | Sequence[str],
-    out: Reference,
-    *,
-    keep: int | None = None,
-    budget: int | None = None,
-    sequence: TokenCount = SEQUENCE,
-    by: By = "restored",
-    rows: int = ROWS,
-    held_out: str | Sequence[str] = (),
-    share: float = SHARE,
-    overrides: Overrides = (),
-    seed: int = 0,
-    device: str = "cpu",
-    backend: str = AUTO,
-    student: Reference | None = None,
-    force: bool = False,
-    progress: bool | Callable[[StepProgress], None] = False,
-    tell: Callable[[str], None] | None = None,
-) -> Selection:
-    """Scores each layer of a source by what its own attention is worth in a student, and writes a spec that keeps the best.
-
-    The student is built from ``source`` with the spec's heads in every layer, and learns the source's attention as the spec's
-    recipe says (``transfer``); it stays in ``out/student``. The spec is ``out/spec.yaml``, to be built and distilled in full.
-
-    - keep: how many layers; or budget: bytes of state at ``sequence`` tokens (``"4k"`` is 4,096), and as many layers as they allow.
-    - by: the score, ``"restored"``, ``"swapped"`` or ``"error"``. rows: of the held-out data, to score on at most.
-    - data, held_out, share, seed, device, backend: as ``distil`` has them. overrides: of the spec and its recipe.
-    - student: one of this spec that has learned already, such as ``out/student`` of an earlier selection; nothing is trained then.
-    - force: replace the selection that stands at ``out``. One that was stopped is gone on with otherwise, from wherever it was.
-    - progress: ``True`` shows a bar; or what is to be called after each step of training. tell: called with messages;
-      left out, they are those of the log ``composer``.
-
-    Raises ComposerError.
-
-        composer.select("lawcat", "teacher", "texts.jsonl", "selected", keep=4).keep
-    """
-    check_known("--by", by, get_args(By))
-    for option, said in (("--rows", rows), ("--keep", keep), ("--budget", budget)):
-        if said is not None:
-            check_count(option, said, SelectionError)
-    check_seed(seed, SelectionError)
-    tokens = tokens_of(sequence, "sequence (--seq)", SelectionError)
-    if (keep is None) == (budget is None):
-        raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
-    if not several(held_out) and not share:
-        raise SelectionError("Nothing is held out, so there is nothing to score on: say --held-out, or a --share above 0.")
-    loaded, folder = load_spec(spec, overrides), Path(out).expanduser()
+def run_select(options: SelectOptions) -> Selection:
+    source, loaded, folder = options.source, load_spec(options.spec, options.overrides), options.out.expanduser()
     resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # report mistakes before imports that take seconds
-    check_possible(loaded, resolved, source, keep, budget, tokens)
-    given = None if student is None else Path(student).expanduser()
-    if given is not None:
-        check_student(given, resolved, source)
-    check_references((*several(data), *several(held_out)))
+    check_possible(loaded, resolved, source, options.keep, options.budget, options.sequence)
+    student = None if options.student is None else options.student.expanduser()
+    if student is not None:
+        check_student(student, resolved, source)
+    check_references((*options.data, *options.held_out))
     from composer.selection.runner import SelectionOptions, select_layers, selection_folder
-    from composer.training.run import TrainingOptions
+    from composer.training.options import TrainingOptions
 
-    training = TrainingOptions(
-        data=several(data),
-        held_out=several(held_out),
-        share=share,
-        teacher=str(source),
-        seed=seed,
-        device=device,
-        backend=backend,
-        tell=tell or inform,
-        warn=tell or warn_user,
-        again="say the same again without --force" if force else "say the same again",
+    training = converted(
+        options,
+        TrainingOptions,
+        teacher=source,
+        force=False,
+        warn=warn_user if options.tell is inform else options.tell,
+        again="say the same again without --force" if options.force else "say the same again",
     )
     fewer = (
         f"Where there is more, the same command goes on with what is in {shown(folder)}. Shorter rows (recipe.sequence) take "
         "less, and start anew: --force."
     )
-    room = room_for(f"on {device}", fewer, SelectionError)
-    with selection_folder(folder, force=force), progress_callback(progress, bar_of) as watch, room, silent_transformers():
-        if given is None:
-            given = _learned(loaded, source, folder, replace(training, watch=watch), force=force)
-        options = SelectionOptions(keep=keep, budget=budget, sequence=tokens, by=by, rows=rows)
-        return select_layers(loaded, given, folder, training, options)
+    room = room_for(f"on {options.device}", fewer, SelectionError)
+    with (
+        selection_folder(folder, force=options.force),
+        progress_callback(options.progress, bar_of) as watch,
+        room,
+        silent_transformers(),
+    ):
+        if student is None:
+            student = _learned(loaded, source, folder, replace(training, watch=watch), force=options.force)
+        return select_layers(loaded, student, folder, training, converted(options, SelectionOptions))
+
+
+select = function_of(SelectOptions, run_select)
 
 
 def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
@@ -136,7 +138,7 @@ def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOpti
 
     student, built = folder / STUDENT, folder / BUILT
     stopped = (folder / f"{STUDENT}.run").is_dir() and not force
-    build_folder(spec, source, built, seed=training.seed, force=True)
+    run_build(BuildOptions(spec, source, built, seed=training.seed, force=True))
     asked = read_student(built, ())
     stages_of(asked.record, asked.recipe, "transfer")
     if student.is_dir() and not stopped and not force:

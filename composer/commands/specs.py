@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from blocks.part import Closed
 from composer.api import SpecLike, load_spec, resolve_spec, specs_of
-from composer.arguments import DtypeLike, Reference, named_dtype
 from composer.commands.checking import SpecCheck, answers_on
 from composer.commands.drawing import check_file, draw_beside
 from composer.devices import device_type
 from composer.errors import ComposerError, GraphError, in_words
-from composer.graph.lowering import AUTO
+from composer.options import argument, function_of, option, options_class
+from composer.shared_options import (
+    SPEC,
+    FreshOrNot,
+    InDtype,
+    OfSource,
+    OfSpec,
+    OnDevice,
+    Overriding,
+    Replacing,
+    WithBackend,
+    complete_spec,
+    to_optional_path,
+)
 from composer.spec.code import Listing, code_of
 from composer.spec.difference import Difference, differences_of_specs, differences_on_source
 from composer.spec.document import Spec
 from composer.spec.loading import locate
 from composer.spec.locked import locked
-from composer.spec.overrides import Overrides, each
+from composer.spec.overrides import each
 from composer.spec.places import dotted
 from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
@@ -30,7 +42,6 @@ from composer.weights.sources import describe_model
 from composer.weights.target import target_of
 from composer.words import layers_in_words, plural, short_hashes
 
-CODE_OF_ONE = "--code shows what one spec computes: it goes without --expand, and a spec that says no sizes itself needs --from"
 NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 
 
@@ -52,57 +63,43 @@ class ShownSpec(Readable, Closed):
         return View("", verbatim=self.yaml)
 
 
-@in_words
-def show(
-    spec: SpecLike,
-    source: Reference | None = None,
-    *,
-    fresh: bool = False,
-    overrides: Overrides = (),
-    revision: str | None = None,
-) -> ShownSpec:
-    """A spec after ``extends`` and overrides; with a source, or ``fresh`` for one with a trunk of its own, resolved: every default
-    and every dimension, layer by layer.
+@options_class
+class ShowOptions(FreshOrNot, Overriding, OfSource, OfSpec):
+    """Print a spec as YAML, or the names of the shipped specs.
 
-    spec: a file, the name of a shipped one, what stands in one, or a ``Spec``. Raises ComposerError.
-
-        print(composer.show("lawcat", "teacher").yaml)
+    The document is printed after `extends` and --set. With --from, or with --fresh for a spec with its own trunk, every default and
+    every dimension is written out, layer by layer: a spec that leaves nothing to its source, and means the same on it.
     """
-    loaded = load_spec(spec, overrides)
-    if source is None and not fresh:
+
+    example: ClassVar[str] = 'print(composer.show("lawcat", "teacher").yaml)'
+
+
+@in_words
+def run_show(options: ShowOptions) -> ShownSpec:
+    loaded = load_spec(options.spec, options.overrides)
+    if options.source is None and not options.fresh:
         return ShownSpec(name=loaded.name, on=None, document=loaded.model_dump(mode="json", exclude_unset=True), hash=None)
-    target = target_of(spec, loaded, source, fresh=fresh, revision=revision)
-    assert target is not None, "one of the two is said"
+    target = target_of(options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision)
+    assert target is not None, "there is a source, or fresh"
     resolved = resolve_spec(loaded, target.size)
     return ShownSpec(name=loaded.name, on=target.on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
 
 
+@options_class
+class CodeOptions(InDtype, OnDevice, WithBackend, FreshOrNot, Overriding, OfSource, OfSpec):
+    """Print what each head of a spec computes: a line for each step, with shapes and forms."""
+
+    example: ClassVar[str] = 'print(composer.code("lawcat", "teacher").text)'
+
+
 @in_words
-def code(
-    spec: SpecLike,
-    source: Reference | None = None,
-    *,
-    fresh: bool = False,
-    overrides: Overrides = (),
-    revision: str | None = None,
-    backend: str = AUTO,
-    device: str = "cpu",
-    dtype: DtypeLike | None = None,
-) -> Listing:
-    """What each head of a spec computes on a source (or, ``fresh``, on its own trunk), a line a step, with shapes and forms.
-
-    source: None takes what the spec says itself, as ``explain`` does. dtype: what the model would compute in; left out, the
-    source's own, or float32. Raises ComposerError.
-
-        print(composer.code("lawcat", "teacher").text)
-    """
-    dtype = named_dtype(dtype)
-    loaded = load_spec(spec, overrides)
-    target = target_of(spec, loaded, source, fresh=fresh, revision=revision)
+def run_code(options: CodeOptions) -> Listing:
+    loaded = load_spec(options.spec, options.overrides)
+    target = target_of(options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision)
     if target is None:
-        raise ComposerError(CODE_OF_ONE)
-    resolved = resolve_spec(loaded, target.size)
-    return code_of(resolved, target.on, backend=backend, device=device_type(device), dtype=dtype or target.dtype)
+        raise ComposerError(f"{loaded.name} has no sizes of its own, and a program has sizes: name a source, --from SOURCE.")
+    device, dtype = device_type(options.device), options.dtype or target.dtype
+    return code_of(resolve_spec(loaded, target.size), target.on, backend=options.backend, device=device, dtype=dtype)
 
 
 class CheckReport(Readable, Closed):
@@ -139,24 +136,35 @@ class CheckReport(Readable, Closed):
         return View("", (Table("", ("",) * len(rows[0]), rows),) if rows else (), self.summary())
 
 
-@in_words
-def check(
-    specs: SpecLike | Sequence[SpecLike],
-    source: Reference | None = None,
-    *,
-    overrides: Overrides = (),
-    revision: str | None = None,
-) -> CheckReport:
-    """Every mistake of specs, with its file, line and column; of a sweep, of every variant. They are returned, not raised.
+@options_class
+class OfSpecs:
+    specs: SpecLike | Sequence[SpecLike] = argument(
+        "YAML files, names of shipped specs, or folders of built models. Of a sweep, every variant is checked.",
+        is_checked=False,
+        complete=complete_spec,
+        metavar="SPEC",
+        kind=list[str],
+    )
 
-    source: they are resolved against it, too; a spec with a trunk of its own, or a built model, is resolved on that. overrides: of
-    each. Raises ComposerError where the source cannot be read.
 
-        assert composer.check("mine.yaml", "teacher").ok
+@options_class
+class CheckOptions(Overriding, OfSource, OfSpecs):
+    """Check specs: every mistake, with its file, line and column.
+
+    Mistakes are returned in the report. With --from, specs are also resolved against that source: its sizes and its number of
+    layers and heads. A spec with its own trunk, or a built model, is resolved on that.
     """
-    trunk = None if source is None else describe_model(source, revision).trunk
+
+    example: ClassVar[str] = 'assert composer.check("mine.yaml", "teacher").ok'
+
+
+@in_words
+def run_check(options: CheckOptions) -> CheckReport:
+    trunk = None if options.source is None else describe_model(options.source, options.revision).trunk
     size, rotations = (None, {}) if trunk is None else (dimensions(trunk), trunk.length_rotations)
-    return CheckReport(answers=tuple(answer for spec in specs_of(specs) for answer in answers_on(spec, size, overrides, rotations)))
+    return CheckReport(
+        answers=tuple(answer for spec in specs_of(options.specs) for answer in answers_on(spec, size, options.overrides, rotations))
+    )
 
 
 class SpecDifferences(Readable, Closed):
@@ -195,47 +203,59 @@ class SpecDifferences(Readable, Closed):
         return View(self.title, (Table("", ("",) * len(rows[0]), rows),) if rows else (), self.summary())
 
 
-@in_words
-def diff(
-    first: SpecLike,
-    second: SpecLike,
-    source: Reference | None = None,
-    *,
-    overrides: Overrides = (),
-    revision: str | None = None,
-    draw: str | Path | None = None,
-    force: bool = False,
-) -> SpecDifferences:
-    """What differs between two specs in meaning, not in text: names, papers and recipes mean nothing, nor do defaults written out.
+@options_class
+class OfTwoSpecs:
+    first: SpecLike = argument(SPEC, is_checked=False, complete=complete_spec)
+    second: SpecLike = argument(f"{SPEC} --set changes this spec.", is_checked=False, complete=complete_spec)
 
-    - source: they are compared layer by layer, as they would be built on it; else head by head.
-    - overrides: of the second.
-    - draw: an .svg file for a picture of both beside each other, what differs marked; force: replaces what is there.
 
-    Raises ComposerError.
+@options_class
+class DiffOptions(Replacing, Overriding, OfSource, OfTwoSpecs):
+    """Show what differs between two specs in meaning, not in text.
 
-        composer.diff("lolcats", "lola", "teacher").differences
+    Names, papers and recipes have no meaning, and a default means the same written out or not. With --from they are compared layer
+    by layer, as they would be built on that source; without it head by head, and their own trunks where they have them.
     """
-    check_file(draw, force=force)
-    specs = [load_spec(first), load_spec(second, overrides)]
+
+    example: ClassVar[str] = 'composer.diff("lolcats", "lola", "teacher").differences'
+    draw: Path | None = option(
+        "Draw both beside each other, with differences marked, as an .svg file.",
+        default=None,
+        converter=to_optional_path,
+        metavar="FILE",
+    )
+
+
+@in_words
+def run_diff(options: DiffOptions) -> SpecDifferences:
+    source = options.source
+    check_file(options.draw, force=options.force)
+    specs = [load_spec(options.first), load_spec(options.second, options.overrides)]
     if source is None:
         for spec in specs:
             _check(spec)
         found = differences_of_specs(*specs)
         hashes = [resolve_spec(spec, None).hash for spec in specs] if all(spec.trunk for spec in specs) else None
     else:
-        size = dimensions(describe_model(source, revision).trunk)
+        size = dimensions(describe_model(source, options.revision).trunk)
         resolved = [resolve_spec(spec, size) for spec in specs]
         found, hashes = differences_on_source(*resolved), [one.hash for one in resolved]
-    if draw is not None:
-        draw_beside(specs, source, revision, draw, force=force)
-    names = [str(one) if isinstance(one, str | Path) else spec.name for one, spec in zip((first, second), specs, strict=True)]
+    if options.draw is not None:
+        draw_beside(specs, source, options.revision, options.draw, force=options.force)
+    asked = (options.first, options.second)
+    names = [str(one) if isinstance(one, str | Path) else spec.name for one, spec in zip(asked, specs, strict=True)]
     return SpecDifferences(
-        specs=(names[0], " ".join((names[1], *(f"--set {setting}" for setting in each(overrides))))),
-        on=None if source is None else str(source),
+        specs=(names[0], " ".join((names[1], *(f"--set {setting}" for setting in each(options.overrides))))),
+        on=source,
         hashes=None if hashes is None else (hashes[0], hashes[1]),
         differences=tuple(found),
     )
+
+
+show = function_of(ShowOptions, run_show)
+code = function_of(CodeOptions, run_code)
+check = function_of(CheckOptions, run_check)
+diff = function_of(DiffOptions, run_diff)
 
 
 def _check(spec: Spec) -> None:

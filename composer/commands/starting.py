@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from blocks.catalogue import CATALOGUE
-from composer.arguments import Reference
-from composer.errors import ComposerError, SpecError
+from composer.errors import ComposerError, SpecError, in_words
 from composer.files import failing_as, write_whole
+from composer.options import argument, function_of, option, options_class
+from composer.shared_options import to_optional_text, to_text
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.loading import load_spec
@@ -28,21 +29,30 @@ NAMED = r"^name:\s*[\w-]+"
 """The start of the line that says a spec's name."""
 
 
-def new(name: Reference, like: Reference | None = None) -> Path:
-    """Writes a commented spec to start from: ``NAME.yaml``, where the name may be a path; its path.
+@options_class
+class NewOptions:
+    """Write a commented spec to start from."""
 
-    like: start from a copy of this file, shipped spec or built model. Raises ComposerError, also where the file is there already.
+    example: ClassVar[str] = 'composer.new("mine", like="lawcat")'
+    name: str = argument("Name of the spec, which is written to NAME.yaml. NAME may be a path.", converter=to_text)
+    like: str | None = option(
+        "Start from a copy of this spec or built model.",
+        default=None,
+        converter=to_optional_text,
+        kw_only=False,
+        metavar="SPEC",
+    )
 
-        composer.new("mine", like="lawcat")
-    """
-    name, like = os.fspath(name), None if like is None else os.fspath(like)
-    path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
+
+@in_words
+def run_new(options: NewOptions) -> Path:
+    path = Path(options.name if options.name.endswith(".yaml") else f"{options.name}.yaml")
     try:
         TypeAdapter(Name).validate_python(path.stem)
     except ValidationError:
         wanted = "a name has lower-case letters, digits, - and _, a letter first"
         raise ComposerError(f'no spec can be called "{path.stem}": {wanted}') from None
-    text = _like(like, path) if like is not None else template(path.stem)
+    text = _like(options.like, path) if options.like is not None else template(path.stem)
     with failing_as(ComposerError, f"{path} cannot be written"):
         try:
             os.stat(path.parent)  # which is not made: a mistyped folder would be
@@ -52,12 +62,19 @@ def new(name: Reference, like: Reference | None = None) -> Path:
     return path
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of specs, for editors.
+@options_class
+class SchemaOptions:
+    """Print the JSON schema of specs, for editors."""
 
-    json.dumps(composer.schema())
-    """
+    example: ClassVar[str] = "json.dumps(composer.schema())"
+
+
+def run_schema(options: SchemaOptions) -> dict[str, Any]:
     return json_schema()
+
+
+new = function_of(NewOptions, run_new)
+schema = function_of(SchemaOptions, run_schema)
 
 
 def template(name: str) -> str:

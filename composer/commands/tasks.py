@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from typing import ClassVar
 
 from blocks.part import Closed
 from composer.commands.fields import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
 from composer.evaluation.arguments import KINDS, SHARED_OPTIONS, no_task
+from composer.options import argument, function_of, options_class
 from composer.tables import Readable, Table, View
 
 
@@ -36,14 +38,24 @@ class TasksReport(Readable, Closed):
         return View("", (Table("", ("task", "scored by", "options"), rows),))
 
 
-def known_tasks(name: str | None = None) -> TasksReport:
-    """The tasks to train and to score on: all, or one. Raises ComposerError where none has that name.
+@options_class
+class TasksOptions:
+    """List the tasks to train and to score on, each with its options.
 
-    composer.known_tasks("passkey").tasks[0].options
+    Options follow a task's name: `--tasks passkey,depth=0.5,recall,pairs=16` are two tasks.
     """
-    if name is not None and name not in KINDS:
-        raise ComposerError(no_task(name))
-    return TasksReport(tasks=tuple(map(_described, KINDS if name is None else [name])))
+
+    example: ClassVar[str] = 'composer.known_tasks("passkey").tasks[0].options'
+    name: str | None = argument("A task to describe in full.", default=None, metavar="[TASK]")
+
+
+def run_known_tasks(options: TasksOptions) -> TasksReport:
+    if options.name is not None and options.name not in KINDS:
+        raise ComposerError(no_task(options.name))
+    return TasksReport(tasks=tuple(map(_described, KINDS if options.name is None else [options.name])))
+
+
+known_tasks = function_of(TasksOptions, run_known_tasks)
 
 
 def _described(name: str) -> TaskFacts:

@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from blocks.part import Closed
-from composer.arguments import Reference
 from composer.commands.writers import (
-    check_drawing,
     drawing_options,
     load_writer,
     no_room,
@@ -24,11 +22,24 @@ from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.escape import escape_html
 from composer.files import failing_as, whole
-from composer.graph.lowering import AUTO
 from composer.locks import beside, exclusive_lock
 from composer.notices import inform, warn_user
-from composer.numbers import TokenCount, check_count, check_range, check_seed, tokens_of
+from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.shared_options import (
+    PROGRESS,
+    SYSTEM,
+    TOP_P,
+    OfAnyModel,
+    OnDevice,
+    OnGraph,
+    Replacing,
+    Sampling,
+    Seeded,
+    WithBackend,
+    to_path,
+    to_tokens,
+)
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.weights.positions import check_positions
@@ -65,52 +76,39 @@ class Generated(Readable, Closed):
         return f'<pre style="white-space: pre-wrap">{written}</pre><p>{escape_html(self.view().notes[0])}</p>'
 
 
+@options_class
+class GenerateOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
+    """Continue a prompt with a model, or answer it with --chat."""
+
+    example: ClassVar[str] = 'composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text'
+    prompt: str = option("Text to continue. On the command line, - reads it from stdin.", kw_only=False, metavar="TEXT")
+    chat: bool = option("Write the prompt in the model's chat template, and print the answer alone.", default=False)
+    system: str | None = option(SYSTEM, default=None, metavar="TEXT")
+    max_new_tokens: int = option("Largest number of new tokens. 1k is 1,024.", default=64, converter=to_tokens(), metavar="N")
+
+    def check(self) -> None:
+        super().check()
+        if self.system is not None and not self.chat:
+            raise ComposerError("--system is for a chat: add --chat")
+
+
 @in_words
-def generate(
-    model: Reference,
-    prompt: str,
-    *,
-    chat: bool = False,
-    system: str | None = None,
-    max_new_tokens: TokenCount = 64,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    device: str = "cpu",
-    backend: str = AUTO,
-    graph: bool = True,
-) -> Generated:
-    """Lets a model continue a prompt.
-
-    - model: a folder, built or not, or a model of the Hub; it brings its tokenizer.
-    - chat: the prompt is a turn of the user in the tokenizer's chat template, and the model answers until it ends its turn.
-    - system: the text of the system's turn before it.
-    - max_new_tokens: at most so many (``"1k"`` is 1,024); fewer where the model ends its text.
-    - temperature: 0 takes the likeliest token; above, tokens are sampled, among the likeliest of probability ``top_p``.
-    - graph: on a GPU, record the step of a token once, as a CUDA graph, and replay it.
-
-    Raises ComposerError, also where memory does not suffice, and then says what takes it.
-
-        composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text
-    """
-    most = tokens_of(max_new_tokens, "--max-new-tokens", ComposerError)
-    check_drawing(temperature, top_p, seed)
-    if system is not None and not chat:
-        raise ComposerError("--system is for a chat: add --chat")
+def run_generate(options: GenerateOptions) -> Generated:
+    model, prompt, most, device = options.model, options.prompt, options.max_new_tokens, options.device
     described = describe_model(model)  # report mistakes before imports that take seconds
     check_device(device)
     with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), silent_transformers("error"):
         from composer.model.generation import keep_tokens_alone
         from composer.tasks.unknown import hardly_written, unknown_token, without_embedding
 
-        loaded, folder = load_writer(str(model), device, backend, built=described.is_composed)
+        loaded, folder = load_writer(model, device, options.backend, built=described.is_composed)
         tokenizer = tokenizer_of_writer(folder)
-        if chat:
-            asked = [*first_messages(system), {"role": "user", "content": prompt}]
-            tokens = prompt_tokens(tokenizer, asked, str(model)).to(device)
+        if options.chat:
+            asked = [*first_messages(options.system), {"role": "user", "content": prompt}]
+            tokens = prompt_tokens(tokenizer, asked, model).to(device)
         else:
             tokens = tokenizer(prompt, return_tensors="pt").to(device)
-            _note_template(tokenizer, prompt, str(model))
+            _note_template(tokenizer, prompt, model)
         count = tokens["input_ids"].shape[1]
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
@@ -119,16 +117,20 @@ def generate(
         ):
             raise ComposerError(f"{problem}.")
         of = f", {count:,} of the prompt and {most:,} to write"
-        check_positions(described.trunk, str(model), count + most, f"{LAST}, so both may come to", more=-1, of=of)
+        check_positions(described.trunk, model, count + most, f"{LAST}, so both may come to", more=-1, of=of)
         if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
             warn_user(said)
         keep_tokens_alone(loaded)
-        loaded.use_graph = graph
-        sampling = drawing_options(temperature, top_p)
-        if chat:
+        loaded.use_graph = options.graph
+        sampling = drawing_options(options.temperature, options.top_p)
+        if options.chat:
             sampling["eos_token_id"] = ends_of(loaded, tokenizer)
         began = time.perf_counter()
-        with room(lambda: no_room(loaded, count + most)), settings_refused(folder / GENERATION_CONFIG), seeded(seed, device):
+        with (
+            room(lambda: no_room(loaded, count + most)),
+            settings_refused(folder / GENERATION_CONFIG),
+            seeded(options.seed, device),
+        ):
             answer = loaded.generate(
                 input_ids=tokens["input_ids"],
                 attention_mask=tokens["attention_mask"],
@@ -140,12 +142,15 @@ def generate(
     new_text = tokenizer.decode(answer[count:], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
-        text=new_text if chat else tokenizer.decode(answer, skip_special_tokens=True),
+        text=new_text if options.chat else tokenizer.decode(answer, skip_special_tokens=True),
         new_text=new_text,
         prompt_tokens=count,
         new_tokens=len(answer) - count,
         seconds=round(seconds, 3),
     )
+
+
+generate = function_of(GenerateOptions, run_generate)
 
 
 def _note_template(tokenizer: Any, prompt: str, model: str) -> None:
@@ -169,44 +174,42 @@ class Sampled(Readable, Closed):
         return View(f"Wrote {plural(self.texts, 'text')} to {shown(self.out)}", verbatim="\n\n".join(cut))
 
 
-@in_words
-def sample(
-    model: Reference,
-    out: Reference,
-    *,
-    texts: int = 1000,
-    length: TokenCount = 512,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    batch: int = 32,
-    seed: int = 0,
-    device: str = "cpu",
-    force: bool = False,
-    progress: bool | Callable[[int, int], None] = False,
-) -> Sampled:
-    """Lets a model write texts to train its student on, where its own training data are not at hand.
+@options_class
+class SampleOptions(Replacing, OnDevice, Seeded, OfAnyModel):
+    """Write texts with a model, to train its student on.
 
-    - out: a file for the texts, as JSON lines; it appears whole or not at all. force: replace one that is there.
-    - length: tokens of a text at most, BOS included. temperature: 1 is the model's own distribution; top_p: as ``generate`` has it.
-    - batch: texts of a batch; another number gives other texts.
-    - progress: ``True`` shows a bar; or what is to be called with how many texts of how many are there.
-
-    Raises ComposerError.
-
-        composer.sample("teacher", "texts.jsonl", texts=100, length=128)
+    For a teacher whose training data are not available: `compose distill STUDENT --data FILE`.
     """
-    for option, count in (("--texts", texts), ("--batch", batch)):
-        check_count(option, count, DataError)
-    longest = tokens_of(length, "--length", DataError, least=2)
-    check_range("--temperature", temperature, 0.01, refusal=DataError)
-    check_range("--top-p", top_p, 0.01, 1, DataError)
-    check_seed(seed, DataError)
-    target = Path(out).expanduser()
+
+    error: ClassVar[type[ComposerError]] = DataError
+    example: ClassVar[str] = 'composer.sample("teacher", "texts.jsonl", texts=100, length=128)'
+    out: Path = option(
+        "File for the texts, as JSON lines. It appears whole or not at all.",
+        converter=to_path,
+        kw_only=False,
+        flags=("-o", "--out"),
+        metavar="FILE",
+    )
+    texts: int = option("Number of texts.", default=1000, least=1)
+    length: int = option(
+        "Largest number of tokens of a text, BOS included. 1k is 1,024.", default=512, converter=to_tokens(2), metavar="N"
+    )
+    temperature: float = option("1 is the model's own distribution.", default=1.0, least=0.01)
+    top_p: float = option(TOP_P, default=1.0, least=0.01, most=1)
+    batch: int = option("Texts of a batch. Another number changes the texts.", default=32, least=1)
+    progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
+
+
+@in_words
+def run_sample(options: SampleOptions) -> Sampled:
+    model, texts, batch, longest = options.model, options.texts, options.batch, options.length
+    device, force = options.device, options.force
+    target = options.out.expanduser()
     if target.is_dir():
         raise DataError(f"{shown(target)} is a folder; say a file, such as {shown(target / 'texts.jsonl')}")
     _check_free(target, force=force)
     described = describe_model(model)  # report mistakes before imports that take seconds
-    check_positions(described.trunk, str(model), longest, f"{LAST}; ask for a --length of at most", DataError, more=-1)
+    check_positions(described.trunk, model, longest, f"{LAST}; ask for a --length of at most", DataError, more=-1)
     check_device(device)
     first: list[str] = []
     fewer = f"Write fewer texts at once (--batch, now {batch:,}), or shorter ones (--length, now {longest:,})."
@@ -215,17 +218,24 @@ def sample(
         from composer.training.rows import tokenizer_of
         from composer.training.teacher import open_language_model
 
-        source = open_language_model(str(model))
+        source = open_language_model(model)
         tokenizer = tokenizer_of(source.source.folder)
         loaded = source.load(device)
-        with _made(target, force=force) as stream, progress_callback(progress, bar_of, "name", "bar", "count", "left") as tell:
-            written = sample_texts(loaded, tokenizer, texts, longest, temperature=temperature, top_p=top_p, seed=seed, batch=batch)
+        with (
+            _made(target, force=force) as stream,
+            progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as tell,
+        ):
+            drawing = {name: getattr(options, name) for name in ("temperature", "top_p", "seed", "batch")}
+            written = sample_texts(loaded, tokenizer, texts, longest, **drawing)
             for done, text in enumerate(written, 1):
                 stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 first += [text] if done <= SHOWN else []
                 if tell is not None:
                     tell(done, texts)
     return Sampled(out=target, texts=texts, first=tuple(first))
+
+
+sample = function_of(SampleOptions, run_sample)
 
 
 def bar_of(done: int, total: int) -> BarUpdate:

@@ -1,171 +1,112 @@
-"""``distil``, ``train`` and ``merge``: a built model learns, and appears whole or not at all."""
+"""``distill``, ``train`` and ``merge``: a built model learns, and appears whole or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, ClassVar
 
 from blocks.part import Closed
-from composer.arguments import Reference, check_known, path_of, several
-from composer.data.loading import SHARE, check_references
+from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import TrainingError, in_words
-from composer.graph.lowering import AUTO
 from composer.notices import inform, warn_user
-from composer.numbers import check_count, check_range, check_seed
+from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.shared_options import OUT, PROGRESS, TELL, Overriding, Replacing, to_optional_path, to_path
 from composer.spec.inherit import shown
-from composer.spec.overrides import Overrides
 from composer.tables import Readable, View
+from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
 from composer.weights.sources import open_model
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
-    from composer.training.run import TrainingOptions, TrainingReport
+    from composer.training.run import TrainingReport
 
 Tell = Callable[[str], None]
 
 
-@in_words
-def distil(
-    model: Reference,
-    data: str | Sequence[str],
-    out: Reference | None = None,
-    *,
-    held_out: str | Sequence[str] = (),
-    share: float = SHARE,
-    held_out_rows: int | None = None,
-    teacher: Reference | None = None,
-    teacher_logits: Reference | None = None,
-    stage: Which = "all",
-    overrides: Overrides = (),
-    seed: int = 0,
-    device: str = "cpu",
-    backend: str = AUTO,
-    bfloat16: bool = False,
-    gradient_checkpointing: bool = False,
-    stream: bool = False,
-    merge: bool = False,
-    checkpoint_seconds: float = 60.0,
-    resume: bool = False,
-    force: bool = False,
-    strict: bool = False,
-    progress: bool | Callable[[StepProgress], None] = False,
-    tell: Tell | None = None,
-) -> TrainingReport:
-    """Trains a built model to be like its teacher, as its recipe says; the result appears at ``out``, whole or not at all.
+@options_class
+class OfModel:
+    model: Path = argument("A folder that `compose build` wrote.", converter=to_path)
 
-    - model: a folder that ``build_folder`` has written.
-    - data: references: a file (``texts.jsonl``), ``hub:OWNER/NAME``, or a task such as ``"passkey,samples=2000"``.
-    - out: a folder; left out, ``<model>-distilled`` here. Until the end, checkpoints and the log are in ``<out>.run``.
-    - held_out: data to evaluate on; else a ``share`` of ``data`` is held out. held_out_rows: of them, evaluated on at most.
-    - teacher: a folder or a model of the Hub; left out, the one that the model was built from. teacher_logits: a folder that
-      ``write_logits`` has written, in place of a teacher in memory.
-    - stage: of the recipe, ``"transfer"``, ``"finetune"`` or ``"all"``.
-    - overrides: of the recipe, such as ``"recipe.transfer.steps=200"``.
-    - stream: with ``stage="transfer"``, one layer in memory at a time. merge: fold adapters into the weights at the end.
-    - checkpoint_seconds: at least so many pass between two checkpoints. resume: continue a run that was stopped.
-    - force: replace what stands at ``out``. strict: a run that learns nothing is an error.
-    - progress: ``True`` shows a bar; or what is to be called after each step. tell: called with messages; left out, they are
-      those of the log ``composer``.
 
-    Losses of the report are nats for each token, or what the recipe's loss measures. Raises ComposerError.
+@options_class
+class Watched:
+    progress: bool | Callable[[StepProgress], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
+    tell: Tell = option(TELL, default=inform, is_checked=False, is_hidden=True)
 
-        composer.distil("lawcat-mine", "texts.jsonl", overrides=["recipe.transfer.steps=200"])
+
+@options_class
+class DistillOptions(Overriding, TeachingOptions, Watched, OfModel):
+    """Train a built model to imitate its teacher.
+
+    The recipe of its spec states how: first the heads learn the teacher's attention, then the model learns the text. During the
+    run, checkpoints, a log and TensorBoard's files are in OUT.run. --resume continues from there to the same numbers. The result
+    appears whole or not at all. Losses are in nats for each token, or what the recipe's loss measures.
+
+    Several processes shard the models, and share the rows of each step: torchrun --nproc-per-node 2 -m composer distill …
     """
-    check_known("--stage", stage, get_args(Which))
-    _check_numbers(seed, held_out_rows, checkpoint_seconds)
-    student = read_student(model, overrides)  # report mistakes before imports that take seconds
-    stages_of(student.record, student.recipe, stage)
-    check_references((*several(data), *several(held_out)))
-    with progress_callback(progress, bar_of) as watch, silent_transformers():
+
+    example: ClassVar[str] = 'composer.distill("lawcat-mine", "texts.jsonl", overrides=["recipe.transfer.steps=200"])'
+    out: Path | None = option(
+        "Output folder. Left out, MODEL-distilled.", default=None, converter=to_optional_path, kw_only=False, **OUT
+    )
+    stage: Which = option("Stages of the recipe to run.", default="all")
+
+
+@options_class
+class TrainOptions(Overriding, LearningOptions, Watched, OfModel):
+    """Train a model that was built from nothing.
+
+    Every parameter learns to predict the next token, as the recipe of the spec states. During the run, checkpoints, a log and
+    TensorBoard's files are in OUT.run. --resume continues from there to the same numbers.
+
+    Several processes shard the model, and share the rows of each step: torchrun --nproc-per-node 2 -m composer train …
+    """
+
+    example: ClassVar[str] = 'composer.train("mine-fresh", "texts.jsonl", overrides=["recipe.train.steps=1000"])'
+    out: Path | None = option(
+        "Output folder. Left out, MODEL-trained.", default=None, converter=to_optional_path, kw_only=False, **OUT
+    )
+
+
+@options_class
+class MergeOptions(Replacing, OfModel):
+    """Merge a model's adapters into its weights."""
+
+    example: ClassVar[str] = 'composer.merge("lawcat-mine-distilled", "lawcat-whole")'
+    out: Path | None = option(
+        "Output folder. Left out, MODEL-merged.", default=None, converter=to_optional_path, kw_only=False, **OUT
+    )
+
+
+@in_words
+def run_distill(options: DistillOptions) -> TrainingReport:
+    student = read_student(options.model, options.overrides)  # report mistakes before imports that take seconds
+    stages_of(student.record, student.recipe, options.stage)
+    check_references((*options.data, *options.held_out))
+    with progress_callback(options.progress, bar_of) as watch, silent_transformers():
         from composer.training.distill import distill as run
 
-        options = _options(
-            data,
-            held_out,
-            share=share,
-            held_out_rows=held_out_rows,
-            teacher=None if teacher is None else str(teacher),
-            teacher_logits=path_of(teacher_logits),
-            seed=seed,
-            device=device,
-            backend=backend,
-            autocast=bfloat16,
-            gradient_checkpointing=gradient_checkpointing,
-            checkpoint_seconds=checkpoint_seconds,
-            resume=resume,
-            force=force,
-            strict=strict,
-            stream=stream,
-            merge=merge,
-            watch=watch,
-            tell=tell or inform,
-            warn=tell or warn_user,
-        )
-        target = _out(model, out, "distilled")
-        with room_for(f"on {device} in training", lambda: _less_memory(target, options, streams=True), TrainingError):
-            return run(student, target, options, which=stage)
+        target, training = _out(options.model, options.out, "distilled"), _training(options, watch)
+        with _room(target, training, streams=True):
+            return run(student, target, training, which=options.stage)
 
 
 @in_words
-def train(
-    model: Reference,
-    data: str | Sequence[str],
-    out: Reference | None = None,
-    *,
-    held_out: str | Sequence[str] = (),
-    share: float = SHARE,
-    held_out_rows: int | None = None,
-    overrides: Overrides = (),
-    seed: int = 0,
-    device: str = "cpu",
-    backend: str = AUTO,
-    bfloat16: bool = False,
-    gradient_checkpointing: bool = False,
-    checkpoint_seconds: float = 60.0,
-    resume: bool = False,
-    force: bool = False,
-    strict: bool = False,
-    progress: bool | Callable[[StepProgress], None] = False,
-    tell: Tell | None = None,
-) -> TrainingReport:
-    """Trains a model that was built from nothing: every parameter learns to predict the next token, as its recipe says.
-
-    out: a folder; left out, ``<model>-trained`` here. All else is as ``distil`` has it. Raises ComposerError.
-
-        composer.train("mine-fresh", "texts.jsonl", overrides=["recipe.train.steps=1000"])
-    """
-    _check_numbers(seed, held_out_rows, checkpoint_seconds)
-    student = read_student(model, overrides)
+def run_train(options: TrainOptions) -> TrainingReport:
+    student = read_student(options.model, options.overrides)
     stage_from_nothing(student)
-    check_references((*several(data), *several(held_out)))
-    with progress_callback(progress, bar_of) as watch, silent_transformers():
+    check_references((*options.data, *options.held_out))
+    with progress_callback(options.progress, bar_of) as watch, silent_transformers():
         from composer.training.scratch import train as run
 
-        options = _options(
-            data,
-            held_out,
-            share=share,
-            held_out_rows=held_out_rows,
-            seed=seed,
-            device=device,
-            backend=backend,
-            autocast=bfloat16,
-            gradient_checkpointing=gradient_checkpointing,
-            checkpoint_seconds=checkpoint_seconds,
-            resume=resume,
-            force=force,
-            strict=strict,
-            watch=watch,
-            tell=tell or inform,
-            warn=tell or warn_user,
-        )
-        target = _out(model, out, "trained")
-        with room_for(f"on {device} in training", lambda: _less_memory(target, options, streams=False), TrainingError):
-            return run(student, target, options)
+        target, training = _out(options.model, options.out, "trained"), _training(options, watch)
+        with _room(target, training, streams=False):
+            return run(student, target, training)
 
 
 class MergeReport(Readable, Closed):
@@ -179,21 +120,19 @@ class MergeReport(Readable, Closed):
 
 
 @in_words
-def merge(model: Reference, out: Reference | None = None, *, force: bool = False) -> MergeReport:
-    """Folds a distilled model's adapters into its weights.
-
-    out: a folder; left out, ``<model>-merged`` here. force: replace what stands there. Raises ComposerError, also where the model
-    has no adapters.
-
-        composer.merge("lawcat-mine-distilled", "lawcat-whole")
-    """
-    open_model(model)  # report mistakes before imports that take seconds
-    target = _out(model, out, "merged")
+def run_merge(options: MergeOptions) -> MergeReport:
+    open_model(options.model)  # report mistakes before imports that take seconds
+    target = _out(options.model, options.out, "merged")
     with silent_transformers():
         from composer.training.merge import merge_adapters
 
-        record = merge_adapters(Path(model).expanduser(), target, force=force)
+        record = merge_adapters(options.model.expanduser(), target, force=options.force)
     return MergeReport(out=target, spec_hash=record.spec_hash)
+
+
+distill = function_of(DistillOptions, run_distill)
+train = function_of(TrainOptions, run_train)
+merge = function_of(MergeOptions, run_merge)
 
 
 def bar_of(step: StepProgress) -> BarUpdate:
@@ -208,18 +147,14 @@ def figures_of(step: StepProgress) -> str:
     return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left{share}"
 
 
-def _check_numbers(seed: int, held_out_rows: int | None, checkpoint_seconds: float) -> None:
-    """Raises TrainingError."""
-    check_seed(seed, TrainingError)
-    check_range("--checkpoint-seconds", checkpoint_seconds, 0, refusal=TrainingError)
-    if held_out_rows is not None:
-        check_count("--held-out-rows", held_out_rows, TrainingError)
+def _training(options: DistillOptions | TrainOptions, watch: Callable[[StepProgress], None] | None) -> TrainingOptions:
+    """The options of the run. Where the caller has no ``tell``, warnings are logged as warnings."""
+    return converted(options, TrainingOptions, watch=watch, warn=warn_user if options.tell is inform else options.tell)
 
 
-def _options(data: str | Sequence[str], held_out: str | Sequence[str], **more: Any) -> TrainingOptions:
-    from composer.training.run import TrainingOptions
-
-    return TrainingOptions(data=several(data), held_out=several(held_out), **more)
+def _room(out: Path, options: TrainingOptions, *, streams: bool) -> AbstractContextManager[None]:
+    what = f"on {options.device} in training"
+    return room_for(what, lambda: _less_memory(out, options, streams=streams), TrainingError)
 
 
 def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
@@ -232,5 +167,5 @@ def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
     return f"What takes less: {'; '.join(ways)}.{kept if folder.is_dir() else ''}"
 
 
-def _out(model: Reference, out: Reference | None, did: str) -> Path:
-    return path_of(out) or Path(f"{Path(model).expanduser().resolve().name}-{did}")
+def _out(model: Path, out: Path | None, did: str) -> Path:
+    return out or Path(f"{model.expanduser().resolve().name}-{did}")

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
-from composer.arguments import Reference
 from composer.errors import in_words
+from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback
+from composer.shared_options import PROGRESS, to_text
 from composer.weights.findings import VerifyReport
 
 
-@in_words
-def verify(model: Reference, *, progress: bool | Callable[[str, int, int], None] = False) -> VerifyReport:
-    """Checks a built model against its record: spec, config, coverage, shapes, hashes of all files, finite values.
+@options_class
+class VerifyOptions:
+    """Check a built model against its record.
 
-    progress: ``True`` shows a bar; or what is to be called with a file's name, the bytes read of it, and its size. What does not
-    match is in the report. Raises ComposerError where there is no record to check against.
-
-        assert composer.verify("lawcat-mine").ok
+    Spec, config, coverage, shapes, hashes of all files, finite values. The exit code is 1 where something does not match. Whoever
+    changes a folder can change its record, too: compare the record's SHA-256 with the hash that its author published.
     """
+
+    example: ClassVar[str] = 'assert composer.verify("lawcat-mine").ok'
+    model: str = argument("A folder that `compose build` wrote.", converter=to_text)
+    progress: bool | Callable[[str, int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
+
+
+@in_words
+def run_verify(options: VerifyOptions) -> VerifyReport:
     from composer.weights.verify import verify as checks_of
 
-    with progress_callback(progress, bar_of, "name", "bar", "bytes", "speed") as watch:
-        return checks_of(model, watch)
+    with progress_callback(options.progress, bar_of, "name", "bar", "bytes", "speed") as watch:
+        return checks_of(options.model, watch)
+
+
+verify = function_of(VerifyOptions, run_verify)
 
 
 def bar_of(name: str, done: int, total: int) -> BarUpdate:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from composer.arguments import Reference
 from composer.errors import SpecError, in_words
 from composer.files import failing_as
-from composer.numbers import check_count
+from composer.options import argument, function_of, option, options_class
+from composer.shared_options import OfSource, to_optional_text
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import launch, page
@@ -40,39 +40,47 @@ class Served:
         self.made.close(verbose=False)
 
 
-@in_words
-def view(
-    spec: str | Path | None = None,
-    source: Reference | None = None,
-    *,
-    port: int | None = None,
-    browser: bool = True,
-    revision: str | None = None,
-) -> Served:
-    """Serves a page on this machine alone: YAML on the left, what becomes of it on the right. It runs until ``close`` or the end.
+@options_class
+class OfShownSpec:
+    spec: str | None = argument(
+        "A YAML file, or the name of a shipped spec. It is read, and never written.", default=None, converter=to_optional_text
+    )
 
-    spec: a file or the name of a shipped one, which is read and never written. source: whose sizes it begins with; left out, those
-    of Llama-3.2-1B. port: left out, the first free one from 7860. browser: opens the page. Raises ComposerError, also where Gradio
-    (the extra ``view``) is not installed.
 
-        composer.view("lolcats", "teacher").wait()
+@options_class
+class ViewOptions(OfSource, OfShownSpec):
+    """Edit a spec on a page of its own.
+
+    On the left is the YAML. On the right, as you type, are mistakes with their lines, the picture, the program and its cost. The
+    sizes are the source's, if one is named, otherwise Llama-3.2-1B's, and can be changed on the page. The page is served on this
+    machine alone, and needs Gradio: pip install 'attention-composer[view]'.
     """
-    if port is not None:
-        check_count("--port", port, most=LAST_PORT)
-    text, place = _opened(spec)
-    if source is not None:
-        place = EditorContext(place.called, place.folder, dimensions(describe_model(source, revision).trunk))
+
+    example: ClassVar[str] = 'composer.view("lolcats", "teacher").wait()'
+    port: int | None = option("Port of the page. Left out, the first free one from 7860.", default=None, least=1, most=LAST_PORT)
+    browser: bool = option("Open the page in a browser.", default=True, flags=("--browser/--no-browser",))
+
+
+@in_words
+def run_view(options: ViewOptions) -> Served:
+    text, place = _opened(options.spec)
+    if options.source is not None:
+        size = dimensions(describe_model(options.source, options.revision).trunk)
+        place = EditorContext(place.called, place.folder, size)
     made = page(text, place)
-    return Served(launch(made, port=port, open_browser=browser), made)
+    return Served(launch(made, port=options.port, open_browser=options.browser), made)
 
 
-def _opened(spec: str | Path | None) -> tuple[str | None, EditorContext]:
+view = function_of(ViewOptions, run_view)
+
+
+def _opened(spec: str | None) -> tuple[str | None, EditorContext]:
     """The text, and where it stands: what a file extends is looked for beside it. Raises SpecError."""
     if spec is None:
         return None, EditorContext()
-    path = find_spec(str(spec), Path())
+    path = find_spec(spec, Path())
     if path is None:
-        raise SpecError(not_found(str(spec), Path()))
+        raise SpecError(not_found(spec, Path()))
     own = path not in shipped_specs().values()
     try:
         with failing_as(SpecError, f"{shown(path)}: cannot be read"):

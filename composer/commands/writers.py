@@ -9,22 +9,12 @@ from typing import Any
 
 from composer.api import load
 from composer.errors import ComposerError
-from composer.numbers import LEAST_SEED, check_range, check_seed
 from composer.spec.explain import explain_resolved
 from composer.trust import load_tokenizer
 from composer.weights.opened import check_backends, open_models
 from composer.words import size
 from converters.source import TOKENIZER, small_files
 from converters.trunk import dtype_name
-
-
-def check_drawing(temperature: float, top_p: float, seed: int) -> None:
-    """Raise ComposerError where these options of drawing tokens are out of bounds, or contradict each other."""
-    check_range("--temperature", temperature, 0)
-    check_range("--top-p", top_p, 0, 1)
-    check_seed(seed, least=LEAST_SEED)
-    if top_p < 1 and temperature == 0:
-        raise ComposerError("--top-p is for what is sampled: it takes a --temperature above 0")
 
 
 def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:

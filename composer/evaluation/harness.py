@@ -39,7 +39,7 @@ def open_harness(options: EvaluationOptions) -> Any:
 
     lm-eval's own tasks are more than ten thousand. They are only read where ``include_path`` lacks one of the named tasks.
     """
-    folder, asked = options.include_path, list(options.harness)
+    folder, asked = options.include_path, list(options.lm_eval)
     if folder is not None and not folder.is_dir():
         raise EvaluationError(f"--include-path {folder} is no folder; expected one with tasks of lm-eval, YAML files.")
     if folder is not None:
@@ -69,7 +69,7 @@ def harness_facts(options: EvaluationOptions) -> HarnessFacts:
     if folder is not None:
         hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in _files_in(folder)}
     return HarnessFacts(
-        tasks=tuple(options.harness),
+        tasks=tuple(options.lm_eval),
         limit=_limit(options),
         files=hashes,
         num_fewshot=options.num_fewshot,
@@ -117,7 +117,7 @@ def run_harness(
         opened = HarnessModel(model, tokenizer, max_length=options.max_length, batch_size=max(1, options.batch_tokens // QUESTION))
         answer = ask(
             model=opened,
-            tasks=list(options.harness),
+            tasks=list(options.lm_eval),
             task_manager=manager,
             limit=_limit(options),
             num_fewshot=options.num_fewshot,

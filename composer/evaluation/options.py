@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from composer.errors import EvaluationError
-from composer.graph.lowering import AUTO
-from composer.numbers import check_count, check_seed
-from converters.trunk import Dtype
+from composer.arguments import several
+from composer.errors import ComposerError, EvaluationError
+from composer.options import option, options_class
+from composer.shared_options import (
+    OUT,
+    InDtype,
+    OnDevice,
+    Replacing,
+    Seeded,
+    TaskFiles,
+    WithBackend,
+    reads,
+    to_optional_path,
+    to_tokens,
+)
 
 SAMPLES = 100
 SHORTEST = 2
@@ -31,64 +43,79 @@ class EvaluationProgress:
     making: bool = False
 
 
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """How an evaluation is run.
+@reads(str)
+def to_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names, several of them between commas."""
+    return tuple(name for text in several(value) for part in text.split(",") if (name := part.strip()))
 
-    - samples: of each task at each length; None: 100, and for lm-eval all that its tasks have.
-    - seed: of the samples.
-    - out: the folder of the results, where an interrupted evaluation continues; None writes nothing.
-    - text, haystack, babi: files for the tasks that take one and do not name their own.
-    - device: where the models run.
-    - dtype: of all weights; None leaves them as they are.
-    - backend: which forms run the heads of built models.
-    - batch_tokens: tokens of the samples that are scored together; changes nothing but speed.
-    - harness: tasks of lm-eval; include_path: a folder with such tasks of one's own.
-    - limit, num_fewshot, apply_chat_template, system_instruction, fewshot_as_multiturn, log_samples, max_length: as lm-eval has
-      them. limit: None takes ``samples``. log_samples: into ``out``.
-    - force: replace the evaluation in `out`.
-    - watch: called with the progress.
-    """
 
-    samples: int | None = None
-    seed: int = 0
-    out: Path | None = None
-    text: Path | None = None
-    haystack: Path | None = None
-    babi: Path | None = None
-    device: str = "cpu"
-    dtype: Dtype | None = None
-    backend: str = AUTO
-    batch_tokens: int = BATCH_TOKENS
-    harness: Sequence[str] = ()
-    include_path: Path | None = None
-    limit: int | float | None = None
-    num_fewshot: int | None = None
-    apply_chat_template: bool | str = False
-    system_instruction: str | None = None
-    fewshot_as_multiturn: bool = True
-    log_samples: bool = False
-    max_length: int | None = None
-    force: bool = False
-    watch: Callable[[EvaluationProgress], None] | None = None
+@reads(float)
+def to_limit(value: float | None) -> int | float | None:
+    """A number of documents, or a share of them. Raises ValueError."""
+    if value is None or 0 < value < 1:
+        return value
+    if not (value >= 1 and value == int(value)):
+        wanted = "the number of documents of each task, or the share of them, above 0 and below 1"
+        raise ValueError(f"expected {wanted}, got {value:g}")
+    return int(value)
+
+
+@options_class
+class ScoringOptions(Replacing, WithBackend, InDtype, OnDevice, TaskFiles, Seeded):
+    """Options of every evaluation."""
+
+    error: ClassVar[type[ComposerError]] = EvaluationError
+    samples: int | None = option(
+        f"Samples of each task at each length. Left out, {SAMPLES}, and all documents of lm-eval's tasks.", default=None, least=1
+    )
+    out: Path | None = option(
+        "Folder for results and plots. The same call continues an evaluation there. Left out, nothing is written.",
+        default=None,
+        converter=to_optional_path,
+        **OUT,
+    )
+    batch_tokens: int = option(
+        "Tokens of the samples of a batch, which decides speed alone. 4k is 4,096.",
+        default=BATCH_TOKENS,
+        converter=to_tokens(),
+        metavar="N",
+    )
+    lm_eval: tuple[str, ...] = option(
+        "Tasks of lm-eval-harness, if it is installed.", default=(), converter=to_names, metavar="TASK,…"
+    )
+    include_path: Path | None = option(
+        "With --lm-eval: a folder with tasks of your own.", default=None, converter=to_optional_path, metavar="FOLDER"
+    )
+    limit: int | float | None = option(
+        "With --lm-eval: documents of each task, or a share below 1. Left out, the value of --samples.",
+        default=None,
+        converter=to_limit,
+    )
+    num_fewshot: int | None = option("With --lm-eval: examples before each question.", default=None, least=0)
+    apply_chat_template: bool | str = option(
+        "With --lm-eval: write prompts with the model's chat template.", default=False, kind=bool
+    )
+    system_instruction: str | None = option(
+        "With --lm-eval: the system message, or the beginning of each prompt.", default=None, metavar="TEXT"
+    )
+    fewshot_as_multiturn: bool = option(
+        "With --lm-eval and a chat template: write each example as a turn of its own.",
+        default=True,
+        flags=("--fewshot-as-multiturn/--no-fewshot-as-multiturn",),
+    )
+    log_samples: bool = option("With --lm-eval: write each request and answer into OUT/lm-eval.", default=False)
+    max_length: int | None = option(
+        "With --lm-eval: tokens that are kept of a request. Left out, the positions of the model's config.",
+        default=None,
+        least=SHORTEST,
+        metavar="N",
+    )
 
     def check(self) -> None:
-        """Raises EvaluationError for numbers that cannot be."""
-        if self.samples is not None:
-            check_count("--samples", self.samples, EvaluationError)
-        check_count("--batch-tokens", self.batch_tokens, EvaluationError)
-        check_seed(self.seed, EvaluationError)
-        if self.num_fewshot is not None:
-            check_count("--num-fewshot", self.num_fewshot, EvaluationError, least=0)
-        if self.max_length is not None:
-            check_count("--max-length", self.max_length, EvaluationError, least=SHORTEST)
-        if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and self.limit == int(self.limit))):
-            raise EvaluationError(
-                f"--limit {self.limit:g}: expected the number of documents of each task, or the share of them, above 0 and below 1."
-            )
+        """Raise EvaluationError where options contradict each other."""
         if self.log_samples and self.out is None:
-            raise EvaluationError("--log-samples writes into the folder of the results: name one with -o FOLDER.")
-        if not self.harness:
+            raise EvaluationError("--log-samples writes into the folder of the results: name the folder with --out FOLDER.")
+        if not self.lm_eval:
             for option, value, default in (
                 ("--include-path", self.include_path, None),
                 ("--limit", self.limit, None),
@@ -101,3 +128,10 @@ class EvaluationOptions:
             ):
                 if value != default:
                     raise EvaluationError(f"{option} is for tasks of lm-eval: name them with --lm-eval.")
+
+
+@options_class
+class EvaluationOptions(ScoringOptions):
+    """All options of an evaluation, beside models, tasks and lengths."""
+
+    watch: Callable[[EvaluationProgress], None] | None = option("Called with the progress.", default=None, is_checked=False)

@@ -54,13 +54,13 @@ def evaluate(
     check_device(options.device)
     options.check()
     asked = read_tasks(tasks, options)
-    if not (asked or options.harness):
+    if not (asked or options.lm_eval):
         raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
     lengths = read_lengths(lengths) if asked else ()
-    manager = open_harness(options) if options.harness else None
+    manager = open_harness(options) if options.lm_eval else None
     subjects = open_subjects(models, options.dtype)
     check_backends(options.backend, subjects)
-    if options.harness:
+    if options.lm_eval:
         check_harness(options, subjects)
     folder = None if options.out is None else options.out.expanduser()
     with _interrupted(folder):
@@ -216,6 +216,6 @@ def _setting(
         seed=options.seed,
         device=options.device,
         backend=options.backend,
-        harness=harness_facts(options) if options.harness else None,
-        versions=versions_of((*PACKAGES, HARNESS_PACKAGE) if options.harness else PACKAGES),
+        harness=harness_facts(options) if options.lm_eval else None,
+        versions=versions_of((*PACKAGES, HARNESS_PACKAGE) if options.lm_eval else PACKAGES),
     )

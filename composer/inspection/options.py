@@ -3,48 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from composer.errors import InspectionError
+from composer.errors import ComposerError, InspectionError
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions
-from composer.evaluation.perplexity import Perplexity
-from composer.numbers import check_count, check_seed
+from composer.numbers import Numbers, read_numbers
+from composer.options import option, options_class
+from composer.shared_options import OUT, OnDevice, Replacing, Seeded, WithBackend, reads, to_optional_path, to_optional_text
 from composer.tasks.base import Task
 
 QUERIES, LENGTH, TASK = 64, 256, "passkey"
 ONE_TEXT = "one text at a time, since its pictures have a column a token"
 
 
-@dataclass(frozen=True)
-class InspectOptions:
-    """How a model is looked into.
+def to_length(value: Numbers) -> int:
+    """One number of tokens. Raises ValueError."""
+    lengths = read_numbers(value, least=SHORTEST)
+    if len(lengths) != 1:
+        values = ", ".join(map(str, lengths)) or "nothing"
+        raise ValueError(f"expected one number of tokens, because a model is inspected on {ONE_TEXT}, got {values}")
+    return lengths[0]
 
-    - tasks: one, whose sample is the text: of the catalogue, with options behind it (``passkey,depth=0.5``), or an object; none is
-      ``passkey``. text: a text of one's own in its place.
-    - length: tokens of the text at most.
-    - seed: of the task's sample.
-    - layers: the layers to look at; None: all.
-    - queries: as many tokens, evenly spread, are asked what they attend to, those before an answer always.
-    - teacher: a folder or a model to compare with; None: the student's source, where there is one and it is still there.
-    - alone: compare with nothing.
-    - device, backend: where and by which forms the models run.
-    - out: the folder of the report; None writes nothing. force: replace the report that is there.
-    """
 
-    tasks: Sequence[str | Task | Perplexity] = ()
-    text: str | None = None
-    length: int = LENGTH
-    seed: int = 0
-    layers: Sequence[int] | None = None
-    queries: int = QUERIES
-    teacher: str | None = None
-    alone: bool = False
-    device: str = "cpu"
-    backend: str = "auto"
-    out: Path | None = None
-    force: bool = False
+@reads(str)
+def to_layers(value: Numbers | None) -> tuple[int, ...] | None:
+    """Layers, of which -1 is the last; None: all. Raises ValueError."""
+    return None if value is None else read_numbers(value, least=None, thousands=False)
+
+
+@reads(str)
+def to_tasks(value: str | Task | Sequence[str | Task] | None) -> tuple[str | Task, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+
+
+@options_class
+class InspectOptions(Replacing, WithBackend, OnDevice, Seeded):
+    """How a model is inspected."""
+
+    error: ClassVar[type[ComposerError]] = InspectionError
+    text: str | None = option(
+        "Text to inspect the model on. On the command line, a file with the text.", default=None, metavar="FILE"
+    )
+    tasks: tuple[str | Task, ...] = option(
+        f"Task that writes the text, followed by its options. Left out, {TASK}.", default=None, converter=to_tasks, metavar="TASK"
+    )
+    length: int = option(
+        "Largest number of tokens of the text. 1k is 1,024.", default=LENGTH, converter=to_length, metavar="N", kind=str
+    )
+    layers: tuple[int, ...] | None = option(
+        "Layers to inspect, from 0, or from -1 backwards. Left out, all.", default=None, converter=to_layers, metavar="N,…"
+    )
+    queries: int = option(
+        "Number of tokens, evenly spread, whose attention is computed. Those before an answer are among them.",
+        default=QUERIES,
+        least=2,
+    )
+    teacher: str | None = option(
+        "Model to compare with. Left out, the source of the student.",
+        default=None,
+        converter=to_optional_text,
+        metavar="SOURCE",
+    )
+    alone: bool = option("Compare with nothing.", default=False)
+    out: Path | None = option(
+        "Folder for a page, pictures and numbers. Left out, nothing is written.", default=None, converter=to_optional_path, **OUT
+    )
 
     def task(self) -> tuple[str, Task]:
         """The task that writes the text, and its label. Raises InspectionError and EvaluationError."""
@@ -57,13 +84,12 @@ class InspectOptions:
         return named[0].label, task
 
     def check(self) -> None:
-        """Raises InspectionError for impossible options."""
+        """Raise InspectionError where options contradict each other."""
         if self.tasks and self.text is not None:
-            raise InspectionError("A task brings its own text, and a text (--text) is given, too: say one of them.")
+            raise InspectionError(
+                "--tasks and --text exclude each other, because a task writes its own text: leave one of them out."
+            )
         if self.teacher is not None and self.alone:
-            raise InspectionError("A teacher is named, and nothing is to be compared (--alone): leave one of them out.")
-        check_count("--length", self.length, InspectionError, least=SHORTEST)
-        check_count("--queries", self.queries, InspectionError, least=2)
-        check_seed(self.seed, InspectionError)
+            raise InspectionError("--teacher and --alone exclude each other: leave one of them out.")
         if self.text is None:
             self.task()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from composer.api import explain
+from composer.api import ExplainOptions, run_explain
 from composer.errors import SelectionError
 from composer.selection.report import By, LayerScore
 from composer.spec.document import Spec
@@ -36,14 +36,14 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
             return count
     raise SelectionError(
         f"--budget {budget:,}: the state takes {bytes_of(0):,} bytes with no layer kept, and {bytes_of(1):,} with one. Give at "
-        "least as many, or fewer tokens: --sequence."
+        "least as many, or fewer tokens: --seq."
     )
 
 
 def state_bytes(spec: Spec, layers: Sequence[int], of: int, source: str | os.PathLike[str], sequence: int) -> int:
     """The bytes of the student's state at so many tokens with these of its ``of`` layers kept. Raises SpecError and SourceError."""
     document = spec.model_dump(mode="json", exclude_unset=True)
-    return explain(load_spec(keeping(document, layers, of)), source, sequence=sequence).state_bytes
+    return run_explain(ExplainOptions(load_spec(keeping(document, layers, of)), source, sequence=sequence)).state_bytes
 
 
 def keeping(document: Mapping[str, Any], layers: Sequence[int], of: int) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple
     sweep, separator, variant = said.value.rpartition(SEPARATOR)
     if path is None and separator and find_spec(sweep, folder) is not None:
         remedy = f"extend {brief(sweep)} with `vary: null` and say what {brief(variant)} says differently, or write it out first"
-        command = f"compose show {sweep} --expand -o FOLDER"
+        command = f"`compose show {sweep} --expand -o FOLDER`"
         raise SpecError(at(said.where, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
     if path is None:
         through = f" (through {_arrows(chain)})" if len(chain) > 1 else ""

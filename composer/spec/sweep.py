@@ -122,7 +122,7 @@ def refuse_sweep(spec: Spec) -> None:
         names = variant_names(spec.vary)
         raise GraphError(
             f"{spec.name} is a sweep of {len(names)} specs: {listed(names)}. Name one of them behind a colon, as in "
-            f"SPEC{SEPARATOR}{names[0]}, or write them out: compose show SPEC --expand -o FOLDER",
+            f"SPEC{SEPARATOR}{names[0]}, or write them out: `compose show SPEC --expand -o FOLDER`",
             ("vary",),
         )
 

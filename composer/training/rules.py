@@ -19,7 +19,7 @@ def check_stage(resolved: Resolved, stage: Stage) -> None:
     if resolved.direction == "bidirectional":
         raise TrainingError(
             f'"{resolved.name}" is bidirectional: each token sees those after it, so it has no next token to learn. Its heads can '
-            "learn from a teacher's alone: compose distill --stage transfer"
+            "learn from a teacher's alone: `compose distill --stage transfer`"
         )
     if isinstance(stage, Finetune) and stage.lora is None and not stage.trunk and not fresh_parameters(resolved):
         raise TrainingError(

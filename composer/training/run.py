@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from blocks.part import Closed
-from composer.data.loading import SHARE
 from composer.data.packing import PackedRows
 from composer.errors import TrainingError
-from composer.graph.lowering import AUTO, check_backend
+from composer.graph.lowering import check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.inherit import shown
@@ -26,12 +25,12 @@ from composer.tables import Readable, View
 from composer.training.folder import check_run_folder, check_same, fingerprint, remove_run, run_folder
 from composer.training.identity import DataReferences, RunSettings, TeacherFingerprint
 from composer.training.journal import CURVE, LOG, Journal, draw
-from composer.training.loop import Outcome, StageSetting, StepProgress
+from composer.training.loop import Outcome, StageSetting
 from composer.training.measure import learned_nothing, too_few
+from composer.training.options import TrainingOptions
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
 from composer.training.rows import bounded, rows_of, unwritten, warn_or_raise
 from composer.training.rules import check_held_out, learns_from_teacher
-from composer.training.stopping import AGAIN
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student
 from composer.training.table import losses, remarks
@@ -41,56 +40,6 @@ from composer.weights.output import check_output
 from composer.weights.positions import check_positions
 from composer.weights.record import TrainedStage
 from composer.weights.trained import Adapter, Trained, write_trained
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """The options of a run, beside its recipe.
-
-    - data, held_out: references, as ``composer.data`` reads them.
-    - share: of the data, held out where ``held_out`` names none.
-    - held_out_rows: evaluate on at most so many of the held-out rows, evenly spaced; None: so many that evaluations take about a
-      fifth of each stage's time.
-    - teacher: None takes the model that the student was built from.
-    - teacher_logits: a folder with a teacher's stored logits, to fine-tune by without the teacher in memory.
-    - seed: of the order of the data, and of adapters.
-    - device: where both models run; backend: which forms run their heads.
-    - autocast: let projections compute in bfloat16.
-    - checkpoint_seconds: at least so many pass between two checkpoints.
-    - gradient_checkpointing: where the whole model learns, compute the inside of its layers again in the backward pass: less
-      memory, more time.
-    - resume: continue the run that was stopped.
-    - force: replace the result and the run that are there.
-    - stream: attention transfer with one layer in memory at a time.
-    - merge: fold adapters into the weights at the end.
-    - strict: a run that learns nothing, or sees few tokens too often, is an error.
-    - watch: called after each step.
-    - tell: called with messages to the user.
-    - warn: called with warnings; None: ``tell`` is called with them.
-    - again: what messages tell the user to do to go on with a run that was stopped.
-    """
-
-    data: Sequence[str]
-    held_out: Sequence[str] = ()
-    share: float = SHARE
-    held_out_rows: int | None = None
-    teacher: str | None = None
-    teacher_logits: Path | None = None
-    seed: int = 0
-    device: str = "cpu"
-    backend: str = AUTO
-    autocast: bool = False
-    checkpoint_seconds: float = 60.0
-    gradient_checkpointing: bool = False
-    resume: bool = False
-    force: bool = False
-    stream: bool = False
-    merge: bool = False
-    strict: bool = False
-    watch: Callable[[StepProgress], None] | None = None
-    tell: Callable[[str], None] = lambda said: None
-    warn: Callable[[str], None] | None = None
-    again: str = AGAIN
 
 
 class TrainingReport(Readable, Closed):
@@ -141,7 +90,7 @@ class TrainingRun:
 
     def setting(self, journal: Journal) -> StageSetting:
         """The settings of its stages."""
-        kind = torch.bfloat16 if self.options.autocast else None
+        kind = torch.bfloat16 if self.options.bfloat16 else None
         watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
         return StageSetting(
             self.folder, journal, self.options.seed, self.options.checkpoint_seconds, kind, watch, tell, self.options.again
@@ -231,7 +180,7 @@ def open_run(
         held_out_data=None if held_out is None else held_out.hash,
         seed=options.seed,
         device=options.device.partition(":")[0],
-        autocast=options.autocast,
+        autocast=options.bfloat16,
         backend=options.backend,
         stream=options.stream,
         references=references,

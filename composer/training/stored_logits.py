@@ -27,7 +27,7 @@ from composer.training.identity import DataReferences, Fingerprint
 from converters.bounded import check_file, reason
 
 LOGITS, SHARD, SHARDS = "logits.json", "logits-{:05d}.safetensors", "logits-*.safetensors"
-REMEDY = "Write the logits anew: compose logits … --force"
+REMEDY = "Write the logits anew: `compose logits … --force`"
 
 
 class LogitsRecord(Closed):
@@ -105,7 +105,7 @@ class StoredLogits:
         try:
             self.record = read_state(folder / LOGITS, LogitsRecord, TrainingError, REMEDY)
         except FileNotFoundError as error:
-            raise TrainingError(f"{folder} has no {LOGITS}. Write one: compose logits TEACHER --data … -o {folder}") from error
+            raise TrainingError(f"{folder} has no {LOGITS}. Write one: `compose logits TEACHER --data … -o {folder}`") from error
         if not self.record.complete:
             raise TrainingError(f"The logits in {folder} are not complete. Run the same `compose logits` again to continue.")
         count = -(-self.record.rows // self.record.rows_per_shard)

@@ -36,7 +36,7 @@ def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Re
     folder = Path(name_of(model)).expanduser()
     record = read_record(folder) if folder.is_dir() else None
     if record is None:
-        raise TrainingError(f"{folder} has no {RECORD}: it is not a built model. Make one: compose build SPEC --from SOURCE")
+        raise TrainingError(f"{folder} has no {RECORD}: it is not a built model. Make one: `compose build SPEC --from SOURCE`")
     if record.trunk.get("labels") is not None:
         raise TrainingError(f"{folder} is a classifier; what is trained here is a language model.")
     source = open_model(folder)

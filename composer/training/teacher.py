@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer.api import build, load
+from composer.api import ModelOptions, load, run_build_in_memory
 from composer.errors import TrainingError
 from composer.files import sha256
 from composer.graph.lowering import AUTO
@@ -47,7 +47,7 @@ class Teacher:
         if self.source.is_composed:
             model = load(folder, dtype="float32", device=device)
         else:
-            model = build("softmax", folder, dtype="float32").to(device)  # pyright: ignore[reportArgumentType]
+            model = run_build_in_memory(ModelOptions("softmax", folder, dtype="float32")).to(device)  # pyright: ignore[reportArgumentType]
         assert isinstance(model, ComposedForCausalLM), "open_language_model lets no classifier through"
         model.run_on(backend)
         return model.requires_grad_(False).eval()

@@ -85,7 +85,7 @@ def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
         if isinstance(place, Path) or place.file is not None:
             raise SourceError(
                 f"{name_of(reference)} is a GGUF file; expected a folder with a tokenizer, or a model of the Hub. Make such a "
-                f"folder first: compose build softmax --from {name_of(reference)} -o FOLDER"
+                f"folder first: `compose build softmax --from {name_of(reference)} -o FOLDER`"
             )
         return fetch(place.repo_id, place.revision, weights=False, tokenizer=True)[0]
 
@@ -115,7 +115,7 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
     if not folder.is_dir():
         if names_a_spec(reference):
             raise SourceError(
-                f"{reference} is a spec, and this is for models. Build it first: compose build {reference} --from SOURCE"
+                f"{reference} is a spec, and this is for models. Build it first: `compose build {reference} --from SOURCE`"
             )
         if tagged := TAGGED.fullmatch(reference):
             if revision is not None:

@@ -38,7 +38,7 @@ def main(
     tasks: Annotated[Path | None, typer.Option(help="With --lm-eval: a folder with local copies of the tasks.")] = None,
     rows: Annotated[Path | None, typer.Option(help="With --tasks: the folder that the paths in these copies start from.")] = None,
 ) -> None:
-    """Build, distil and score two students of SmolLM2-135M-Instruct."""
+    """Build, distill and score two students of SmolLM2-135M-Instruct."""
     typer.echo(INTRODUCTION.format(time=TIME, out=out))
     try:
         check_references(data or ())

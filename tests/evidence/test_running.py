@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer.ablation.plan import Request
+from composer.ablation.options import Request
 from composer.ablation.runner import one_process
 from evidence import running
 from evidence.experiments import TEACHER, Experiment

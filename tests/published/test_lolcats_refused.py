@@ -210,7 +210,7 @@ def test_they_stand_on_a_model_as_it_was_before(compose: Compose, source: Path, 
     again = compose("build", SPEC, "--from", "cats", *options(files), *SETTINGS, "-o", "again")
     assert_refused(again, ["is a student already"], tmp_path, *files, Path("cats"))
     fresh = compose("build", "latte", "--fresh", *options(files), "-o", "again")
-    assert_refused(fresh, ["name it with --from"], tmp_path, *files, Path("cats"))
+    assert_refused(fresh, ["name the source with --from"], tmp_path, *files, Path("cats"))
 
 
 def test_a_tensor_of_both_files(compose: Compose, source: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import composer
 from composer.ablation.ablate import REPORT, STEPS, TABLE, ablate
 from composer.ablation.figures import Figures
 from composer.ablation.models import VARIANTS
+from composer.ablation.options import Request
 from composer.ablation.pictures import PLOT
-from composer.ablation.plan import AblationStep, Request
+from composer.ablation.plan import AblationStep
 from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
 from composer.errors import AblationError, Stopped

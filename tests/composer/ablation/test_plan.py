@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from composer.ablation import identity
-from composer.ablation.plan import Request, read_variants
+from composer.ablation.options import Request
+from composer.ablation.plan import read_variants
 from composer.errors import AblationError, BuildError, SpecError, TrainingError
 from tests.checkpoints import edit_config, edit_tensors
 from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, chains_of, names, write_spec
@@ -64,7 +65,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "share": ({"share": 0.25}, TRAINED),
     "device": ({"device": "cuda"}, TRAINED),
     "another device of the kind": ({"device": "cpu:0"}, {"evaluate"}),
-    "precision": ({"autocast": True}, TRAINED),
+    "precision": ({"bfloat16": True}, TRAINED),
     "a slice of the data": ({"data": ("DATA,limit=20",)}, TRAINED),
     "held-out data": ({"held_out": ("DATA",)}, TRAINED),
     "samples": ({"samples": 5}, {"evaluate"}),
@@ -110,7 +111,7 @@ def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, n
         data=(str(tmp_path / "data.jsonl"),),
         tasks=("perplexity", f"perplexity,text={tmp_path / 'own.txt'}"),
         lengths=(8,),
-        files={"text": tmp_path / "text.txt"},
+        text=tmp_path / "text.txt",
     )
     spec = write_spec(tmp_path / "s.yaml")
     before = one(spec, request, tmp_path)
@@ -229,7 +230,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]]
     ),
     "a trunk": ({"trunk": TRUNK}, {}, SpecError, "trunk"),
     "no trunk": ({}, {"source": None, "tokenizer": "TEACHER"}, SpecError, "trunk"),
-    "a tokenizer": ({}, {"tokenizer": "TEACHER"}, BuildError, "a source brings its own tokenizer"),
+    "a tokenizer": ({}, {"tokenizer": "TEACHER"}, BuildError, "a source has its own tokenizer"),
 }
 
 

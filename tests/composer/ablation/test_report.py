@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure as Picture
 
 from composer.ablation.figures import FAILURE, Figures
+from composer.ablation.options import Request
 from composer.ablation.pictures import draw
-from composer.ablation.plan import Chain, Request
+from composer.ablation.plan import Chain
 from composer.ablation.report import AblationReport, Column, Figure, make_report
 from composer.ablation.table import cells, markdown
 from composer.plotting import RESOLUTION

@@ -19,7 +19,8 @@ import pytest
 import composer
 from composer.ablation import runner, steps
 from composer.ablation.figures import FAILURE, WARNINGS, Figures
-from composer.ablation.plan import AblationStep, Chain, Request
+from composer.ablation.options import Request
+from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.runner import one_process, processes, run_chains
 from composer.ablation.steps import MARK
 from composer.errors import AblationError

@@ -15,7 +15,8 @@ import torch
 from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
 from composer.ablation.figures import FAILURE
-from composer.ablation.plan import AblationStep, Request
+from composer.ablation.options import Request
+from composer.ablation.plan import AblationStep
 from composer.ablation.steps import MARK, found, model_of, run_step
 from composer.errors import AblationError, TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from composer.ablation import teacher as module
-from composer.ablation.plan import Request
+from composer.ablation.options import Request
 from composer.ablation.teacher import teacher_scores
 from tests.composer.ablation.variants import request_for
 
@@ -25,7 +25,7 @@ def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path
     here.write_text("once upon a time there was a cat and it slept " * 9)
 
     def asked(text: Path) -> Request:
-        return request_for(teacher, texts, tasks=("perplexity",), files={"text": text})
+        return request_for(teacher, texts, tasks=("perplexity",), text=text)
 
     first, failure = teacher_scores(asked(here), steps)
     assert (list(first), failure) == ([TASK], None)

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from composer.ablation.ablate import REPORT, STEPS
-from composer.ablation.plan import Chain, Request, plan, read_variants
+from composer.ablation.options import Request
+from composer.ablation.plan import Chain, plan, read_variants
 from tests.composer.training.runs import SPEC
 
 RECIPE: dict[str, Any] = {

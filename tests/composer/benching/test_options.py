@@ -21,10 +21,10 @@ def test_each_once_and_in_order(numbers: list[int]) -> None:
 
 def test_what_no_machine_holds_is_refused() -> None:
     assert ordered((2**31,), "--prefill") == (2**31,)
-    with pytest.raises(BenchError, match="--prefill 2147483649: say at most 2,147,483,648"):
+    with pytest.raises(BenchError, match="--prefill: expected a whole number of at most 2,147,483,648, got 2147483649"):
         ordered((2**31 + 1,), "--prefill")
 
 
 def test_nothing_is_refused() -> None:
-    with pytest.raises(BenchError, match=r"--batch 0: say at least 1\."):
+    with pytest.raises(BenchError, match=r"--batch: expected a whole number of at least 1, got 0"):
         ordered((4, 0), "--batch")

@@ -24,7 +24,7 @@ QUICK = {"repeats": 2, "steps": 2}
 
 def test_the_report(folders: list[Path], tmp_path: Path) -> None:
     heard: list[BenchProgress] = []
-    options = BenchOptions(**QUICK, batches=(2, 1), seed=5, out=tmp_path / "out", watch=heard.append)
+    options = BenchOptions(**QUICK, batch=(2, 1), seed=5, out=tmp_path / "out", watch=heard.append)
     report = bench(folders, [32, 16, 32], [8], options)
     assert BenchReport.model_validate_json((tmp_path / "out" / BENCH).read_text()) == report
     setting = report.setting
@@ -126,16 +126,16 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("prefill", "decode", "changes", "message"),
     [
         ([], [], {}, "Nothing says what to time"),
-        ([0], [], {}, "--prefill 0: say at least 1."),
-        ([], [8, -1], {}, "--decode -1: say at least 1."),
-        ([8], [], {"batches": (0,)}, "--batch 0: say at least 1."),
-        ([8], [], {"batches": ()}, "--batch says nothing"),
-        ([8], [], {"repeats": 0}, "--repeats 0"),
-        ([8], [], {"steps": 0}, "--steps 0"),
-        ([8], [], {"threads": 0}, "--threads 0"),
-        ([8], [], {"seed": -1}, "--seed -1"),
-        ([8], [], {"seed": 2**63}, "--seed 9223372036854775808: say at most 9,223,372,036,854,775,807"),
-        ([2**60], [], {}, "--prefill 1152921504606846976: say at most"),
+        ([0], [], {}, "--prefill: expected a whole number of at least 1, got 0"),
+        ([], [8, -1], {}, "--decode: expected a whole number of at least 1, got -1"),
+        ([8], [], {"batch": (0,)}, "batch: expected a whole number of at least 1, got 0"),
+        ([8], [], {"batch": ()}, "--batch says nothing"),
+        ([8], [], {"repeats": 0}, "repeats: expected"),
+        ([8], [], {"steps": 0}, "steps: expected"),
+        ([8], [], {"threads": 0}, "threads: expected"),
+        ([8], [], {"seed": -1}, "seed: expected"),
+        ([8], [], {"seed": 2**63}, "seed: expected a whole number of at most 9,223,372,036,854,775,807, got 9223372036854775808"),
+        ([2**60], [], {}, "--prefill: expected a whole number of at most"),
         ([8], [], {"device": "abacus"}, 'no device "abacus"'),
     ],
 )

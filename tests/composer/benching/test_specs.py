@@ -87,10 +87,10 @@ def test_alone_it_is_told_how(compose: Compose) -> None:
     (line,) = result.stderr.splitlines()
     assert line.startswith("lawcat is a spec, and models are timed. ")
     assert "compose bench SOURCE lawcat" in line
-    assert line.endswith("compose build lawcat --from SOURCE")
+    assert line.endswith("`compose build lawcat --from SOURCE`")
     result = compose("eval", "lawcat", "--tasks", "passkey", "--lengths", 128)
     assert result.exit_code == 2
-    assert result.stderr == "lawcat is a spec, and this is for models. Build it first: compose build lawcat --from SOURCE\n"
+    assert result.stderr == "lawcat is a spec, and this is for models. Build it first: `compose build lawcat --from SOURCE`\n"
 
 
 def test_what_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,11 +82,11 @@ def test_options_reach_the_steps(compose: Compose, inputs: Path, monkeypatch: py
     assert counts == [3]
     report = json.loads(result.stdout)
     request = report["request"]
-    assert (request["seeds"], request["autocast"], request["teacher"], request["files"]) == (
+    assert (request["seeds"], request["bfloat16"], request["teacher"], request["text"]) == (
         [2, 5],
         True,
         "teacher",
-        {"text": str(text)},
+        str(text),
     )
     assert set(report["variants"][0]["figures"]["perplexity 8 perplexity"]["values"]) == {"2", "5"}
     assert stands() == ["out"]
@@ -106,7 +106,7 @@ def test_a_variant_that_fails(compose: Compose, inputs: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[list[Any], str]] = {
-    "no specs": (["--from", "teacher", *DATA, "-o", "out"], "Missing argument 'SPEC...'"),
+    "no specs": (["--from", "teacher", *DATA, "-o", "out"], "Missing argument 'SPEC'"),
     "no out": ([SWEEP, "--from", "teacher", *DATA], "Missing option '-o'"),
     "no origin": ([SWEEP, *DATA, "-o", "out"], "Say what to build from: --from SOURCE, or --fresh"),
     "two origins": ([SWEEP, "--from", "teacher", "--fresh", *DATA, "-o", "out"], "One of the two, not both."),
@@ -126,8 +126,14 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no lengths": ([SWEEP, "--from", "teacher", "--tasks", "mqar", "-o", "out"], "--lengths 512,1024"),
     "lengths": ([SWEEP, "--from", "teacher", *DATA, "--lengths", "9", "-o", "out"], "--lengths is for tasks"),
     "a file": ([SWEEP, "--from", "teacher", *DATA, "--text", "texts.jsonl", "-o", "out"], "--text is for tasks"),
-    "no number": ([SWEEP, "--from", "teacher", *DATA, "--seeds", "one", "-o", "out"], '--seeds: "one" is no whole number'),
-    "a negative one": ([SWEEP, "--from", "teacher", *DATA, "--seeds", "-1", "-o", "out"], "--seeds -1: say at least 0."),
+    "no number": (
+        [SWEEP, "--from", "teacher", *DATA, "--seeds", "one", "-o", "out"],
+        'such as 0,1,2, got "one"',
+    ),
+    "a negative one": (
+        [SWEEP, "--from", "teacher", *DATA, "--seeds", "-1", "-o", "out"],
+        "--seeds: expected a whole number of",
+    ),
     "data": ([SWEEP, "--from", "teacher", "--data", "text.jsonl", "-o", "out"], 'did you mean "texts.jsonl"'),
     "columns": ([SWEEP, "--from", "teacher", "--data", "columns.jsonl", "-o", "out"], "columns.jsonl"),
     "a share": ([SWEEP, "--from", "teacher", "--data", "texts.jsonl", "--share", "0.9", "-o", "out"], "a share of 0.9"),
@@ -151,7 +157,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no tokenizer": (["fresh.yaml", "--fresh", *DATA, "-o", "out"], "--tokenizer MODEL"),
     "a tokenizer": (
         [SWEEP, "--from", "teacher", "--tokenizer", "teacher", *DATA, "-o", "out"],
-        "a source brings its own tokenizer",
+        "a source has its own tokenizer",
     ),
     "a teacher": ([SWEEP, "--from", "teacher", "--teacher", "other", *DATA, "-o", "out"], "has 64 channels, the student 32"),
     "a teacher of nothing": (["fresh.yaml", "--fresh", "--teacher", "teacher", *DATA, "-o", "out"], "--teacher is for variants"),

@@ -76,7 +76,7 @@ def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
     ("words", "found"),
     [
         ("compose dist", ["distill"]),
-        ("compose distill --held", ["--held-out", "--held-out-rows"]),
+        ("compose distill --held", ["--held-out-rows", "--held-out"]),
         ("compose show lolc", [name for name in shipped_specs() if name.startswith("lolc")]),
         ("compose build law", [name for name in shipped_specs() if name.startswith("law")]),
     ],

@@ -52,12 +52,15 @@ def test_json_is_the_report(compose: Compose, teacher: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[list[Any], str]] = {
-    "no models": (["--prefill", "8"], "Missing argument 'MODEL...'"),
+    "no models": (["--prefill", "8"], "Missing argument 'MODEL'"),
     "nothing to time": (["TEACHER"], "Nothing says what to time"),
-    "a length": (["TEACHER", "--prefill", "8,1q"], '--prefill: "1q" is no whole number; expected such as 512,4k'),
-    "a position": (["TEACHER", "--decode", "-8"], "--decode -8: say at least 1."),
-    "no length": (["TEACHER", "--prefill", "0"], "--prefill 0: say at least 1."),
-    "no batch": (["TEACHER", "--prefill", "8", "--batch", "0"], "--batch 0: say at least 1."),
+    "a length": (
+        ["TEACHER", "--prefill", "8,1q"],
+        'such as 512,4k, where 4k is 4,096, got "1q"',
+    ),
+    "a position": (["TEACHER", "--decode", "-8"], "--decode: expected a whole number of at least 1, got -8"),
+    "no length": (["TEACHER", "--prefill", "0"], "--prefill: expected a whole number of at least 1, got 0"),
+    "no batch": (["TEACHER", "--prefill", "8", "--batch", "0"], "--batch: expected a whole number of at least 1, got 0"),
     "no model": (["nowhere", "--prefill", "8"], "nowhere"),
     "a device": (["TEACHER", "--prefill", "8", "--device", "abacus"], 'no device "abacus"'),
     "a dtype": (["TEACHER", "--prefill", "8", "--dtype", "int8"], "int8"),

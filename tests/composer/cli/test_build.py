@@ -134,8 +134,8 @@ def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> Non
         ),
         (["lawcat", "--fresh"], "this spec has no `trunk` that would say what to build from nothing"),
         ([whole, "--fresh", "--from", teacher], "from a source (--from) or from nothing (--fresh), not both"),
-        ([whole], "nothing says what to build from: a source (--from SOURCE), or nothing (--fresh)"),
-        (["lawcat", "--from", teacher, "--tokenizer", teacher], "a source brings its own tokenizer"),
+        ([whole], "nothing says what to build from: --from SOURCE, or --fresh"),
+        (["lawcat", "--from", teacher, "--tokenizer", teacher], "--tokenizer is for a model that is built with --fresh"),
     ):
         result = compose("build", *arguments, "-o", "out")
         assert (result.exit_code, result.stdout) == (2, "")

@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no such teacher": ("tiny", ["--data", "texts.jsonl", "--teacher", "missing"], "missing"),
     "nothing to resume": ("tiny", ["--data", "texts.jsonl", "--resume"], "There is no run to go on with"),
     "no tokenizer": ("wordless", ["--data", "texts.jsonl"], "has no tokenizer that transformers can read"),
-    "no built model": ("other", ["--data", "texts.jsonl"], "it is not a built model. Make one: compose build SPEC --from SOURCE"),
+    "no built model": ("other", ["--data", "texts.jsonl"], "it is not a built model. Make one: `compose build SPEC --from SOURCE`"),
     "no model": ("nowhere", ["--data", "texts.jsonl"], "it is not a built model"),
     "inside the model": ("tiny", ["--data", "texts.jsonl", "-o", "MODEL/inside"], "Choose another folder"),
     "no data": ("tiny", [], "Missing option '--data'"),

@@ -92,16 +92,22 @@ def test_options_reach_the_evaluation(compose: Compose) -> None:
 
 
 MISTAKES: dict[str, tuple[list[Any], str]] = {
-    "no models": ([*QUICK], "Missing argument 'MODEL...'"),
+    "no models": ([*QUICK], "Missing argument 'MODEL'"),
     "no tasks": ([TEACHER, "--lengths", "64"], "name tasks, such as --tasks passkey,recall"),
     "no lengths": ([TEACHER, "--tasks", "recall"], "--lengths 512,1024"),
-    "a length": ([TEACHER, "--tasks", "recall", "--lengths", "64,long"], '--lengths: "long" is no whole number'),
+    "a length": (
+        [TEACHER, "--tasks", "recall", "--lengths", "64,long"],
+        'such as 512,4k, where 4k is 4,096, got "long"',
+    ),
     "lengths apart": (
         [TEACHER, "512", "--tasks", "recall", "--lengths", "64"],
         "512 stands where a model does: numbers",
     ),
     "tasks apart": ([TEACHER, "recall", "--tasks", "mqar", "--lengths", "64"], "such as --tasks passkey,recall"),
-    "another length": ([TEACHER, "--tasks", "recall", "--lengths", "-64"], "--lengths -64: say at least 2."),
+    "another length": (
+        [TEACHER, "--tasks", "recall", "--lengths", "-64"],
+        "--lengths: expected a whole number",
+    ),
     "a task": ([TEACHER, "--tasks", "recal", "--lengths", "64"], 'No task "recal"; did you mean "recall"?'),
     "too short": ([TEACHER, "--tasks", "recall", "--lengths", "64"], "needs at least 67 tokens, not 64"),
     "no text": ([TEACHER, "--tasks", "perplexity", "--lengths", "64"], "say --text"),

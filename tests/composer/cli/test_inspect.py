@@ -33,11 +33,11 @@ def test_json_is_all_that_was_found(compose: Compose, student: Path, tmp_path: P
 def test_mistakes(compose: Compose, student: Path) -> None:
     for options, words in (
         (("--text", "missing.txt"), "missing.txt cannot be read as text"),
-        (("--layers", "one"), '--layers: "one" is no whole number; expected such as 0,1,2'),
+        (("--layers", "one"), '--layers: expected a whole number, such as 0,1,2, got "one"'),
         (("--tasks", "passkee"), "passkey"),
         (("--tasks", "passkey"), "The tokenizer cannot write"),
-        (("--length", "none"), "is no whole number"),
-        (("--length", "64,96"), "--length: 64, 96; "),
+        (("--length", "none"), "expected a whole number of at least 2"),
+        (("--length", "64,96"), "--length: expected one number of tokens"),
         (("--teacher", "nowhere"), "--alone"),
     ):
         result = compose("inspect", student, *options)

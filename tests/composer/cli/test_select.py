@@ -60,11 +60,11 @@ def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
     ("words", "told"),
     [
         ([], "--keep N, or --budget BYTES"),
-        (["--keep", "1", "--budget", "9"], "--keep N, or --budget BYTES"),
+        (["--keep", "1", "--budget", "9"], "--keep and --budget exclude each other: leave one of them out."),
         (["--keep", "1", "--set", "recipe=null"], "has no recipe"),
         (["--keep", "3", *QUICK], "2 layers of lawcat"),
         (["--budget", "1000", *QUICK], "bytes with no layer kept"),
-        (["--keep", "1", "--sequence", "0"], "sequence"),
+        (["--keep", "1", "--seq", "0"], "--seq: expected a whole number of at least 1, got 0"),
         (["--keep", "1", "--student", str(TEACHER)], "it is not a built model"),
     ],
 )

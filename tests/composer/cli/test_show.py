@@ -196,8 +196,8 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
 
 def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
     for arguments, said in (
-        (["lolcats", "--code"], "says no sizes itself needs --from"),
-        (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "goes without --expand"),
+        (["lolcats", "--code"], "lolcats has no sizes of its own, and a program has sizes: name a source, --from SOURCE"),
+        (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "name a variant, SWEEP:VARIANT, instead of --expand"),
         (["--code"], "no spec is named"),
         (["lolcats", "--from", teacher, "--backend", "torch"], "they need --code"),
         (

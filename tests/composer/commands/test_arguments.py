@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
 import composer
+from composer.cli.derived import Command
 from composer.cli.main import COMMANDS
 from composer.errors import BenchError, ComposerError, EvaluationError
-from composer.numbers import LEAST_SEED, numbers_of, tokens_of
+from composer.numbers import LEAST_SEED, numbers_of, read_tokens
+from composer.options import options_of
 from tests.composer.cli.conftest import Compose
 from tests.composer.programs import ROOT
 
@@ -32,30 +34,32 @@ def test_numbers() -> None:
 
 @pytest.mark.parametrize("said", NONE)
 def test_what_is_no_number(said: str) -> None:
-    with pytest.raises(BenchError, match=r'^--decode: ".*is no whole number; expected such as 512,4k, where 4k is 4,096\.$'):
+    with pytest.raises(
+        BenchError, match='^--decode: expected a whole number of at least 1, such as 512,4k, where 4k is 4,096, got "'
+    ):
         numbers_of(said, "--decode", BenchError)
 
 
 @pytest.mark.parametrize("said", [*NONE, "1k"])
 def test_what_is_no_seed(said: str) -> None:
-    with pytest.raises(EvaluationError, match=r'^--seeds: ".*is no whole number; expected such as 0,1,2\.$'):
+    with pytest.raises(EvaluationError, match='^--seeds: expected a whole number of at least 1, such as 0,1,2, got "'):
         numbers_of(said, "--seeds", EvaluationError, thousands=False)
 
 
 def test_tokens() -> None:
-    assert [tokens_of(said, "length", BenchError) for said in ("4k", " 128K ", "512", 7)] == [4096, 131072, 512, 7]
+    assert [read_tokens(value) for value in ("4k", " 128K ", "512", 7)] == [4096, 131072, 512, 7]
 
 
 @pytest.mark.parametrize("said", [*NONE, "512,1k", True, 4.5, None])
 def test_what_is_no_number_of_tokens(said: object) -> None:
-    with pytest.raises(BenchError, match=r"^length: .* is no whole number; expected such as 4096, or 4k, which is the same\.$"):
-        tokens_of(said, "length", BenchError)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="^expected a whole number of at least 1, such as 4096 or 4k, got "):
+        read_tokens(said)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("said", ["0", 0, -3])
 def test_too_few_tokens(said: str | int) -> None:
-    with pytest.raises(BenchError, match=r"^length -?\d: say at least 1\.$"):
-        tokens_of(said, "length", BenchError)
+    with pytest.raises(ValueError, match=r"^expected a whole number of at least 1, got -?\d$"):
+        read_tokens(said)
 
 
 class InMemory:
@@ -69,7 +73,7 @@ OF_FOLDERS: dict[str, Callable[[Any], object]] = {
     "evaluate several": lambda model: composer.evaluate(["teacher", model], "recall", 128),
     "evaluate by label": lambda model: composer.evaluate({"mine": model}, "recall", 128),
     "bench": lambda model: composer.bench(model, prefill=8),
-    "distil": lambda model: composer.distil(model, "recall", "out"),
+    "distill": lambda model: composer.distill(model, "recall", "out"),
     "merge": composer.merge,
     "verify": composer.verify,
     "sample": lambda model: composer.sample(model, "texts.jsonl"),
@@ -117,8 +121,8 @@ def test_other_words_are_refused_with_their_option(compose: Compose, teacher: Pa
     result = compose(*(teacher if word == "TEACHER" else word for word in command))
     assert result.exit_code == 2
     assert f"{command[-2]}" in result.stderr
-    assert '"4q" is no whole number; expected such as 4096, or 4k, which is the same.' in result.stderr
-    with pytest.raises(ComposerError, match="sequence"):
+    assert ', such as 4096 or 4k, got "4q"' in result.stderr
+    with pytest.raises(ComposerError, match="seq"):
         composer.explain("softmax", teacher, sequence="4q")
 
 
@@ -129,8 +133,8 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         {"--repeats": 1, "--steps": 1, "--threads": 1, "--seed": 0, "--prefill": 1, "--decode": 1, "--batch": 1},
     ),
     "build": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--seed": LEAST_SEED}),
-    "chat": (("TEACHER",), {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0, "--top-p": 0}),
-    "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0}),
+    "chat": (("TEACHER",), {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0.0, "--top-p": 0.0}),
+    "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0.0}),
     "draw": (("lolcats",), {"--seq": 1}),
     "eval": (
         ("TEACHER", "--tasks", "passkey", "--lm-eval", "piqa"),
@@ -139,7 +143,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     "explain": (("lolcats", "--from", "TEACHER"), {"--seq": 1}),
     "generate": (
         ("TEACHER", "--prompt", "a"),
-        {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0, "--top-p": 0},
+        {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0.0, "--top-p": 0.0},
     ),
     "inspect": (("TEACHER",), {"--length": 2, "--queries": 2, "--seed": 0}),
     "logits": (
@@ -154,7 +158,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         ("lolcats", "--from", "TEACHER", "--data", "d", "-o", "o"),
         {"--rows": 1, "--keep": 1, "--budget": 1, "--seed": 0, "--seq": 1},
     ),
-    "train": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0}),
+    "train": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0.0}),
     "view": ((), {"--port": 1}),
 }
 """Of each command: what it needs besides, and its options that are numbers, with the least of each."""
@@ -163,17 +167,17 @@ ANY = {"--layers", "--share", "--limit"}
 
 
 def test_these_are_all_options_that_are_numbers() -> None:
-    found: dict[str, set[str]] = {}
-    for command in COMMANDS:
-        for name, hint in get_type_hints(command, include_extras=True).items():
-            kind, option = (*get_args(hint), None, None)[:2]
-            words = getattr(option, "metavar", None) in ("N", "N,…", "TOKENS")
-            if words or {int, float} & {kind, *get_args(kind)}:
-                names = [said for said in (option.default, *(option.param_decls or ())) if str(said).startswith("--")]
-                found.setdefault(command.__name__, set()).add(names[0] if names else "--" + name.replace("_", "-"))
-    found["eval"] = found.pop("evaluate")
-    assert {name: options - ANY for name, options in found.items()} == {
-        name: set(options) for name, (_, options) in NUMBERS.items()
+    found = {
+        command.name: {
+            one.flag
+            for one in options_of(command.options).values()
+            if not one.is_hidden and (one.kind in (int, float) or one.metavar in ("N", "N,…", "TOKENS"))
+        }
+        for command in COMMANDS
+        if isinstance(command, Command)
+    }
+    assert {name: options - ANY for name, options in found.items() if options - ANY} == {
+        name: set(options) for name, (_, options) in NUMBERS.items() if name in found
     }
 
 
@@ -182,12 +186,12 @@ def test_numbers_that_are_too_small_are_told_in_one_way(compose: Compose, tmp_pa
     """Before anything is read or imported; nothing is written."""
     needed, options = NUMBERS[command]
     least = options[option]
-    said = str(-5 if least > LEAST_SEED else least - 1)
+    said = str(-5 if least > LEAST_SEED else int(least) - 1)
     words = [str(TEACHER) if word == "TEACHER" else word for word in needed]
     result = compose(command, *words, option, said)
     assert result.exit_code == 2
-    name = "sequence (--seq)" if option == "--seq" else option
-    assert result.stderr.splitlines()[-1] == f"{name} {said}: say at least {least:,}."
+    bound = f"a number of at least {least:g}" if isinstance(least, float) else f"a whole number of at least {least:,}"
+    assert result.stderr.splitlines()[-1] == f"{option}: expected {bound}, got {said}"
     assert not list(tmp_path.iterdir())
 
 
@@ -225,4 +229,4 @@ def test_dtypes_are_refused_in_the_same_words() -> None:
             call()
         told.add(str(caught.value))
     (one,) = told
-    assert one.startswith('--dtype: "float46" is not known; did you mean "float64"')
+    assert one.startswith('dtype: "float46" is not known; did you mean "float64"')

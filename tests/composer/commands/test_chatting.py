@@ -202,7 +202,7 @@ def test_mistakes(models: dict[str, Path]) -> None:
         composer.chat(ROOT / "examples" / "teacher")
     with pytest.raises(ComposerError, match="no chat template"):
         composer.generate(ROOT / "examples" / "teacher", "once", chat=True)
-    with pytest.raises(ComposerError, match="--system is for a chat: add --chat"):
+    with pytest.raises(ComposerError, match="`system` is for a chat: add `chat=True`"):
         composer.generate(models["teacher"], "once", system="upon")
     for other in (["once"], None, "caf\udce9"):
         with pytest.raises(ComposerError, match="^a turn is a text, and this is "):

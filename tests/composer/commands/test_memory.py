@@ -55,9 +55,9 @@ def raising(error: Exception, passing: int = 0, then: Callable[..., Any] | None 
     return full
 
 
-def distil(folder: Path, out: Path, **options: Any) -> Any:
+def distill(folder: Path, out: Path, **options: Any) -> Any:
     settings = {"stage": "finetune", "overrides": LESSON, "checkpoint_seconds": 0.0, **options}
-    return composer.distil(folder, "stories,samples=20", out, **settings)
+    return composer.distill(folder, "stories,samples=20", out, **settings)
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -66,14 +66,14 @@ def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkey
         patch.setattr(_StageRun, "_step", raising(ERRORS[error], 2, _StageRun._step))
         words = r"Out of memory on cpu in training. What takes less: a smaller `batch` or a larger `accumulate` .*recipe.sequence.*"
         with pytest.raises(
-            ComposerError, match=words + r"--gradient-checkpointing.*--stream.* is in .*out\.run: .*--resume"
+            ComposerError, match=words + r"`gradient_checkpointing=True`.*`stream=True`.* is in .*out\.run: .*`resume=True`"
         ) as caught:
-            distil(folder, tmp_path / "out")
+            distill(folder, tmp_path / "out")
     assert caught.value.__cause__ is ERRORS[error]
     told: list[str] = []
-    distil(folder, tmp_path / "out", resume=True, tell=told.append)
+    distill(folder, tmp_path / "out", resume=True, tell=told.append)
     assert any("Going on behind step 2 of 3" in said for said in told)
-    distil(folder, tmp_path / "whole")
+    distill(folder, tmp_path / "whole")
     found, wanted = weights(tmp_path / "out"), weights(tmp_path / "whole")
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
 
@@ -81,10 +81,10 @@ def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkey
 def test_what_is_asked_for_already_is_not_named(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what a command does not have."""
     monkeypatch.setattr(_StageRun, "_step", raising(ERRORS["cpu"]))
-    with pytest.raises(ComposerError, match=r"Out of memory .*recipe.sequence.*--resume") as caught:
+    with pytest.raises(ComposerError, match=r"Out of memory .*recipe.sequence.*`resume=True`") as caught:
         composer.train(fresh, "stories,samples=20", tmp_path / "out", gradient_checkpointing=True)
-    assert "--gradient-checkpointing" not in str(caught.value)
-    assert "--stream" not in str(caught.value)
+    assert "gradient_checkpointing" not in str(caught.value)
+    assert "stream" not in str(caught.value)
 
 
 def test_commands_that_keep_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +92,12 @@ def test_commands_that_keep_nothing(folder: Path, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(sampling, "keep_tokens_alone", raising(ERRORS["cuda"]))
     with pytest.raises(
-        ComposerError, match=r"Out of memory on cpu\. Write fewer texts at once \(--batch, now 4\), .*--length, now 16"
+        ComposerError, match=r"Out of memory on cpu\. Write fewer texts at once \(`batch`, now 4\), .*`length`, now 16"
     ):
         composer.sample(str(TEACHER), tmp_path / "texts.jsonl", texts=4, batch=4, length=16)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(TextRun, "student", raising(ERRORS["cpu"]))
-    with pytest.raises(ComposerError, match=r"Out of memory on cpu\. Look at a shorter text \(--length, now 96\), .*--alone"):
+    with pytest.raises(ComposerError, match=r"Out of memory on cpu\. Use a shorter text \(`length`, now 96\), .*`alone=True`"):
         composer.inspect(folder, length=96)
 
 
@@ -116,4 +116,4 @@ def test_a_selection_that_cannot_score(tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_errors_pass(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_StageRun, "_step", raising(RuntimeError("a shape is wrong")))
     with pytest.raises(RuntimeError, match="a shape is wrong"):
-        distil(folder, tmp_path / "out")
+        distill(folder, tmp_path / "out")

@@ -17,18 +17,14 @@ from typer.main import get_command
 
 import composer
 from composer.cli.main import app
-from composer.errors import ComposerError
-from composer.numbers import tokens_of
+from composer.numbers import read_tokens
 from tests.composer.programs import ROOT
 
 FUNCTIONS = {name: getattr(composer, name) for name in dir(composer) if name != "ComposerError"}
-CALLED = {"build": "build_folder", "distill": "distil", "eval": "evaluate", "tasks": "known_tasks"}
+CALLED = {"build": "build_folder", "eval": "evaluate", "tasks": "known_tasks"}
 """Commands whose functions have another name."""
 RENAMED = {
     "settings": "overrides",
-    "checkpointing": "gradient_checkpointing",
-    "interval": "checkpoint_seconds",
-    "held_rows": "held_out_rows",
     "harness": "lm_eval",
     "seq": "sequence",
 }
@@ -42,12 +38,11 @@ def test_the_names_are_these_and_nothing_else() -> None:
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == [sorted(composer.__all__), []]
     assert dir(composer) == sorted(composer.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'distils'"):
-        _ = composer.distils  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="has no attribute 'distil'"):
+        _ = composer.distil  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_what_a_command_is_called_is_known_too() -> None:
-    assert composer.distill is composer.distil  # pyright: ignore[reportAttributeAccessIssue]
     assert composer.eval is composer.evaluate  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -69,11 +64,10 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 def _plain(default: object) -> object:
     """Numbers may be said between commas on a command line, and in thousands."""
     said = isinstance(default, str) and default[:1].isdecimal()
-    return tokens_of(cast("str", default), "default", ComposerError, least=0) if said else default
+    return read_tokens(cast("str", default), least=0) if said else default
 
 
 def test_the_length_that_states_are_counted_at_has_one_name() -> None:
-    """``--seq``; what it was called before is taken, too."""
     commands: Any = get_command(app)
     options = {
         name: parameter.opts
@@ -81,7 +75,7 @@ def test_the_length_that_states_are_counted_at_has_one_name() -> None:
         for parameter in command.params
         if parameter.name in ("seq", "sequence") and name != "logits"  # there it is the recipe's: the length of rows
     }
-    assert options == {"draw": ["--seq"], "explain": ["--seq"], "select": ["--seq", "--sequence"]}
+    assert options == {"draw": ["--seq"], "explain": ["--seq"], "select": ["--seq"]}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -101,18 +95,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "build_folder": (lambda: composer.build_folder("lawcat", "nowhere"), "nowhere"),
     "load": (lambda: composer.load("nowhere"), "nowhere"),
     "load dtype": (lambda: composer.load(TEACHER, dtype=typing.cast("Any", "float8")), "float8"),
-    "distil": (lambda: composer.distil("nowhere", "texts.jsonl"), "nowhere"),
-    "distil stage": (lambda: composer.distil("nowhere", "texts", stage=typing.cast("Any", "fintune")), 'did you mean "finetune"'),
+    "distill": (lambda: composer.distill("nowhere", "texts.jsonl"), "nowhere"),
+    "distill stage": (lambda: composer.distill("nowhere", "texts", stage=typing.cast("Any", "fintune")), 'did you mean "finetune"'),
     "train": (lambda: composer.train("nowhere", "texts.jsonl"), "nowhere"),
     "merge": (lambda: composer.merge("nowhere"), "nowhere"),
     "verify": (lambda: composer.verify(TEACHER), "composition.json"),
     "evaluate": (lambda: composer.evaluate(TEACHER, "paskey", 128), 'did you mean "passkey"'),
     "evaluate samples": (lambda: composer.evaluate(TEACHER, "passkey", 128, samples=-1), "samples"),
-    "evaluate lengths": (lambda: composer.evaluate(TEACHER, "passkey", "many"), "many"),
+    "evaluate lengths": (lambda: composer.evaluate(TEACHER, "passkey", "many"), "lengths: expected"),
     "evaluate dtype": (lambda: composer.evaluate(TEACHER, "passkey", 128, dtype=typing.cast("Any", "half")), "dtype"),
     "bench": (lambda: composer.bench(TEACHER), "what to time"),
     "bench prefill": (lambda: composer.bench(TEACHER, prefill=typing.cast("Any", [1.5])), "1.5"),
-    "select": (lambda: composer.select("lawcat", TEACHER, "stories", "out"), "--keep N"),
+    "select": (lambda: composer.select("lawcat", TEACHER, "stories", "out"), "`keep=N`, or `budget=BYTES`"),
     "select by": (lambda: composer.select("lawcat", TEACHER, "stories", "out", keep=1, by=typing.cast("Any", "eror")), "error"),
     "select keep": (lambda: composer.select("lawcat", TEACHER, "stories", "out", keep=3), "2 layers"),
     "inspect": (lambda: composer.inspect("nowhere"), "nowhere"),
@@ -125,15 +119,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "ablate seeds": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", lengths=64, seeds=[]), "seed"),
     "ablate jobs": (lambda: composer.ablate("lawcat", TEACHER, out="out", tasks="passkey", jobs=0), "jobs"),
     "generate": (lambda: composer.generate("nowhere", "Once"), "nowhere"),
-    "generate top_p": (lambda: composer.generate(TEACHER, "Once", temperature=1.0, top_p=2.0), "--top-p 2: say at most 1"),
+    "generate top_p": (
+        lambda: composer.generate(TEACHER, "Once", temperature=1.0, top_p=2.0),
+        "of at most 1, got 2",
+    ),
     "generate device": (lambda: composer.generate(TEACHER, "Once", device="tpu"), "tpu"),
     "chat": (lambda: composer.chat("nowhere"), "nowhere"),
     "chat template": (lambda: composer.chat(TEACHER), "no chat template"),
     "sample": (lambda: composer.sample("nowhere", "texts.jsonl"), "nowhere"),
-    "sample texts": (lambda: composer.sample(TEACHER, "texts.jsonl", texts=0), "texts 0"),
+    "sample texts": (lambda: composer.sample(TEACHER, "texts.jsonl", texts=0), "texts: expected"),
     "show": (lambda: composer.show("nothing"), "nothing"),
     "show fresh": (lambda: composer.show("lawcat", TEACHER, fresh=True), "leave one out"),
-    "code": (lambda: composer.code("lawcat"), "--from"),
+    "code": (lambda: composer.code("lawcat"), "name a source, `source=SOURCE`"),
     "check": (lambda: composer.check("lawcat", "nowhere"), "nowhere"),
     "diff": (lambda: composer.diff("lawcat", "nothing"), "nothing"),
     "diff draw": (lambda: composer.diff("lawcat", "lola", draw="both.png"), "pictures are SVG"),

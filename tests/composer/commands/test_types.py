@@ -25,7 +25,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "check": ("lolcats",),
     "code": ("lolcats", TEACHER),
     "diff": ("lolcats", "lola"),
-    "distil": (TEACHER, "stories", "out"),
+    "distill": (TEACHER, "stories", "out"),
     "draw": ("lolcats",),
     "evaluate": (TEACHER, "passkey", 64),
     "expand": ("ablations/lawcat-rope",),

@@ -42,7 +42,7 @@ COMMANDS: dict[str, Callable[[Path, Path, Path], Any]] = {
     "generate": lambda model, data, _: composer.generate(model, TEXT, max_new_tokens=2),
     "inspect": lambda model, data, _: composer.inspect(model, text=TEXT * 2),
     "evaluate": lambda model, data, _: composer.evaluate(model, f"perplexity,text={data}", 16, samples=1),
-    "distil": lambda model, data, out: composer.distil(model, str(data), out / "distilled", share=0.2),
+    "distill": lambda model, data, out: composer.distill(model, str(data), out / "distilled", share=0.2),
     "select": lambda model, data, out: composer.select(
         "lawcat", model.parent / "teacher", str(data), out / "selected", keep=1, rows=2, share=0.2, overrides=["recipe.sequence=16"]
     ),

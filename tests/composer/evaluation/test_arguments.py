@@ -91,7 +91,7 @@ def test_lengths() -> None:
     assert read_lengths([512, 64, 512]) == (64, 512)
     with pytest.raises(EvaluationError, match="--lengths 512,1024"):
         read_lengths([])
-    with pytest.raises(EvaluationError, match="^--lengths 1: say at least 2"):
+    with pytest.raises(EvaluationError, match="^--lengths: expected a whole number of at least 2, got 1"):
         read_lengths([5, 1])
 
 

@@ -80,7 +80,7 @@ def test_the_accuracy_is_that_by_hand(
     questions: tuple[Path, list[dict[str, Any]]], plain: Any, tokenizer: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     folder, asked = questions
-    options = EvaluationOptions(harness=("mine",), include_path=folder, out=tmp_path / "out")
+    options = EvaluationOptions(lm_eval=("mine",), include_path=folder, out=tmp_path / "out")
     report = evaluate([TEACHER, folders["lawcat"]], [], [], options)
     found = {one.model: one for one in report.harness}
     expected = {
@@ -111,7 +111,7 @@ def test_a_model_is_asked_once(
         return original(label, model, *arguments)
 
     monkeypatch.setattr(runner_module, "run_harness", run)
-    options = EvaluationOptions(harness=("mine",), include_path=questions[0], out=tmp_path, samples=4)
+    options = EvaluationOptions(lm_eval=("mine",), include_path=questions[0], out=tmp_path, samples=4)
     with pytest.raises(KeyboardInterrupt):
         evaluate([TEACHER, folders["softmax"]], ["recall"], [128], options)
     assert len((tmp_path / HARNESS).read_text().splitlines()) == 1
@@ -130,7 +130,7 @@ def test_tasks_and_lm_eval_into_one_folder(
     """In either order; what one call did not ask for is no contradiction to the other."""
     figures = {"mine": {"acc,none": 0.5, "acc_stderr,none": 0.1}}
     monkeypatch.setattr(runner_module, "run_harness", lambda label, *_: HarnessResult(model=label, results=figures))
-    theirs = EvaluationOptions(harness=("mine",), include_path=questions[0])
+    theirs = EvaluationOptions(lm_eval=("mine",), include_path=questions[0])
     ours = EvaluationOptions(samples=2)
     for order in ([ours, theirs], [theirs, ours]):
         out = tmp_path / ("-".join("theirs" if options is theirs else "ours" for options in order))
@@ -163,13 +163,13 @@ def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path:
         assert not (tmp_path / "out").exists()
         return str(caught.value)
 
-    assert 'no task "mime"; did you mean "mine"?' in message(harness=("mime",), include_path=questions[0])
-    assert 'no task "arc_eazy"; did you mean "arc_easy"? Tasks of your own: --include-path' in message(harness=("arc_eazy",))
-    assert "is no folder" in message(harness=("mine",), include_path=tmp_path / "nowhere")
+    assert 'no task "mime"; did you mean "mine"?' in message(lm_eval=("mime",), include_path=questions[0])
+    assert 'no task "arc_eazy"; did you mean "arc_easy"? Tasks of your own: --include-path' in message(lm_eval=("arc_eazy",))
+    assert "is no folder" in message(lm_eval=("mine",), include_path=tmp_path / "nowhere")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "broken.yaml").write_text(YAML.replace("task: mine", "task: broken").replace("DATA", "nowhere.jsonl"))
-    assert "lm-eval failed: FileNotFoundError" in message(harness=("broken",), include_path=tmp_path / "broken")
+    assert "lm-eval failed: FileNotFoundError" in message(lm_eval=("broken",), include_path=tmp_path / "broken")
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert "lm-eval is not installed: pip install 'attention-composer[lm-eval]'" in message(harness=("mine",))
+    assert "lm-eval is not installed: pip install 'attention-composer[lm-eval]'" in message(lm_eval=("mine",))

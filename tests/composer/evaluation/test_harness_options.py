@@ -75,7 +75,7 @@ def test_requests_that_are_cut_are_counted(
 ) -> None:
     """Their number, the number of all, and the longest: in the table, in the JSON and as a warning. Figures are lm-eval's."""
     most, out = 60, tmp_path / "out"
-    report = evaluate([TEACHER], [], [], EvaluationOptions(harness=(task,), include_path=many, out=out, max_length=most))
+    report = evaluate([TEACHER], [], [], EvaluationOptions(lm_eval=(task,), include_path=many, out=out, max_length=most))
     asked = [json.loads(line) for line in (many / "data.jsonl").open()]
     prompts = [len(tokenizer(one["question"]).input_ids) for one in asked]
     if task == "mine":
@@ -96,7 +96,7 @@ def test_requests_that_are_cut_are_counted(
     figures = theirs(plain, tokenizer, many, task, max_length=most, log_samples=False)["results"][task]
     assert report.harness[0].value == figures[f"{report.harness[0].metric},{report.harness[0].filter}"]
     # By default a model reads as many tokens as its config has positions, and nothing is cut.
-    whole = evaluate([TEACHER], [], [], EvaluationOptions(harness=(task,), include_path=many))
+    whole = evaluate([TEACHER], [], [], EvaluationOptions(lm_eval=(task,), include_path=many))
     assert whole.cut == ()
     assert "requests cut" not in whole.view().text()
 
@@ -107,7 +107,7 @@ def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Pa
     (model / "chat_template.jinja").write_text(CHAT)
     options = {"num_fewshot": 2, "limit": 5, "apply_chat_template": True, "system_instruction": "Answer."}
     out = tmp_path / "out"
-    asked = EvaluationOptions(harness=("mine",), include_path=many, out=out, log_samples=True, **options)
+    asked = EvaluationOptions(lm_eval=("mine",), include_path=many, out=out, log_samples=True, **options)
     report = evaluate([model], [], [], asked)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     expected = theirs(composer.load(model), tokenizer, many, "mine", fewshot_random_seed=0, **options)
@@ -133,26 +133,26 @@ def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Pa
         evaluate([model], [], [], replace(asked, num_fewshot=1))
     evaluate([model], [], [], replace(asked, num_fewshot=0, log_samples=False, force=True))
     assert not path.exists()
-    single = evaluate([model], [], [], EvaluationOptions(harness=("mine",), include_path=many, limit=0.25))
+    single = evaluate([model], [], [], EvaluationOptions(lm_eval=("mine",), include_path=many, limit=0.25))
     assert (single.harness[0].value * 3) % 1 == 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_fewshot": -1}, "--num-fewshot -1: say at least 0"),
-        ({"max_length": 1}, "--max-length 1: say at least 2"),
-        ({"limit": 0}, "--limit 0: expected the number of documents of each task, or the share"),
-        ({"limit": 1.5}, r"--limit 1\.5: expected"),
-        ({"limit": float("nan")}, "--limit nan: expected"),
-        ({"log_samples": True}, "--log-samples writes into the folder of the results: name one with -o"),
+        ({"num_fewshot": -1}, "--num-fewshot: expected a whole number of at least 0, got -1"),
+        ({"max_length": 1}, "--max-length: expected a whole number of at least 2, got 1"),
+        ({"limit": 0}, "--limit: expected the number of documents of each task, or the share"),
+        ({"limit": 1.5}, r"--limit: expected .*, got 1\.5"),
+        ({"limit": float("nan")}, "--limit: expected .*, got nan"),
+        ({"log_samples": True}, "--log-samples writes into the folder of the results: name the folder with --out"),
         ({"apply_chat_template": True}, "the tokenizer of .*teacher has no chat template"),
-        ({"harness": (), "limit": 3}, "--limit is for tasks of lm-eval: name them with --lm-eval"),
-        ({"harness": (), "fewshot_as_multiturn": False}, "--no-fewshot-as-multiturn is for tasks of lm-eval"),
+        ({"lm_eval": (), "limit": 3}, "--limit is for tasks of lm-eval: name them with --lm-eval"),
+        ({"lm_eval": (), "fewshot_as_multiturn": False}, "--no-fewshot-as-multiturn is for tasks of lm-eval"),
     ],
 )
 def test_options_that_cannot_be(many: Path, options: dict[str, Any], message: str) -> None:
-    usual: dict[str, Any] = {"harness": ("mine",), **({"include_path": many} if options.get("harness") != () else {})}
+    usual: dict[str, Any] = {"lm_eval": ("mine",), **({"include_path": many} if options.get("lm_eval") != () else {})}
     with pytest.raises(EvaluationError, match=message):
         evaluate([TEACHER], [], [], EvaluationOptions(**(usual | options)))
 
@@ -161,5 +161,5 @@ def test_git_prints_nothing(many: Path, tmp_path: Path, monkeypatch: pytest.Monk
     """lm-eval would run it, and outside of a checkout it prints an error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    evaluate([TEACHER], [], [], EvaluationOptions(harness=("mine",), include_path=many, limit=1))
+    evaluate([TEACHER], [], [], EvaluationOptions(lm_eval=("mine",), include_path=many, limit=1))
     assert "git" not in capfd.readouterr().err

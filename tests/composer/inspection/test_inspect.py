@@ -172,19 +172,19 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"text": "a", "tasks": "passkey"}, "say one of them"),
+        ({"text": "a", "tasks": "passkey"}, "`tasks` and `text` exclude each other"),
         ({"text": ""}, "tokens; give one of at least 2"),
         ({"tasks": "perplexity,text=x"}, "name a task that writes a text of its own"),
-        ({"tasks": "passkey,recall"}, "--tasks: passkey, recall; a model is looked at on one text at a time"),
-        ({"tasks": ["passkey", "recall"]}, "--tasks: passkey, recall; a model is looked at on one text at a time"),
+        ({"tasks": "passkey,recall"}, "tasks: passkey, recall; a model is looked at on one text at a time"),
+        ({"tasks": ["passkey", "recall"]}, "tasks: passkey, recall; a model is looked at on one text at a time"),
         ({"tasks": ["paskey"]}, "did you mean"),
-        ({"teacher": "./nowhere"}, "nowhere.*To look at the student alone: --alone"),
+        ({"teacher": "./nowhere"}, "nowhere.*To look at the student alone: `alone=True`"),
         ({"layers": [2], "length": 96}, "There is no layer 2: the model has 2"),
         ({"teacher": TEACHER, "alone": True}, "leave one of them out"),
-        ({"queries": 1}, "say at least 2"),
-        ({"length": "64,96"}, "--length: 64, 96; a model is looked at on one text at a time"),
-        ({"length": []}, "--length: nothing; "),
-        ({"length": 1}, "say at least 2"),
+        ({"queries": 1}, "at least 2, got 1"),
+        ({"length": "64,96"}, "length: expected one number of tokens, because .*, got 64, 96"),
+        ({"length": []}, "length: expected one number of tokens, because .*, got nothing"),
+        ({"length": 1}, "at least 2, got 1"),
     ],
 )
 def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> None:

@@ -46,7 +46,7 @@ def test_all_that_read_a_text_say_so(student: Path, tmp_path: Path, caplog: pyte
     composer.inspect(student, text=strange, length=16, alone=True, queries=2)
     assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the text"]
     few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=1"]
-    composer.distil(student, str(text), tmp_path / "out", share=0, stage="transfer", overrides=few)
+    composer.distill(student, str(text), tmp_path / "out", share=0, stage="transfer", overrides=few)
     assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the data"]
 
 

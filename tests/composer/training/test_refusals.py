@@ -48,7 +48,7 @@ def test_other_data(student: Path, texts: Path, tmp_path: Path) -> None:
 
 CHANGES: dict[str, tuple[str, list[tuple[str, Any]]]] = {
     "teacher": (r"teacher: was \S+, now \S+other", [("teacher", "OTHER")]),
-    "autocast": ("--bfloat16: was false, now true", [("autocast", True)]),
+    "bfloat16": ("--bfloat16: was false, now true", [("bfloat16", True)]),
     "held_out": (r"--held-out: was \S+-5.jsonl, now \S+-6.jsonl", [("held_out", "SECOND")]),
     "stage": ("stage: was transfer, finetune, now finetune", [("which", "finetune")]),
     "stream": (

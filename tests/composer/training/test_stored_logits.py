@@ -45,10 +45,10 @@ def write(folder: Path, out: Path, top_k: int = VOCABULARY, **options: Any) -> A
     return composer.logits(given.pop("teacher"), str(folder / "texts.jsonl"), out, top_k=top_k, **given)
 
 
-def distil(folder: Path, out: Path, *overrides: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+def distill(folder: Path, out: Path, *overrides: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
     """The report and the log of a run."""
     usual: dict[str, Any] = {"share": SHARE, "stage": "finetune", "overrides": [*DISTILLED, *overrides]}
-    report = composer.distil(folder / "student", str(folder / "texts.jsonl"), out, **{**usual, **options})
+    report = composer.distill(folder / "student", str(folder / "texts.jsonl"), out, **{**usual, **options})
     return report, [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
 
 
@@ -58,10 +58,10 @@ def losses(log: list[dict[str, Any]], kind: str = "loss") -> list[float]:
 
 def test_a_teacher_of_another_width_is_learned_from(folder: Path, tmp_path: Path) -> None:
     """By its logits alone; a run that stops continues, and another teacher is refused."""
-    report, log = distil(folder, tmp_path / "out", teacher=folder / "wide")
+    report, log = distill(folder, tmp_path / "out", teacher=folder / "wide")
     assert all(math.isfinite(loss) for loss in losses(log))
     assert report.teacher_loss is not None
-    own, _ = distil(folder, tmp_path / "own")
+    own, _ = distill(folder, tmp_path / "own")
     assert own.loss != report.loss, "the teacher makes a difference"
 
     class StoppedError(Exception):
@@ -73,13 +73,13 @@ def test_a_teacher_of_another_width_is_learned_from(folder: Path, tmp_path: Path
 
     again: dict[str, Any] = {"teacher": folder / "wide", "checkpoint_seconds": 0.0}
     with pytest.raises(StoppedError):
-        distil(folder, tmp_path / "stopped", progress=stop, **again)
+        distill(folder, tmp_path / "stopped", progress=stop, **again)
     with pytest.raises(TrainingError, match="teacher: was .*wide, now .*source"):
-        distil(folder, tmp_path / "stopped", resume=True, teacher=folder / "source")
-    resumed, _ = distil(folder, tmp_path / "stopped", resume=True, **again)
+        distill(folder, tmp_path / "stopped", resume=True, teacher=folder / "source")
+    resumed, _ = distill(folder, tmp_path / "stopped", resume=True, **again)
     assert resumed.loss == report.loss
     with pytest.raises(TrainingError, match="does not fit the student: .*Only fine-tuning learns from a teacher of other sizes"):
-        distil(folder, tmp_path / "no", stage="all", teacher=folder / "wide")
+        distill(folder, tmp_path / "no", stage="all", teacher=folder / "wide")
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -91,16 +91,16 @@ def test_a_teacher_with_another_vocabulary_is_refused(folder: Path, tmp_path: Pa
     (other / "tokenizer.json").write_text(json.dumps(text))
     problem = f'another vocabulary: token 5 is "{WORDS[7]}" in its tokenizer and "{WORDS[5]}" in the student\'s'
     with pytest.raises(TrainingError, match=problem):
-        distil(folder, tmp_path / "out", teacher=other)
+        distill(folder, tmp_path / "out", teacher=other)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (other / name).unlink()
     with pytest.raises(TrainingError, match="other has no tokenizer that transformers can read"):
-        distil(folder, tmp_path / "out", teacher=other)
+        distill(folder, tmp_path / "out", teacher=other)
     few = make_teacher(tmp_path / "few", **{**WIDE, "vocab_size": len(WORDS) - 1})
     with pytest.raises(
         TrainingError, match=f"few has {len(WORDS) - 1} embeddings, the student {VOCABULARY}, and their tokenizer has"
     ):
-        distil(folder, tmp_path / "out", teacher=few)
+        distill(folder, tmp_path / "out", teacher=few)
 
 
 @pytest.mark.parametrize("rows", [VOCABULARY + 64, VOCABULARY - 1], ids=["more", "fewer"])
@@ -108,7 +108,7 @@ def test_padded_embeddings_are_left_out(folder: Path, tmp_path: Path, rows: int)
     """The teacher with its embeddings cut to the student's teaches the same as with more of them."""
     assert len(WORDS) <= rows
     padded = make_teacher(tmp_path / "padded", **{**WIDE, "vocab_size": rows})
-    _, log = distil(folder, tmp_path / "out", teacher=padded)
+    _, log = distill(folder, tmp_path / "out", teacher=padded)
     assert all(math.isfinite(loss) for loss in losses(log))
     if rows > VOCABULARY:
         cut = shutil.copytree(padded, tmp_path / "cut")
@@ -119,16 +119,16 @@ def test_padded_embeddings_are_left_out(folder: Path, tmp_path: Path, rows: int)
         save_file(weights, cut / "model.safetensors", {"format": "pt"})
         config = json.loads((cut / "config.json").read_text())
         (cut / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY}))
-        _, same = distil(folder, tmp_path / "same", teacher=cut)
+        _, same = distill(folder, tmp_path / "same", teacher=cut)
         assert losses(log) == pytest.approx(losses(same), rel=1e-6)
 
 
 def test_all_logits_stored_come_to_the_losses_online(folder: Path, tmp_path: Path) -> None:
-    report, log = distil(folder, tmp_path / "online", teacher=folder / "wide")
+    report, log = distill(folder, tmp_path / "online", teacher=folder / "wide")
     written = write(folder, tmp_path / "logits")
     assert written.record.complete
     assert written.bytes > written.tokens * VOCABULARY * 8
-    stored, own = distil(folder, tmp_path / "stored", teacher_logits=tmp_path / "logits")
+    stored, own = distill(folder, tmp_path / "stored", teacher_logits=tmp_path / "logits")
     assert losses(own) == pytest.approx(losses(log), abs=1e-5)
     assert losses(own, "held_out") == pytest.approx(losses(log, "held_out"), abs=1e-5)
     assert stored.teacher_loss == pytest.approx(report.teacher_loss, abs=1e-5)
@@ -140,8 +140,8 @@ def test_few_logits_teach(folder: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "all")
     write(folder, tmp_path / "few", top_k=4)
     overrides = ("recipe.finetune.next_token=0", "recipe.finetune.steps=12")
-    _, whole = distil(folder, tmp_path / "whole", *overrides, teacher_logits=tmp_path / "all")
-    report, log = distil(folder, tmp_path / "out", *overrides, teacher_logits=tmp_path / "few")
+    _, whole = distill(folder, tmp_path / "whole", *overrides, teacher_logits=tmp_path / "all")
+    report, log = distill(folder, tmp_path / "out", *overrides, teacher_logits=tmp_path / "few")
     assert 0 < losses(log)[0] < losses(whole)[0]
     assert all(math.isfinite(line["norm"]["model"]) for line in log if "norm" in line)
     assert losses(log, "held_out")[-1] < losses(log, "held_out")[0]
@@ -165,7 +165,7 @@ def test_writing_that_was_stopped_continues(folder: Path, tmp_path: Path, monkey
         write(folder, tmp_path / "out", top_k=4, progress=stop)
     assert len(list((tmp_path / "out").glob(SHARDS))) == 2
     with pytest.raises(TrainingError, match="are not complete. Run the same `compose logits` again"):
-        distil(folder, tmp_path / "no", teacher_logits=tmp_path / "out")
+        distill(folder, tmp_path / "no", teacher_logits=tmp_path / "out")
     before = (tmp_path / "out" / SHARD.format(0)).stat().st_mtime_ns
     with pytest.raises(TrainingError, match="top_k: was 4, now 5"):
         write(folder, tmp_path / "out", top_k=5)
@@ -190,18 +190,18 @@ def test_rows_that_are_not_stored_are_refused(folder: Path, tmp_path: Path) -> N
             {},
             r"lacks the logits of \d+ of the \d+ rows to learn from\.\n  recipe\.sequence: was 16, now 12",
         ),
-        ([], {"seed": 1}, r"lacks .*\n  --seed: was 0, now 1"),
-        ([], {"share": 0.5}, r"lacks .*\n  --share: was 0\.2, now 0\.5"),
+        ([], {"seed": 1}, r"lacks .*\n  `seed`: was 0, now 1"),
+        ([], {"share": 0.5}, r"lacks .*\n  `share`: was 0\.2, now 0\.5"),
         (["recipe.rows=padded"], {}, "lacks .*The texts, or recipe.rows, are others than then"),
         (["recipe.finetune.temperature=1"], {}, "temperature is 1, and the logits in .* were written with 2"),
-        (["recipe.finetune.distill=0"], {}, "does not learn from logits. Say --set recipe.finetune.distill=1"),
+        (["recipe.finetune.distill=0"], {}, r'does not learn from logits\. Say `overrides=\["recipe\.finetune\.distill=1"\]`'),
         ([], {"stage": "all"}, "attention transfer needs the teacher itself"),
-        ([], {"teacher": folder / "wide"}, "takes the place of --teacher"),
-        ([], {"teacher_logits": folder}, f"has no {LOGITS}. Write one: compose logits"),
+        ([], {"teacher": folder / "wide"}, "takes the place of `teacher`"),
+        ([], {"teacher_logits": folder}, f"has no {LOGITS}. Write one: `compose logits"),
     ):
         with pytest.raises(TrainingError, match=message):
-            distil(folder, tmp_path / "out", *overrides, **(given | options))
-    with pytest.raises(TrainingError, match="--top-k 65: the teacher has 64 tokens"):
+            distill(folder, tmp_path / "out", *overrides, **(given | options))
+    with pytest.raises(TrainingError, match="`top_k=65`: the teacher has 64 tokens"):
         write(folder, tmp_path / "more", top_k=65)
 
 
@@ -211,7 +211,7 @@ def test_stored_logits_that_are_damaged_are_refused(folder: Path, tmp_path: Path
     contents, tensors = path.read_bytes(), load_file(path)
 
     def run() -> None:
-        distil(folder, tmp_path / "out", teacher_logits=tmp_path / "logits", force=True)
+        distill(folder, tmp_path / "out", teacher_logits=tmp_path / "logits", force=True)
 
     tensors["offsets"][1] += 1
     save_file(tensors, path)

@@ -66,17 +66,17 @@ def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autoca
     """Stopped in its first, and in its last layer. Under autocast projections are in bfloat16, also those of the teacher's walk,
     and what goes from layer to layer is float32, here as there. With a layer no copy is made of the model that it is of."""
     monkeypatch.setattr(StoredModel, "__deepcopy__", lambda *_: pytest.fail("all of the model is copied"), raising=False)
-    whole = run(three, tmp_path / "whole", texts, which="transfer", autocast=autocast)
+    whole = run(three, tmp_path / "whole", texts, which="transfer", bfloat16=autocast)
     for resume, layer in enumerate((0, 2)):
-        stopped(three, tmp_path / "out", texts, layer, resume=bool(resume), autocast=autocast)
-    found = run(three, tmp_path / "out", texts, resume=True, autocast=autocast, **STREAM)
+        stopped(three, tmp_path / "out", texts, layer, resume=bool(resume), bfloat16=autocast)
+    found = run(three, tmp_path / "out", texts, resume=True, bfloat16=autocast, **STREAM)
     assert found.stages[0].model_copy(update={"seconds": 0}) == whole.stages[0].model_copy(update={"seconds": 0})
     assert list(found.stages[0].after) == ["layer 0", "layer 2"]
     assert same(weights(tmp_path / "whole"), tmp_path / "out")
 
 
 def test_autocast_makes_a_difference(three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]) -> None:
-    run(three, tmp_path / "out", texts, autocast=True, **STREAM)
+    run(three, tmp_path / "out", texts, bfloat16=True, **STREAM)
     assert not same(wanted, tmp_path / "out")
 
 

@@ -156,8 +156,8 @@ def test_a_source_in_memory_is_named_as_far_as_it_says(teacher: Path, tmp_path: 
     told = record_in(tmp_path / "nowhere").source
     assert told is not None
     assert told.folder == IN_MEMORY
-    with pytest.raises(composer.ComposerError, match="--teacher SOURCE"):
-        composer.distil(tmp_path / "nowhere", "stories,samples=4")
+    with pytest.raises(composer.ComposerError, match="`teacher=SOURCE`"):
+        composer.distill(tmp_path / "nowhere", "stories,samples=4")
 
 
 def test_a_model_from_nothing(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_spec_in_the_place_of_a_model_is_told_so(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sources, "fetch", lambda *_, **__: pytest.fail("asked the Hub"))
     (tmp_path / "mine.yaml").write_text("compose: 1")
     for reader in (open_model, describe_model, tokenizer_folder):
-        with pytest.raises(SourceError, match=f"^{said} is a spec, and this is for models. Build it first: compose build {said} "):
+        with pytest.raises(SourceError, match=f"^{said} is a spec, and this is for models. Build it first: `compose build {said} "):
             reader(said)
     llama(tmp_path / "lawcat")
     assert describe_model("lawcat").trunk.hidden_size, "a folder of that name is a model"

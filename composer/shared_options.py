@@ -1,0 +1,274 @@
+"""Options that several commands share, each declared once, and converters of what callers pass.
+
+A command's class inherits these classes. Fields of the classes on the right come first: ``class ShowOptions(OfSource, OfSpec)``
+takes the spec, then the source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from composer.arguments import DtypeLike, Reference, named_dtype, several
+from composer.data.loading import SHARE
+from composer.errors import ComposerError, name_of
+from composer.graph.lowering import AUTO
+from composer.numbers import LEAST_SEED, MOST_SEED, Numbers, TokenCount, read_numbers, read_tokens
+from composer.options import argument, option, options_class
+from composer.spec.loading import SpecLike
+from composer.spec.overrides import Overrides
+from composer.spec.shipped import shipped_specs
+from converters.trunk import Dtype
+
+Converter = TypeVar("Converter", bound=Callable[..., Any])
+
+
+def reads(kind: Any) -> Callable[[Converter], Converter]:
+    """Set the type that the command line reads before a converter."""
+
+    def marked(converter: Converter) -> Converter:
+        converter.kind = kind  # type: ignore[attr-defined]
+        return converter
+
+    return marked
+
+
+@reads(Path)
+def to_path(value: str | os.PathLike[str]) -> Path:
+    return Path(value)
+
+
+@reads(Path)
+def to_optional_path(value: str | os.PathLike[str] | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+@reads(str)
+def to_text(value: Reference) -> str:
+    """The name of a folder or a model."""
+    return name_of(value)
+
+
+@reads(str)
+def to_optional_text(value: Reference | None) -> str | None:
+    return None if value is None else to_text(value)
+
+
+@reads(list[str])
+def to_texts(value: str | Sequence[str]) -> tuple[str, ...]:
+    return several(value)
+
+
+@reads(list[Path])
+def to_references(value: Reference | Sequence[Reference]) -> tuple[str, ...]:
+    return several(value)
+
+
+@reads(list[str])
+def to_models(value: Reference | Sequence[Reference] | Mapping[str, Reference]) -> tuple[str, ...] | dict[str, str]:
+    """Models, or models by their labels."""
+    return {label: name_of(model) for label, model in value.items()} if isinstance(value, Mapping) else several(value)
+
+
+@reads(Dtype)
+def to_dtype(value: DtypeLike | None) -> Dtype | None:
+    try:
+        return named_dtype(value)
+    except ComposerError as error:
+        raise ValueError(str(error).removeprefix("dtype: ")) from None
+
+
+def to_tokens(least: int = 1) -> Callable[[TokenCount], int]:
+    @reads(str)
+    def read(value: TokenCount) -> int:
+        return read_tokens(value, least=least)
+
+    return read
+
+
+def to_numbers(least: int | None = 1, most: int | None = None, *, thousands: bool = True) -> Callable[[Numbers], tuple[int, ...]]:
+    @reads(str)
+    def read(value: Numbers) -> tuple[int, ...]:
+        return read_numbers(value, least=least, most=most, thousands=thousands)
+
+    return read
+
+
+def complete_spec(incomplete: str) -> list[str]:
+    """The shipped specs that begin with ``incomplete``; the shell completes files."""
+    return [name for name in shipped_specs() if name.startswith(incomplete)]
+
+
+OUT = {"flags": ("-o", "--out"), "metavar": "FOLDER"}
+"""The names of ``out`` on the command line."""
+PROGRESS = "True shows a bar. A function is called at each step of the progress."
+TELL = "Function that is called with messages. Left out, they are logged by the log `composer`."
+SYSTEM = "Text of the system's turn before the first turn."
+TOP_P = "Sample among the likeliest tokens of this total probability."
+SPEC = (
+    "A YAML file, the name of a shipped spec (`compose show` lists them), a variant of a sweep (SWEEP:VARIANT), or the folder of a "
+    "built model."
+)
+SOURCE = (
+    "A folder with config.json and safetensors, a built model, a GGUF file, or a model of the Hub (OWNER/NAME, "
+    "OWNER/NAME@REVISION, hub:OWNER/NAME, hub:OWNER/NAME/FILE.gguf)."
+)
+
+
+@options_class
+class OfSpec:
+    spec: SpecLike = argument(SPEC, is_checked=False, complete=complete_spec)
+
+
+@options_class
+class OfAnyModel:
+    model: str = argument("A built model, or any other: a folder, or OWNER/NAME of the Hub.", converter=to_text)
+
+
+@options_class
+class MaybeFromSource:
+    source: str | None = option(
+        SOURCE, default=None, converter=to_optional_text, kw_only=False, flags=("--from",), metavar="SOURCE"
+    )
+
+
+@options_class
+class OfSource(MaybeFromSource):
+    revision: str | None = option("Branch, tag or commit of a model of the Hub.", default=None)
+
+
+@options_class
+class FromSource:
+    source: str = option(SOURCE, converter=to_text, kw_only=False, flags=("--from",), metavar="SOURCE")
+
+
+@options_class
+class FreshOrNot:
+    fresh: bool = option("Use the spec's own trunk, without a source.", default=False)
+
+
+@options_class
+class TakesTokenizer:
+    tokenizer: str | None = option(
+        "With --fresh: use the tokenizer of this folder or model of the Hub.",
+        default=None,
+        converter=to_optional_text,
+        metavar="MODEL",
+    )
+
+
+@options_class
+class Overriding:
+    overrides: Overrides = option(
+        "Change a value of the spec or its recipe: head.memory.0.size=32, recipe.finetune.lr=1e-4. May be repeated.",
+        default=(),
+        is_checked=False,
+        flags=("--set",),
+        metavar="PATH=VALUE",
+        kind=list[str],
+    )
+
+
+@options_class
+class CountedAt:
+    sequence: int = option(
+        "Length at which a growing state, and the source's cache, are counted. 4k is 4,096.",
+        default="4k",
+        converter=to_tokens(),
+        flags=("--seq",),
+        metavar="TOKENS",
+    )
+
+
+@options_class
+class Seeded:
+    seed: int = option("Seed of the random numbers.", default=0, least=0, most=MOST_SEED)
+
+
+@options_class
+class SeededFromBelow:
+    seed: int = option("Seed of the random numbers. It may be negative.", default=0, least=LEAST_SEED, most=MOST_SEED)
+
+
+@options_class
+class OnDevice:
+    device: str = option("Where to run: cpu or cuda.", default="cpu")
+
+
+@options_class
+class WithBackend:
+    backend: str = option(
+        "Implementation of the heads: auto uses each part's fastest form, reference its definition. torch runs on every device.",
+        default=AUTO,
+    )
+
+
+@options_class
+class InDtype:
+    dtype: Dtype | None = option(
+        "Type of all weights. Left out, they are kept as stored, and quantised weights become bfloat16.",
+        default=None,
+        converter=to_dtype,
+    )
+
+
+@options_class
+class InBfloat16:
+    bfloat16: bool = option("Compute projections in bfloat16.", default=False)
+
+
+@options_class
+class OnGraph:
+    graph: bool = option(
+        "On a GPU, record the decoding step once as a CUDA graph, and replay it.", default=True, flags=("--graph/--no-graph",)
+    )
+
+
+@options_class
+class Replacing:
+    force: bool = option("Replace an existing result.", default=False)
+
+
+@options_class
+class TaskFiles:
+    text: Path | None = option("Text to measure perplexity on.", default=None, converter=to_optional_path, metavar="FILE")
+    haystack: Path | None = option("Text to hide needles in.", default=None, converter=to_optional_path, metavar="FILE")
+    babi: Path | None = option(
+        "Folder with the bAbI files, for babilong. Left out, facts are generated.",
+        default=None,
+        converter=to_optional_path,
+        metavar="FOLDER",
+    )
+
+
+@options_class
+class HoldsOut:
+    held_out: tuple[str, ...] = option(
+        "Data to evaluate on. Left out, a share of --data is held out. May be repeated.",
+        default=(),
+        converter=to_texts,
+        metavar="REF",
+    )
+    share: float = option("Share of --data to hold out where --held-out names none. 0 holds out nothing.", default=SHARE)
+
+
+@options_class
+class OfData(HoldsOut):
+    data: tuple[str, ...] = option(
+        "A file (.jsonl, .txt, .csv, .parquet), hub:OWNER/NAME, or a task such as passkey,samples=2000. May be repeated.",
+        converter=to_texts,
+        kw_only=False,
+        metavar="REF",
+    )
+
+
+@options_class
+class Sampling(SeededFromBelow):
+    temperature: float = option("0 takes the likeliest token. Above 0, tokens are sampled.", default=0.0, least=0)
+    top_p: float = option(TOP_P, default=1.0, least=0, most=1)
+
+    def check(self) -> None:
+        if self.top_p < 1 and self.temperature == 0:
+            raise ComposerError("--top-p is for sampled tokens: it needs a --temperature above 0")

@@ -1,0 +1,69 @@
+"""The options of training: what ``distill`` and ``train`` share, and what a run adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from composer.errors import ComposerError, TrainingError
+from composer.options import option, options_class
+from composer.shared_options import InBfloat16, OfData, OnDevice, Replacing, Seeded, WithBackend, to_optional_path, to_optional_text
+from composer.training.stopping import AGAIN
+
+if TYPE_CHECKING:
+    from composer.training.loop import StepProgress
+
+
+@options_class
+class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seeded):
+    """Options of every training run."""
+
+    error: ClassVar[type[ComposerError]] = TrainingError
+    held_out_rows: int | None = option(
+        "Largest number of held-out rows to evaluate on. Left out, evaluation takes about a fifth of the run's time.",
+        default=None,
+        least=1,
+        metavar="N",
+    )
+    gradient_checkpointing: bool = option(
+        "Where the whole model learns, recompute the inside of its layers in the backward pass: less memory, more time.",
+        default=False,
+    )
+    checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
+    resume: bool = option("Continue a run that was stopped.", default=False)
+    strict: bool = option("Make it an error if a run learns nothing, or repeats few tokens many times.", default=False)
+
+
+@options_class
+class TeachingOptions(LearningOptions):
+    """Options of a run that learns from a teacher."""
+
+    teacher: str | None = option(
+        "Model to learn from. Left out, the source that MODEL was built from.",
+        default=None,
+        converter=to_optional_text,
+        metavar="SOURCE",
+    )
+    teacher_logits: Path | None = option(
+        "With --stage finetune: a folder that `compose logits` wrote, instead of a teacher in memory.",
+        default=None,
+        converter=to_optional_path,
+        metavar="FOLDER",
+    )
+    stream: bool = option("With --stage transfer: hold one layer in memory at a time.", default=False)
+    merge: bool = option("Merge adapters into the weights at the end.", default=False)
+
+
+@options_class
+class TrainingOptions(TeachingOptions):
+    """All options of a run, beside its recipe.
+
+    Of the fields without a flag, ``watch`` is called after each step, ``tell`` with messages, and ``warn`` with warnings (None:
+    ``tell`` is called with them). ``again`` is how messages tell the user to continue a run.
+    """
+
+    watch: Callable[[StepProgress], None] | None = option("Called after each step.", default=None, is_checked=False)
+    tell: Callable[[str], None] = option("Called with messages.", default=lambda message: None, is_checked=False)
+    warn: Callable[[str], None] | None = option("Called with warnings.", default=None, is_checked=False)
+    again: str = option("How a stopped run is continued, in messages.", default=AGAIN)
