@@ -17,6 +17,7 @@ from composer.spec.schema import json_schema
 from composer.spec.shipped import shipped_specs
 from composer.tasks.base import Task
 from composer.tasks.catalogue import TASKS
+from docs import commands
 from docs.measured import MEASUREMENTS, measurements
 from docs.results import page
 from tests.laws.published.compared import COMPARED
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 PART_TABLE, TASK_TABLE, SCHEMA = ROOT / "docs" / "parts.md", ROOT / "docs" / "tasks.md", ROOT / "specs" / "schema.json"
 HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
 JSON_PAGE = ROOT / "docs" / "json.md"
+COMMANDS_PAGE = ROOT / "docs" / "commands.md"
 KERNEL_TABLE = ROOT / "docs" / "kernels.md"
 KERNEL_HEADER = "| spec | head | part | a call of many tokens | of one | why none is faster |\n|---|---|---|---|---|---|\n"
 PUBLISHED_TABLE = ROOT / "docs" / "published.md"
@@ -93,6 +95,7 @@ def main() -> None:
     PUBLISHED_TABLE.write_text(published(PUBLISHED_TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")
     JSON_PAGE.write_text(page(), encoding="utf-8")
+    COMMANDS_PAGE.write_text(commands.page(), encoding="utf-8")
     MEASUREMENTS.write_text(measurements(MEASUREMENTS.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -83,7 +83,7 @@ def test_a_misspelt_task_with_options_of_its_own_is_told_as_one() -> None:
 
 def test_the_pages_name_every_option_of_a_reference() -> None:
     docs = Path(composer.__file__).parents[1] / "docs"
-    page, tasks_page = ((docs / name).read_text(encoding="utf-8") for name in ("distil.md", "tasks.md"))
+    page, tasks_page = ((docs / name).read_text(encoding="utf-8") for name in ("distill.md", "tasks.md"))
     options = {name for kind in (FileData, HubData) for name in kind.model_fields} - {"kind", "path", "name"}
     assert [name for name in sorted(options) if not re.search(rf"`{name}[`=]|{name}=", page)] == []
     assert [name for name in Slice.model_fields if f"`{name}=N`" not in tasks_page] == []

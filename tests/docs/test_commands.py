@@ -1,0 +1,37 @@
+"""docs/commands.md has every command and each of its options, as the classes of options declare them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from composer.cli.main import COMMANDS
+from composer.options import options_of
+from docs.commands import page
+
+PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+
+
+def test_the_page_is_up_to_date() -> None:
+    stale = page() != PAGE
+    assert not stale, "docs/commands.md is not what the options classes declare: write it anew with `make docs`"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_command_has_its_options_and_defaults(command: object) -> None:
+    name, options = command.name, options_of(command.options)  # pyright: ignore[reportAttributeAccessIssue]
+    section = PAGE.partition(f"## compose {name}\n")[2].partition("\n## ")[0]
+    flags = {flag for cell in re.findall(r"^\| `([^`]+)`", section, re.MULTILINE) for flag in re.findall(r"--[a-z-]+", cell)}
+    expected = {flag for one in options.values() if not one.is_hidden for flag in re.findall(r"--[a-z-]+", " ".join(one.flags))}
+    assert expected - flags == set()
+    assert flags - expected <= {"--quiet", "--json"}
+
+
+def test_values_words_and_defaults() -> None:
+    rows = PAGE.splitlines()
+    assert r"| `--stage transfer\|finetune\|all` | Stages of the recipe to run. | `all` |" in rows
+    assert "| `--repeats REPEATS` | Timed passes over each prompt. | `5` |" in rows
+    assert "| `--keep N` | Layers that keep the source's attention. |  |" in rows
+    assert "| `--prompt TEXT` | Text to continue. On the command line, - reads it from stdin. | required |" in rows
