@@ -13,7 +13,7 @@ from composer.plotting import FAINT, RESOLUTION, WIDTH, colour, legend, marker, 
 from composer.plotting import TEACHER as TEACHER_COLOUR
 from evidence import collapse, listops, selecting, speed
 from evidence.ablations import ABLATIONS
-from evidence.claims import CLAIMS, PAPERS, ours
+from evidence.claims import CLAIMS, INTRODUCTIONS, PAPERS, ours
 from evidence.claims.claim import PASSKEY, RECALL, STORIES, TEACHER, TIMES, Claim
 from evidence.experiments import SEEDS
 from evidence.kept import Run, all_runs
@@ -29,20 +29,40 @@ OURS = {
     for name in ("alternating-delta", "alternating-kda", "alternating-lawcat", "gated-delta", "lawcat-delta", "divided", "cached")
 }
 
+COMPOSITIONS = {
+    "alternating-delta": "windows with the teacher's attention and positions in every other layer. The other layers have a gated "
+    "delta rule behind LAWCAT's convolution and map, without positions. It ships.",
+    "alternating-kda": "the same with Kimi Delta Attention, which decays each channel by itself.",
+    "alternating-lawcat": "the same with LAWCAT's state.",
+    "lawcat-delta": "the delta rule of alternating-delta in every layer. It ships.",
+    "gated-delta": "a gated delta rule in every layer, with ReLU as its map and an output gate.",
+    "divided": "windows in half of each layer's heads, LAWCAT's state in the others.",
+    "cached": "LoLA's window, sparse cache and state behind LAWCAT's convolution, map and gate.",
+}
+"""The compositions of this project that were trained, in words."""
+
 HEAD = """# Evidence
 
-The papers' claims, tried in miniature on the teacher that ships with this project (474,496 parameters, two layers, trained on
-256 tokens; [examples/teacher](../examples/teacher)). `make evidence` writes this page: it runs what is not kept in
-`evidence/runs`, then compares. Figures are means over seeds {seeds} (others where that is said) ± the standard deviation of a
-sample; the teacher, which nothing is drawn for, has one. Passkey and recall are shares of right answers, the rest is perplexity,
-where low is good; lengths are in tokens. Students learn from 12,800 rows of 256 tokens: `students` from 3,200 of them in attention
-transfer and 9,600 in fine-tuning, `macchiato` from all of them in fine-tuning.
-Those of `transfer` learn from as many rows of 128 tokens.
+This page tests the papers' claims at a small scale: a table with every claim and its verdict, then the figures of each claim.
+`make evidence` does the runs that are missing in `evidence/runs` and writes this page; `python -m evidence --page` only writes it.
 
-A claim leads one to expect certain things of the figures, and all of them are listed. **Reproduced**: with every seed, all of
-them. **Not reproduced**: one of them fails with every seed, be it that the direction is the paper's and the figure is not
-reached; the numbers in brackets say how many hold. **Not at this scale**: seeds differ, or there is nothing to tell apart. What
-goes beyond the paper's own tasks is marked, and does not count. No seed was left out.
+- The teacher ([examples/teacher](../examples/teacher)) has 474,496 parameters and two layers, and was trained on 256 tokens.
+- Students learn from 12,800 rows of 256 tokens (128 in `transfer`): 3,200 in attention transfer, 9,600 in fine-tuning. `macchiato`
+  uses all rows in fine-tuning.
+- Figures are means over seeds {seeds}, unless the text names others, ± the standard deviation (n - 1). The teacher has one value.
+  No seed was left out.
+- Passkey and recall are shares of right answers. Everything else is perplexity, where lower is better. Lengths are in tokens.
+
+Each claim has expectations, listed below its figures. An expectation holds (*yes*), fails (*no*), or is *open*: seeds differ, or
+two figures are equal.
+
+| verdict | meaning |
+|---|---|
+| reproduced | every expectation holds with every seed |
+| not reproduced | at least one expectation fails with every seed; its direction may still be the paper's |
+| not at this scale | no expectation fails with every seed, but some are open |
+
+The numbers in brackets count the expectations that hold. Expectations *beyond the paper* do not count.
 
 """
 
@@ -62,13 +82,15 @@ def page() -> str:
 def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
     yield HEAD.format(seeds=", ".join(map(str, SEEDS)))
     others = [group for group in CLAIMS if group not in PAPERS]
-    yield f"Of the papers {counted(PAPERS, kept)}. Of other teachers and our own {counted(others, kept)}.\n\n"
+    yield f"From the papers, {counted(PAPERS, kept)}. From this project, also with other teachers, {counted(others, kept)}.\n\n"
     yield "| claim | paper | here |\n|---|---|---|\n"
     for claims in CLAIMS.values():
         for claim in claims:
             yield f"| [{claim.title}](#{_anchor(claim.title)}) | {claim.where} | {_outcome(claim, kept)} |\n"
     for paper, claims in CLAIMS.items():
         yield f"\n## {paper}\n"
+        if paper in INTRODUCTIONS:
+            yield f"\n{INTRODUCTIONS[paper]}"
         for claim in claims:
             yield from _claim(claim, kept)
     yield from _best(kept)
@@ -76,17 +98,17 @@ def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _claim(claim: Claim, kept: Kept) -> Iterator[str]:
-    yield f"\n### {claim.title}\n\n{claim.where}: {claim.says}\n\n"
+    yield f"\n### {claim.title}\n\n**{verdict(claim.expected, kept).capitalize()}.** {claim.where}: {claim.says}\n\n"
     yield table(claim.rows, claim.columns, kept)
     if claim.remark:
         yield f"\n{claim.remark}\n"
-    yield "\n| expected | with every seed | seeds |\n|---|---|---|\n"
+    yield "\n| expected | holds | seeds |\n|---|---|---|\n"
     for one in claim.expected:
         found = seeds_of(one, kept).values()
         says = f"{one.says} (beyond the paper)" if one.beyond else one.says
         yield f"| {says} | {BY_STATE[state(one, kept)]} | {sum(held is True for held in found)} of {len(found)} |\n"
     commands = dict.fromkeys(run.partition("/")[0] for run in claim.rows.values())
-    yield f"\n**{verdict(claim.expected, kept).capitalize()}.** From {listed([f'`{name}`' for name in commands])}.\n"
+    yield f"\nRuns: {listed([f'`{name}`' for name in commands])}.\n"
 
 
 def counted(groups: Iterable[str], kept: Kept) -> str:
@@ -104,20 +126,15 @@ def _outcome(claim: Claim, kept: Kept) -> str:
 
 
 def _best(kept: Kept) -> Iterator[str]:
-    yield "\n## What none of the papers has\n\n"
-    yield "Compositions of our own against the four and the teacher, at one to eight times the training length; the same training "
-    yield "for all students but LoLA, which is LoLCATs with λ = 32 and learns nothing more.\n\n"
+    yield "\n## Compositions of this project\n\n"
+    yield "All students have the same training, except LoLA: LoLCATs with λ = 32, without further training.\n\n"
+    yield from (f"- **{name}**: {layers}\n" for name, layers in COMPOSITIONS.items())
+    yield "\n"
     yield table({**FOUR, **OURS}, PASSKEY + RECALL, kept) + "\n" + table({**FOUR, **OURS}, STORIES, kept)
     best = ranking(kept)
     if best:
-        yield f"\nBy the mean of all eight scores: {listed([f'{name} {score:.3f}' for name, score in best])}.\n"
-    yield "\n**alternating-delta**, which ships, has layers of near windows (the teacher's own attention, with its positions) and, "
-    yield "every other, a gated delta rule behind LAWCAT's convolution and map (without positions); **alternating-kda** "
-    yield "(`evidence/specs`) forgets there channel by channel, and **alternating-lawcat** has LAWCAT's state there. "
-    yield "**gated-delta** has such a rule in every layer, with ReLU for a map and an output gate; **lawcat-delta**, "
-    yield "which ships, has that of alternating-delta. In **divided** half of each layer's heads have near windows, the others "
-    yield "LAWCAT's state. **cached** is LoLA's window, sparse cache and state under LAWCAT's convolution, map and gate.\n\n"
-    yield "![Scores over length, once to eight times the training length](evidence.png)\n"
+        yield f"\nMean of all eight scores: {listed([f'{name} {score:.3f}' for name, score in best])}.\n"
+    yield "\n![Scores over length, once to eight times the training length](evidence.png)\n"
 
 
 def ranking(kept: Kept) -> list[tuple[str, float]]:
@@ -132,25 +149,24 @@ def ranking(kept: Kept) -> list[tuple[str, float]]:
 
 def _runs_in_words(runs: Sequence[Run]) -> Iterator[str]:
     yield "\n## The runs\n\n"
-    yield "`make evidence` runs what follows, seed by seed. `--only NAME` of `python -m evidence` runs one of them.\n"
+    yield "The commands of `make evidence`, for each seed. `python -m evidence --only NAME` runs one of them. Minutes are of one "
+    yield "thread on a shared machine.\n"
     for name, experiment in ABLATIONS.items():
         own = [run for run in runs if run.experiment == name]
         seconds = sum(run.seconds for run in own)
-        yield f"\n`{name}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of a thread that shared its machine.\n\n    "
+        yield f"\n`{name}`: {len(own)} runs, {seconds / 60:,.0f} minutes.\n\n    "
         yield f"{experiment.command}\n"
         if experiment.made is not None:
-            yield f"\nIts teacher is made first, where it is not there:\n\n    {experiment.made}\n"
+            yield f"\nThe teacher, made first if it is missing:\n\n    {experiment.made}\n"
         if experiment.trained is not None:
             other, variant = experiment.trained
-            yield f"\n`trained-SEED` is `{other.name}/{variant}` of that seed with its adapters folded in (`compose "
-            yield "merge`).\n"
+            yield f"\n`trained-SEED` is the model of `{other.name}/{variant}` after `compose merge`.\n"
     yield from _inspections(runs)
     own = [run for run in runs if run.experiment == listops.NAME]
-    yield f"\n`{listops.NAME}`: {len(own)} runs are kept. {listops.SETTING.says}\n\n"
+    yield f"\n`{listops.NAME}`: {len(own)} runs. {listops.SETTING.says}\n\n"
     yield f"    {listops.COMMAND}\n"
     yield from _selecting(runs)
-    yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs are kept. Nothing is trained for "
-    yield "it.\n\n"
+    yield f"\n`{speed.NAME}`: {len([run for run in runs if run.experiment == speed.NAME])} runs, without training.\n\n"
     yield "".join(f"    {command}\n" for command in speed.COMMANDS)
     versions = sorted({f"{package} {version}" for run in runs for package, version in run.versions.items()})
     yield f"\nWith {', '.join(versions)}.\n"
@@ -158,7 +174,7 @@ def _runs_in_words(runs: Sequence[Run]) -> Iterator[str]:
 
 def _inspections(runs: Sequence[Run]) -> Iterator[str]:
     own = [run for run in runs if run.experiment == collapse.NAME]
-    yield f"\n`{collapse.NAME}`: {len(own)} runs are kept. `MODEL` is trained first, where it is not there.\n\n"
+    yield f"\n`{collapse.NAME}`: {len(own)} runs. `MODEL` is trained first if it is missing.\n\n"
     for looked in collapse.MODELS.values():
         yield f"    {looked.command}  # {looked.experiment.name}/{looked.variant}\n"
 
@@ -166,9 +182,9 @@ def _inspections(runs: Sequence[Run]) -> Iterator[str]:
 def _selecting(runs: Sequence[Run]) -> Iterator[str]:
     own = [run for run in runs if run.experiment in (selecting.NAME, selecting.TRAINED)]
     setting, seconds = selecting.SETTING, sum(run.seconds for run in own)
-    yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(own)} runs are kept, {seconds / 60:,.0f} minutes of training and "
-    yield f"scoring. The selection of each seed, on a [teacher of {setting.layers} layers](../{setting.source}); then each choice "
-    yield "of layers is trained and scored as `students` are.\n\n"
+    yield f"\n`{selecting.NAME}` and `{selecting.TRAINED}`: {len(own)} runs, {seconds / 60:,.0f} minutes. Layers are "
+    yield f"selected on a [teacher of {setting.layers} layers](../{setting.source}). Then each choice is trained and scored as "
+    yield "`students` are.\n\n"
     yield f"    {setting.command}\n"
 
 

@@ -13,7 +13,7 @@ from evidence.kept import Run
 
 State = Literal["holds", "fails", "open"]
 Verdict = Literal["reproduced", "not reproduced", "not at this scale", "runs are missing"]
-BY_STATE: dict[State, str] = {"holds": "yes", "fails": "no", "open": "seeds differ, or nothing to tell apart"}
+BY_STATE: dict[State, str] = {"holds": "yes", "fails": "no", "open": "open"}
 
 
 @dataclass(frozen=True)

@@ -17,3 +17,5 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 }
 PAPERS = ("LAWCAT", "LoLCATs", "LoLA", "Latte", "Speed")
 """The groups that are claims of the papers, tried on the teacher that ships with this project."""
+INTRODUCTIONS = {"Speed": speed.INTRODUCTION, "A second teacher": second.INTRODUCTION}
+"""What the claims of a group have in common, in words."""

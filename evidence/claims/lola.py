@@ -29,11 +29,10 @@ def _both(says: str, left: str, right: str) -> tuple[Expected, Expected]:
 
 CLAIMS = (
     Claim(
-        "On the same weights and at equal cache, a sparse cache retrieves more than a larger window",
+        "At equal cache size, a sparse cache retrieves more than a larger window",
         "LoLA, section 4.1, table 1",
-        "“LoLA drastically improves recall with minimal additional caching”; “this performance increase cannot be obtained from "
-        "using a larger sliding window”. S-NIAH-1 at 512, by equal cache: LoLCATs 29.4, 87.2 and 100, LoLA 99.0, 100 and 100 %; "
-        "LoLCATs as it is 9.0 %.",
+        "S-NIAH-1 at 512 tokens, at three equal cache sizes: LoLCATs 29.4, 87.2 and 100 %, LoLA 99.0, 100 and 100 %. "
+        "LoLCATs with its own window: 9.0 %.",
         CACHES,
         PASSKEY + RECALL,
         tuple(
@@ -41,18 +40,17 @@ CLAIMS = (
             for lola, size in PAIRS
             for expected in _both(f"{lola} above a window of {size}", CACHES[lola], CACHES[f"LoLCATs, window {size}"])
         ),
-        "LoLCATs as `students` trains it, window 64. A row of LoLA sees 2 × 32 pairs at most in chunks, and λ more; that of "
-        "LoLCATs before it holds as many in its window. What differs: at the training length a window wider than the student "
-        "learned with finds fewer passkeys, how many fewer depends on the seed, and LoLA is above it with each seed only where it "
-        "is widest. At twice that length wider windows find more (0.24 to 0.32), and LoLA 0.06 or 0.07; and recall gains from "
-        "each wider window at both lengths, and is above LoLA's with every seed. Tried: weights that had learned a quarter as "
-        "long, on which wider windows found more passkeys at the training length, too, and LoLA more than they by the mean. Not "
-        "tried: a student that learns with its sparse cache.",
+        "All rows have the weights of `students/lolcats`, trained with a window of 64. A LoLA row sees at most 2 × 32 "
+        "pairs in chunks and λ more; the LoLCATs row above it holds as many in its window. What differs: at the "
+        "training length, windows wider than 64 find fewer passkeys, and how many depends on the seed. LoLA is ahead "
+        "with every seed only at the largest size. At twice that length wider windows find more (0.24 to 0.32) than "
+        "LoLA (0.06 or 0.07). Wider windows also recall more at both lengths, with every seed. Tried: weights trained a "
+        "quarter as long, on which LoLA found more passkeys than wider windows on average.",
     ),
     Claim(
-        "More cache, more retrieved",
+        "A larger cache retrieves more",
         "LoLA, table 1",
-        "S-NIAH-1 at 2K: 79.4, 96.4, 99.6 and 100 % as cache and chunk double.",
+        "S-NIAH-1 at 2K tokens, as cache and chunk double: 79.4, 96.4, 99.6 and 100 %.",
         {name: run for name, run in CACHES.items() if name.startswith("LoLA")},
         PASSKEY + RECALL,
         tuple(
@@ -62,22 +60,21 @@ CLAIMS = (
                 f"λ = {more} above λ = {less}", CACHES[f"LoLA, 2 × 32 and λ = {more}"], CACHES[f"LoLA, 2 × 32 and λ = {less}"]
             )
         ),
-        "At the training length. At twice that a larger sparse cache finds no more passkeys (0.07, 0.06 and 0.06), where a wider "
-        "window does (above).",
+        "Tested at the training length. At twice that length a larger sparse cache finds no more passkeys (0.07, 0.06 "
+        "and 0.06); a wider window does.",
     ),
     Claim(
-        "Self-recall is the best score to choose pairs by",
+        "Self-recall is the best score for the sparse cache",
         "LoLA, section 4.3, table 4",
-        "“all tested alternatives fall short of enabling associative recall”. S-NIAH-1 at 512: self-recall 99.0 %, squared error"
-        " 11.4 %, absolute error 20.0 %, overestimate 52.0 %, no score but a larger window 29.4 %.",
+        "S-NIAH-1 at 512 tokens: self-recall 99.0 %, squared error 11.4 %, absolute error 20.0 %, overestimate 52.0 %, "
+        "a larger window instead 29.4 %.",
         SCORES,
         PASSKEY + RECALL,
         tuple(expected for name in OTHERS for expected in _both(f"self recall above {name}", SCORES["self recall"], SCORES[name])),
-        "λ = 32. “recent” is the larger window, in whole chunks; “relative recall” and “random” are ours, and what chance does. "
-        "What differs: “overestimate” is above self-recall with every seed, which is above all others by the mean of passkeys at "
-        "the training length. At twice that length, and in recall at both, self-recall is behind random choice by the mean. "
-        "Tried: self-recall as a share of the value's length (“relative recall”), which finds fewer passkeys at the training "
-        "length with every seed; and weights that had learned a quarter as long, on which one of the five held. Not tried: a "
-        "student that learns with its sparse cache.",
+        "λ = 32. `recent` is the larger window, in whole chunks. `relative recall` and `random` are not in the paper. "
+        "What differs: `overestimate` is ahead of self-recall with every seed. Self-recall is ahead of all others only "
+        "in passkeys at the training length, on average. In recall, and at twice that length, it is behind random "
+        "choice. Tried: `relative recall`, which finds fewer passkeys with every seed, and weights trained a quarter as "
+        "long, on which one of the five expectations held.",
     ),
 )

@@ -30,10 +30,9 @@ def _final(name: str, column: str) -> Place:
 
 CLAIMS = (
     Claim(
-        "Layers that `select` keeps are closer to the teacher than every fourth layer and than chance",
+        "Layers chosen by `select` are closer to the teacher than every fourth layer and than random layers",
         "docs/select.md",
-        "“finds the layers where that is worth most”: a student of eight layers of LAWCAT, two of which have the teacher's "
-        "attention again, before any fine-tuning.",
+        "A LAWCAT student of eight layers, two of which keep the teacher's attention, before any fine-tuning.",
         {name: f"{NAME}/{choice}" for name, choice in ROWS.items()},
         (BEFORE, BEATEN, STATE),
         (
@@ -45,14 +44,14 @@ CLAIMS = (
             ),
             *(beyond(below(f"by {by} below {REGULAR}, {BEFORE}", _before(by), _before(REGULAR))) for by in CHOSEN[1:]),
         ),
-        "KL(teacher ‖ student) in nats a token on 16 held-out rows, where low is good, and the share of all 28 choices of two "
-        "layers that are worse. Of an earlier teacher, which the same command made on another machine, one seed of three had every "
-        "fourth layer or a draw of chance ahead: the verdict is of this teacher.",
+        "KL(teacher ‖ student) in nats per token on 16 held-out rows (lower is better), and the share of all 28 choices "
+        "of two layers that are worse. With an earlier teacher, made by the same command on another machine, every "
+        "fourth layer or a random choice was ahead with one seed of three.",
     ),
     Claim(
-        "A student with the layers that `select` keeps learns more than with every fourth layer and than with chance",
+        "After training, layers chosen by `select` are ahead of every fourth layer and of random layers",
         "docs/select.md",
-        "The same choices, each built from the teacher, and trained in both stages.",
+        "The same choices, each built from the teacher and trained in both stages.",
         {name: f"{TRAINED}/{choice}" for name, choice in ROWS.items()},
         FINAL,
         (
@@ -66,11 +65,10 @@ CLAIMS = (
                 for other in OTHERS
             ),
         ),
-        "Ahead of chance with every seed in perplexity and recall at the training length, level with every fourth layer, and by "
-        "the mean behind chance in passkeys at twice that length (0.67 for 0.96 and 0.78). What differs: every fourth layer ends "
-        "where the chosen ones do (layer 3, which each score chooses, is one of them), and all students answer passkeys at 256, "
-        "those without a kept layer, too. Layers that are kept have the teacher's positions, which it learned up to 256 tokens: "
-        "at 512 passkeys are better without them. Tried: three scores, which end alike. Not tried: another number of layers to "
-        "keep, and kept layers without positions.",
+        "What differs: the chosen layers are ahead of random ones in perplexity and recall at the training length with "
+        "every seed, but level with every fourth layer, one of which (layer 3) each score chooses. All students find "
+        "the passkeys at 256 tokens. At 512 tokens the chosen layers find fewer passkeys on average than random ones "
+        "(0.67 against 0.96 and 0.78): kept layers have the teacher's positions, trained up to 256 tokens. Tried: three "
+        "scores, with equal results. Not tried: another number of kept layers, kept layers without positions.",
     ),
 )

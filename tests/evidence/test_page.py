@@ -74,7 +74,7 @@ def test_claims_are_counted() -> None:
     """By their verdicts; the front page says the same of those of the papers."""
     assert page.counted(("LoLCATs",), Kept([])) == f"{len(CLAIMS['LoLCATs'])} claims: {len(CLAIMS['LoLCATs'])} waiting for runs"
     of_papers = page.counted(PAPERS, Kept(all_runs()))
-    assert f"Of the papers {of_papers}." in page.PAGE.read_text(encoding="utf-8")
+    assert f"From the papers, {of_papers}." in page.PAGE.read_text(encoding="utf-8")
     assert of_papers.replace(" claims:", " claims of the papers, in miniature:") in (page.DOCS.parent / "README.md").read_text(
         encoding="utf-8"
     )
