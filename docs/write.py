@@ -28,7 +28,7 @@ HEADER = "| role | kind | what it computes |\n|---|---|---|\n"
 JSON_PAGE = ROOT / "docs" / "json.md"
 COMMANDS_PAGE = ROOT / "docs" / "commands.md"
 KERNEL_TABLE = ROOT / "docs" / "kernels.md"
-KERNEL_HEADER = "| spec | head | part | a call of many tokens | of one | why none is faster |\n|---|---|---|---|---|---|\n"
+KERNEL_HEADER = "| spec | head | parts | many tokens | one token |\n|---|---|---|---|---|\n"
 PUBLISHED_TABLE = ROOT / "docs" / "published.md"
 PUBLISHED_HEADER = "| spec | compared with |\n|---|---|\n"
 TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
@@ -55,8 +55,8 @@ def tasks(text: str) -> str:
 
 
 def kernels(text: str) -> str:
-    """The page of kernels with the table of what runs on a GPU; all else as it is."""
-    rows = []
+    """Return the page of kernels with the table of the forms on a GPU. Parts that one form computes together are one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for name in shipped_specs():
         if name.startswith("ablations/"):
             continue
@@ -64,11 +64,12 @@ def kernels(text: str) -> str:
         for group in explain_resolved(resolve(spec, TYPICAL), device="cuda", dtype="bfloat16").groups:
             for part in group.parts:
                 if part.backend != AUTO:
-                    form, why = f"{part.backend}: {part.form}", part.why_not_faster.replace("|", "or")
+                    form = f"{part.backend}: {part.form}"
                     decode = part.decode if part.decode_backend == AUTO else f"{part.decode_backend}: {part.decode}"
                     one = "the same" if part.decode is None else decode
-                    rows.append(f"| `{name}` | {group.head} | {part.part} | {form} | {one} | {why} |\n")
-    return with_rows(text, KERNEL_HEADER, rows)
+                    rows.setdefault((f"`{name}`", group.head, form, one), []).append(part.part)
+    lines = [f"| {name} | {head} | {', '.join(parts)} | {form} | {one} |\n" for (name, head, form, one), parts in rows.items()]
+    return with_rows(text, KERNEL_HEADER, lines)
 
 
 def published(text: str) -> str:
