@@ -35,7 +35,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "ablate": ("", AblationReport),
     "bench": ("", BenchReport),
     "build": ("", BuildReport),
-    "check": ("a list, one a spec or a variant", ("spec", "ok", "says", "hash", "mistakes", "notes")),
+    "check": ("a list, one per spec or variant", ("spec", "ok", "says", "hash", "mistakes", "notes")),
     "diff": ("", ("specs", "same", "hashes", "differences")),
     "distill": ("", TrainingReport),
     "eval": ("", EvaluationReport),
@@ -44,35 +44,35 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "inspect": ("", Findings),
     "logits": ("", WrittenLogits),
     "merge": ("", MergeReport),
-    "parts": ("a list, one a part", ("role", "kind", "description", "equation", "source", "fields")),
+    "parts": ("a list, one per part", ("role", "kind", "description", "equation", "source", "fields")),
     "sample": ("", Sampled),
-    "select": ("and `rules`, what stands below `layers` of its `document`", Selection),
+    "select": ("and `rules`, the `layers` of its `document`", Selection),
     "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`", None),
-    "tasks": ("a list, one a task", ("name", "scored", "description", "source", "options")),
+    "tasks": ("a list, one per task", ("name", "scored", "description", "source", "options")),
     "train": ("", TrainingReport),
     "verify": ("and `ok`", VerifyReport),
 }
 """Commands with --json: what is to be said of it, and its schema, or the keys of what has none."""
 KEY = ", ".join(f"`{key}`" for key in CellKey._fields)
 WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
-    "`composition.json` of a model": ("where it comes from, and what it is:", Record),
-    "`unpacked.json` of the cache": ("of an unpacked model: the quantised files, and all that was written,", Manifest),
+    "`composition.json` of a model": ("its origin and meaning:", Record),
+    "`unpacked.json` of the cache": ("the quantised files and the unpacked ones:", Manifest),
     "`config.json` of a model": ("transformers' config, with `spec`, the resolved document, and `spec_hash`", None),
     "`results.json` of `eval`": ("", EvaluationReport),
     "`run.json` of `eval`": ("its `setting`", None),
-    "`samples.jsonl` of `eval`": (f"a line a sample: {KEY}, and the fields of", SampleResult),
-    "`lm-eval.jsonl` of `eval`": ("a line a model:", HarnessResult),
+    "`samples.jsonl` of `eval`": (f"a line per sample: {KEY}, and the fields of", SampleResult),
+    "`lm-eval.jsonl` of `eval`": ("a line per model:", HarnessResult),
     "`bench.json` of `bench`": ("", BenchReport),
     "`logits.json` of `logits`": ("", LogitsRecord),
     "`report.json` of `ablate`": ("", AblationReport),
-    "`selection.json` of `select`": ("and `rules`, what stands below `layers` of its `document`; no `out`", Selection),
+    "`selection.json` of `select`": ("and `rules`, the `layers` of its `document`; no `out`", Selection),
     f"`{SUMMARY}` of `inspect`": (
         f"and the `pictures`' names; of `heads` only {', '.join(f'`{key}`' for key in OF_A_HEAD)}",
         Findings,
     ),
-    "`PICTURE.json` of `inspect`": ("what the picture is drawn from, as [inspect.md](inspect.md#what-is-on-the-page) tells", None),
-    "`run.json` of a training": ("what a run that goes on has to have in common with the one that was stopped", None),
-    "`log.jsonl` of a training": ("a line a step or an evaluation: `stage`, `step`, and its figures", None),
+    "`PICTURE.json` of `inspect`": ("the numbers of the picture, see [inspect.md](inspect.md#what-is-on-the-page)", None),
+    "`run.json` of a training": ("the settings that must not change when a run continues", None),
+    "`log.jsonl` of a training": ("a line per step or evaluation: `stage`, `step`, and its figures", None),
 }
 """Files that commands write."""
 ELSEWHERE = (Resolved,)
@@ -80,19 +80,24 @@ ELSEWHERE = (Resolved,)
 INTRODUCTION = """\
 # JSON
 
-What commands print with `--json`, and the JSON that they write. `make docs` writes this page out of the schemas, which refuse what
-they do not know; files of earlier versions are read. A loss is in `nats` (per token: the mean of −ln p), and `perplexity` is exp of
-that; shares are 0 to 1; sizes are bytes, times seconds. An `array` is lists inside lists, with null where there is no number.
+The JSON that commands print with `--json` and write to files, with the fields of each schema. `make docs` writes this page from the
+schemas, which refuse unknown fields.
 
-What a command refuses goes to stderr as text, with exit code 2, and with `--json` to stdout, too: `{"mistakes": […]}`, each with
-`message`, and, where they are known, `file`, `line`, `column` (from 1) and `path`, as in `head.memory[0].size`. `compose check
---json` has those of each spec among its answers.
+Losses are `nats`: the mean of −ln p per token; `perplexity` is exp of that. Shares are 0 to 1, sizes bytes, times seconds. An
+`array` is nested lists, with null for no number. Texts have `\\u` escapes for control characters, invisible characters and those
+that change the direction of text. Messages and tables escape them, too. Documents (the text of `generate`, the YAML of `show`, the
+SVG of `draw`) are escaped on a terminal only.
 
-Exit codes: 0 for success, 1 where `verify` finds a mismatch or a variant of `ablate` fails, 2 for a mistake and for output that
-cannot be written, 130 for Ctrl-C. A pipe that is closed early (`compose show lolcats | head -1`) is no mistake: the rest of the
-output is dropped, and the exit code stays the command's own. Messages and tables escape control characters, invisible
-characters and those that change the direction of text. Documents (the text of `generate`, the YAML of `show`, the SVG of
-`draw`) are escaped on a terminal alone, and go to files and pipes as they are. The JSON has `\\u` escapes for such characters.
+| exit code | |
+|---|---|
+| 0 | success. A pipe that closes early (`compose show lolcats \\| head -1`) does not change it |
+| 1 | `verify` found a mismatch, or a variant of `ablate` failed |
+| 2 | a mistake, or output that cannot be written |
+| 130 | Ctrl-C |
+
+A mistake is printed to stderr as text, and with `--json` also to stdout as `{"mistakes": […]}`, each with `message` and, if known,
+`file`, `line`, `column` (from 1) and `path`, such as `head.memory[0].size`. `compose check --json` has those of each spec in its
+answers.
 """
 
 
