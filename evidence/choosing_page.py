@@ -38,13 +38,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PLOT = DOCS / "choosing.md", DOCS / "choosing.png"
 HEAD = f"""# Which spec to take
 
-Given a budget of state, a length and a task, out of the runs that are kept in `evidence/runs` (experiments {{experiments}};
-[evidence.md](evidence.md) has their commands). `python -m evidence --page` writes this page; nothing on it is chosen by hand.
+A recommendation for a budget of state, a text length and a task, computed from the runs in `evidence/runs` (experiments
+{{experiments}}; [evidence.md](evidence.md) has their commands). `python -m evidence --page` writes this page.
 
-All of it is of the small teacher that ships with this project ([examples/teacher](../examples/teacher)), whose students learn
-from rows of {LENGTHS[0]} tokens, with seeds {", ".join(map(str, SEEDS))}. Lengths are once, twice, four and eight times that.
-State is what `compose explain` says a text of that length takes; a score is the mean over seeds of the share of right answers
-({{answered}}), and the rest is perplexity, where low is good.
+All figures are of students of the small teacher ([examples/teacher](../examples/teacher)), with seeds
+{", ".join(map(str, SEEDS))}. They learned from rows of {LENGTHS[0]} tokens; lengths are one, two, four and eight times that. State
+is that of `compose explain` for a text of that length. A score is the mean over seeds of the share of right answers ({{answered}}).
+Other figures are perplexity, where lower is better.
 
 """
 FRESH = ("lawcat-delta", "lawcat")
@@ -87,14 +87,14 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
         experiments=" and ".join(f"`{name}`" for name in CHOICES), answered=" and ".join(f"`{one}`" for one in answered())
     )
     if found:
-        yield "## Three to begin with\n\n"
+        yield "## Three recommendations\n\n"
         three = recommended(found)
         yield from _recommended(three, source)
         yield from _difference(three)
         yield from _confirmed(three, Kept(runs))
         yield "\n![State and mean score of each spec, at once to eight times the training length](choosing.png)\n\n"
-        yield "The least state is at the top. The line is the best score that so much state buys, bars are ± a standard deviation "
-        yield "over seeds, and those that are filled are the three above.\n\n"
+        yield "The smallest state is at the top. The line is the best score for each state size, bars are ± a standard deviation "
+        yield "over seeds, and the filled ones are the three above.\n\n"
         yield _training(found, three[-1].candidate)
         yield from _by_budget(found, source)
         yield from _every(found, source)
@@ -122,11 +122,11 @@ def _difference(three: Sequence[Recommended]) -> Iterator[str]:
     _, task, at = max(gains)
     higher, lower = (_figure(each.scores[task][at]) for each in (best, one))
     fresh, work = _less(one, best, "fresh_parameters"), _less(one, best, "decode_flops_per_token")
-    yield f"\n`{one.name}` takes {share:.1%} less state than `{best.name}`, which does not decide between them. For `{one.name}` "
-    yield f"are {fresh:.0%} fewer fresh parameters, and {work:.0%} fewer operations a token. For `{best.name}` is its score, "
-    yield f"which is higher most of all in {task} at {at:,} tokens ({higher} for {lower})"
+    yield f"\n`{one.name}` takes {share:.1%} less state than `{best.name}`, which does not decide between them. "
+    yield f"`{one.name}` has {fresh:.0%} fewer fresh parameters and {work:.0%} fewer operations per token. `{best.name}` has the "
+    yield f"higher score, most of all in {task} at {at:,} tokens ({higher}, not {lower})"
     if best.spread < one.spread:
-        yield f", and seeds that differ less (± {best.spread:.3f} for ± {one.spread:.3f})"
+        yield f", and smaller differences between seeds (± {best.spread:.3f}, not ± {one.spread:.3f})"
     yield ".\n"
 
 
@@ -147,14 +147,14 @@ def _confirmed(three: Sequence[Recommended], kept: Kept) -> Iterator[str]:
         if complete(f"{experiment.name}/{variant}", experiment.request.seeds, kept, HARDER)
     }
     alone = dict.fromkeys(one.candidate.name for one in three if one.candidate.name not in (*(FRESH if fresh else ()), *others))
-    yield "\nSpecs were chosen by these scores."
+    yield "\nThe three were chosen by these scores."
     if fresh:
         said = [f"`{name}` {', '.join(f'{mean:.3f}' for mean in means(run, kept))}" for name, run in runs.items()]
-        yield f" With seeds {', '.join(map(str, seeds))}, which chose nothing, mean scores are: {'; '.join(said)}."
+        yield f" With new seeds {', '.join(map(str, seeds))} mean scores are: {'; '.join(said)}."
     if alone:
         yield f" {listed([f'`{name}`' for name in alone])} {'were' if len(alone) > 1 else 'was'} scored with "
-        yield f"{len(SEEDS)} seeds on this teacher alone."
-    yield f" Not trained for this page, though they ship: {listed([f'`{name}`' for name in UNTRAINED])}.\n"
+        yield f"{len(SEEDS)} seeds on this teacher only."
+    yield f" Shipped specs without runs: {listed([f'`{name}`' for name in UNTRAINED])}.\n"
     if others:
         yield from _second(others, kept)
 
@@ -162,9 +162,8 @@ def _confirmed(three: Sequence[Recommended], kept: Kept) -> Iterator[str]:
 def _second(runs: Mapping[str, str], kept: Kept) -> Iterator[str]:
     """The table of the second teacher's students, and of that teacher, the best first."""
     tasks, seeds = listed([f"`{task}`" for task in (*answered(), *HARDER)]), ", ".join(map(str, SEEDS))
-    yield "\nStudents of a [second teacher](../evidence/teachers), twice as large and of Qwen3's shape, which learn its harder "
-    yield f"tasks, too; seeds {seeds}. Mean scores over the same lengths: of {tasks}, and of the last {len(HARDER)} alone, which "
-    yield "are harder.\n\n"
+    yield "\nStudents of a [second teacher](../evidence/teachers), twice as large and of Qwen3's shape, with seeds "
+    yield f"{seeds}. Mean scores over the same lengths: of {tasks}, and of the last {len(HARDER)}, which are harder.\n\n"
     yield "| | all of these tasks | harder ones |\n|---|---:|---:|\n"
     every = {**{f"`{name}`": run for name, run in runs.items()}, "that teacher": f"{SECOND_TEACHER.name}/softmax"}
     both = {name: (means(run, kept, HARDER), means_of(run, kept, HARDER)) for name, run in every.items()}
@@ -183,8 +182,8 @@ def _training(found: Sequence[Candidate], best: Candidate) -> str:
     said = [" ".join(f"--data {data}" for data in experiment.request.data), f"--share {experiment.request.share:g}"]
     lines = " \\\n        ".join(["", *said, *(f"--set {shlex.quote(setting)}" for setting in experiment.overrides)])
     own = [f"`{one.name}`" for one in found if _has_it(one)]
-    with_own = f" The recipes of {listed(own)} say the same; of the others, `--set` does." if own else ""
-    return f"""All of these specs but `lola`, which learns nothing more, were trained like this.{with_own}
+    with_own = f" The recipes of {listed(own)} have these values; the others need `--set`." if own else ""
+    return f"""All specs except `lola`, which needs no training, were trained like this.{with_own}
 
     compose build {best.path} --from {TEACHER} -o build-output/student
     compose distill build-output/student -o build-output/trained{lines}
@@ -203,9 +202,9 @@ def _has_it(one: Candidate) -> bool:
 def _by_budget(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str]:
     every = [*found, *([source] if source is not None else [])]
     yield "## By budget, length and task\n\n"
-    yield "From so much state on, take this spec (its score or perplexity in brackets). One that takes more state than another is\n"
-    yield f"listed where its score is higher by {BETTER:g} or its perplexity lower by {BETTER:.0%} at least.\n\n"
-    yield "| task | tokens | what to take as the budget grows |\n|---|---:|---|\n"
+    yield "From this state size on, use this spec (score or perplexity in brackets). A larger one is listed only if its score is\n"
+    yield f"higher by {BETTER:g} or its perplexity lower by {BETTER:.0%}.\n\n"
+    yield "| task | tokens | specs as the budget grows |\n|---|---:|---|\n"
     for task in asked():
         for length in LENGTHS:
             taken = (
@@ -218,9 +217,8 @@ def _by_budget(found: Sequence[Candidate], source: Candidate | None) -> Iterator
 def _every(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str]:
     columns = [(task, length) for task in asked() for length in LENGTHS]
     yield "## Every spec\n\n"
-    yield "A link leads to the very spec. Those in `evidence/specs` do not ship: say their path to build one. There,\n"
-    yield "`lolcats` learns with all parameters that the others have, and `lola` and `macchiato-full` have sizes that suit\n"
-    yield "the small teacher.\n\n"
+    yield "Specs in `evidence/specs` do not ship: build them by their path. There, fine-tuning of `lolcats` also trains its fresh\n"
+    yield "parameters, and `lola` and `macchiato-full` have sizes for the small teacher.\n\n"
     yield f"| | state at {LENGTHS[0]:,} | at {LENGTHS[-1]:,} | mean score | {' | '.join(column(*one) for one in columns)} |\n"
     yield f"|---|{'---:|' * (3 + len(columns))}\n"
     for one in [*found, *([source] if source is not None else [])]:
