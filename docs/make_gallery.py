@@ -34,11 +34,13 @@ GALLERY = ROOT / "docs" / "gallery"
 SOURCE_ON = "Llama-3.2-1B"
 REMARK = re.compile(r"^# ?", re.MULTILINE)
 PARTS = "<tr><th>part</th><th>kind</th><th>computes</th><th>source</th></tr>"
-HEAD = """<p>Every spec that ships with this project. <code>compose build NAME --from SOURCE</code> makes a model of one, and
-<code>compose new mine --like NAME</code> a file of your own. Pictures are drawn on the sizes of Llama-3.2-1B
-(<code>compose draw NAME --from SOURCE</code>: on others); states are those of one text, in float32. Measurements are of the small
-teacher's students, with three seeds each, where a run of <a href="../evidence.md">the evidence</a> has just these heads: shares of
-right answers, perplexities, and what is named otherwise, mean ± standard deviation.</p>
+SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])")
+"""Where a new sentence starts."""
+HEAD = """<p>Every spec that ships with this project. <code>compose build NAME --from SOURCE</code> builds a model of it, and
+<code>compose new mine --like NAME</code> copies it into a file of your own. Pictures have the sizes of Llama-3.2-1B
+(<code>compose draw NAME --from SOURCE</code>: other sizes); states are those of one text, in float32. Measurements are of students
+of the small teacher, with three seeds each, where <a href="../evidence.md">the evidence</a> has runs of the same heads: shares of
+right answers, perplexities and other named figures, mean ± standard deviation.</p>
 """
 
 
@@ -61,15 +63,17 @@ def _page() -> str:
 
 
 def _short() -> str:
-    """For who browses the repository: the pictures, and the first words on each."""
+    """Return the page for readers of the repository: each spec's picture and the first sentence of its comment."""
     rows = [
-        "# Gallery of specs\n\nThe heads of each shipped spec, drawn on the sizes of Llama-3.2-1B. [index.html](index.html), to\n"
-        "be opened in a browser, has their equations, what was measured of them, the YAML to copy, and the sweeps.\n"
+        "# Gallery of specs\n\nThis page shows the heads of each shipped spec on the sizes of Llama-3.2-1B.\n"
+        "[index.html](index.html), opened in a browser, adds remarks, equations, measurements, sweeps and the YAML.\n"
         "`make gallery` writes both.\n"
     ]
     for name in _pictures():
         link = f"[`{name}`](../../specs/{name}.yaml)"
-        rows.append(f"\n## {name}\n\n{link}: {_peculiar(name)[0]}\n\n![The heads of {name}, drawn]({_file(name)}.svg)\n")
+        rows.append(
+            f"\n## {name}\n\n{link}: {SENTENCE.split(_peculiar(name)[0])[0]}\n\n![The heads of {name}, drawn]({_file(name)}.svg)\n"
+        )
     return "".join(rows)
 
 

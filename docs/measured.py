@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 MEASUREMENTS = ROOT / "docs" / "measurements.md"
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- what the files say -->\n", "<!-- end of what the files say -->\n"
+BEGIN, END = "<!-- tables of benchmarks/results -->\n", "<!-- end of the tables -->\n"
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 Result = dict[str, Any]
 
@@ -33,7 +33,7 @@ def sections(results: Path) -> Iterable[str]:
             result = json.loads(path.read_text(encoding="utf-8"))
             yield f"\n### `{path.name}`\n\n{machine(result)}\n\n{told(result)}\n{aims(result)}"
         else:
-            yield f"\n`{path.name}` is not there: it has not been run.\n"
+            yield f"\nThere is no `{path.name}`: it has not been run.\n"
     yield "\n"
 
 
