@@ -98,7 +98,7 @@ def _page(kept: Kept, runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _claim(claim: Claim, kept: Kept) -> Iterator[str]:
-    yield f"\n### {claim.title}\n\n**{verdict(claim.expected, kept).capitalize()}.** {claim.where}: {claim.says}\n\n"
+    yield f"\n### {claim.title}\n\n**{verdict(claim.expected, kept).capitalize()}** ({claim.where}). {claim.says}\n\n"
     yield table(claim.rows, claim.columns, kept)
     if claim.remark:
         yield f"\n{claim.remark}\n"
@@ -126,7 +126,7 @@ def _outcome(claim: Claim, kept: Kept) -> str:
 
 
 def _best(kept: Kept) -> Iterator[str]:
-    yield "\n## Compositions of this project\n\n"
+    yield "\n## Scores of all compositions\n\n"
     yield "All students have the same training, except LoLA: LoLCATs with λ = 32, without further training.\n\n"
     yield from (f"- **{name}**: {layers}\n" for name, layers in COMPOSITIONS.items())
     yield "\n"

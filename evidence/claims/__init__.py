@@ -11,7 +11,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "LoLA": lola.CLAIMS,
     "Latte": latte.CLAIMS,
     "Speed": speed.CLAIMS,
-    "Our own": ours.CLAIMS,
+    "Compositions of this project": ours.CLAIMS,
     "A second teacher": second.CLAIMS,
     "Which layers to keep": selecting.CLAIMS,
 }
