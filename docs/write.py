@@ -65,8 +65,9 @@ def kernels(text: str) -> str:
             for part in group.parts:
                 if part.backend != AUTO:
                     form = f"{part.backend}: {part.form}"
-                    decode = part.decode if part.decode_backend == AUTO else f"{part.decode_backend}: {part.decode}"
-                    one = "the same" if part.decode is None else decode
+                    one = "the same" if part.decode is None else part.decode
+                    if part.decode_backend not in (AUTO, None):
+                        one = f"{part.decode_backend}: {one}"
                     rows.setdefault((f"`{name}`", group.head, form, one), []).append(part.part)
     lines = [f"| {name} | {head} | {', '.join(parts)} | {form} | {one} |\n" for (name, head, form, one), parts in rows.items()]
     return with_rows(text, KERNEL_HEADER, lines)
