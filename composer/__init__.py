@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from composer.commands.chatting import chat
     from composer.commands.drawing import draw
     from composer.commands.evaluation import evaluate
+    from composer.commands.exporting import export
     from composer.commands.inspecting import inspect
     from composer.commands.logits import logits
     from composer.commands.parts import parts
@@ -57,6 +58,7 @@ __all__ = [
     "evaluate",
     "expand",
     "explain",
+    "export",
     "generate",
     "inspect",
     "known_tasks",
@@ -85,6 +87,7 @@ _ROOMS = {
     "commands.chatting": ["chat"],
     "commands.drawing": ["draw"],
     "commands.evaluation": ["evaluate"],
+    "commands.exporting": ["export"],
     "commands.inspecting": ["inspect"],
     "commands.logits": ["logits"],
     "commands.parts": ["parts"],

@@ -118,6 +118,10 @@ class OutputError(ComposerError):
     """Output of the command line cannot be written, for instance to a full disk."""
 
 
+class ExportError(ComposerError):
+    """A model cannot be written out as a file of its own."""
+
+
 class TaskError(ComposerError):
     """A task cannot be written as asked: too few tokens, a tokenizer without its words, or a file of texts that is not there."""
 

@@ -227,6 +227,11 @@ class OnGraph:
 
 
 @options_class
+class OfModel:
+    model: Path = argument("A folder that `compose build` wrote.", converter=to_path)
+
+
+@options_class
 class Replacing:
     force: bool = option("Replace an existing result.", default=False)
 

@@ -14,10 +14,12 @@ from pydantic import BaseModel
 
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
+from composer.commands.exporting import ExportReport
 from composer.commands.texts import Sampled
 from composer.commands.training import MergeReport
 from composer.evaluation.harness_results import HarnessResult
 from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
+from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
 from composer.selection.report import Selection
@@ -40,6 +42,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "distill": ("", TrainingReport),
     "eval": ("", EvaluationReport),
     "explain": ("", Explanation),
+    "export": ("", ExportReport),
     "generate": ("", ("prompt", "text", "new_text", "prompt_tokens", "new_tokens", "seconds")),
     "inspect": ("", Findings),
     "logits": ("", WrittenLogits),
@@ -58,6 +61,7 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     "`composition.json` of a model": ("its origin and meaning:", Record),
     "`unpacked.json` of the cache": ("the quantised files and the unpacked ones:", Manifest),
     "`config.json` of a model": ("transformers' config, with `spec`, the resolved document, and `spec_hash`", None),
+    "`export.json` of `export`": ("where it comes from:", ExportRecord),
     "`results.json` of `eval`": ("", EvaluationReport),
     "`run.json` of `eval`": ("its `setting`", None),
     "`samples.jsonl` of `eval`": (f"a line per sample: {KEY}, and the fields of", SampleResult),

@@ -20,7 +20,7 @@ FLOORS = (
     {"shared_options"},
     {"api", "registration"},
     {"evaluation", "training"},
-    {"ablation", "benching", "inspection", "selection", "viewing"},
+    {"ablation", "benching", "exporting", "inspection", "selection", "viewing"},
     {"commands"},
     {"__init__"},
     {"cli"},

@@ -20,6 +20,7 @@ from composer.cli.distill import distill, merge, train
 from composer.cli.draw import draw
 from composer.cli.eval import evaluate
 from composer.cli.explain import explain
+from composer.cli.export import export
 from composer.cli.generate import generate
 from composer.cli.inspect import inspect
 from composer.cli.logits import logits
@@ -122,6 +123,7 @@ COMMANDS = (
     distill,
     train,
     merge,
+    export,
     evaluate,
     bench,
     ablate,

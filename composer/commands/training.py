@@ -12,9 +12,9 @@ from composer.data.loading import check_references
 from composer.devices import room_for
 from composer.errors import TrainingError, in_words
 from composer.notices import inform, warn_user
-from composer.options import argument, converted, function_of, option, options_class
+from composer.options import converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, TELL, Overriding, Replacing, to_optional_path, to_path
+from composer.shared_options import OUT, PROGRESS, TELL, OfModel, Overriding, Replacing, to_optional_path
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from composer.training.run import TrainingReport
 
 Tell = Callable[[str], None]
-
-
-@options_class
-class OfModel:
-    model: Path = argument("A folder that `compose build` wrote.", converter=to_path)
 
 
 @options_class

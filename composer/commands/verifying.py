@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from composer.errors import in_words
 from composer.options import argument, function_of, option, options_class
-from composer.progress import BarUpdate, progress_callback
+from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, to_text
 from composer.weights.findings import VerifyReport
+
+EXPORT = "export.json"
+"""The record of an export, as ``composer.exporting.folder`` has it."""
 
 
 @options_class
 class VerifyOptions:
-    """Check a built model against its record.
+    """Check a built or exported model against its record.
 
-    Spec, config, coverage, shapes, hashes of all files, finite values. The exit code is 1 where something does not match. Whoever
-    changes a folder can change its record, too: compare the record's SHA-256 with the hash that its author published.
+    Spec, config, coverage, shapes, hashes of all files, finite values. Of an export: hashes of all files, its Python file, and its
+    logits against those of the model. The exit code is 1 where something does not match. Whoever changes a folder can change its
+    record, too: compare the record's SHA-256 with the hash that its author published.
     """
 
     example: ClassVar[str] = 'assert composer.verify("lawcat-mine").ok'
-    model: str = argument("A folder that `compose build` wrote.", converter=to_text)
+    model: str = argument("A folder that `compose build` or `compose export` wrote.", converter=to_text)
     progress: bool | Callable[[str, int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
 @in_words
 def run_verify(options: VerifyOptions) -> VerifyReport:
+    if (Path(options.model).expanduser() / EXPORT).is_file():
+        with silent_transformers():
+            from composer.exporting.verify import verify_export
+
+            return verify_export(Path(options.model).expanduser())
     from composer.weights.verify import verify as checks_of
 
     with progress_callback(options.progress, bar_of, "name", "bar", "bytes", "speed") as watch:

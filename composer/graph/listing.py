@@ -72,15 +72,15 @@ def _lines(steps: list[tuple[Row, ...]]) -> list[str]:
 
 def _steps(program: Program) -> list[tuple[Row, ...]]:
     """The lines of each step, and of the projections."""
-    names = _names(program)
-    before, after = ([tuple(_of_step(step, names)) for step in steps] for steps in (program.before, program.after))
+    names = names_of(program)
+    before, after = ([tuple(rows_of(step, names)) for step in steps] for steps in (program.before, program.after))
     if not before:
         return after
     mixed = names[program.mixed]
     return [*before, ((f"query, key, value = projections({mixed}, {mixed}, hidden)", "", ""),), *after]
 
 
-def _of_step(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:
+def rows_of(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:
     last = len(step.covers) - 1
     says = step.form.says if step.form.backend == EVERY else f"{step.form.backend}: {step.form.says}"
     for index, one in enumerate(step.covers):
@@ -107,7 +107,7 @@ def _size(one: CoveredOperation) -> str:
     return f"B T {sizes}" if port.per_token else sizes
 
 
-def _names(program: Program) -> dict[Value, str]:
+def names_of(program: Program) -> dict[Value, str]:
     """The name of each value: its node's, with the port behind it where a node has several outputs."""
     nodes = {one.node.name for step in program.steps for one in step.covers}
     names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}

@@ -104,6 +104,7 @@ def _lower(head: Compiled, *call: Any) -> None:
 class Anatomy(NamedTuple):
     """The insides of a head. place: the layer, and the index of the first of these heads in it. parts: modules by name."""
 
+    head: HeadSpec
     graph: HeadGraph
     shape: Shape
     place: tuple[int, int]
@@ -214,4 +215,4 @@ class Head(nn.Module):
 
 def anatomy(head: Head) -> Anatomy:
     """The graph, shape, place and modules of a head. They are no attributes of it, where a part may have the same name."""
-    return Anatomy(head._compiled.graph, head._compiled.shape, head._place, head._modules)
+    return Anatomy(head._compiled.head, head._compiled.graph, head._compiled.shape, head._place, head._modules)

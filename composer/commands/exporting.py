@@ -1,0 +1,68 @@
+"""``export``: a model as a folder that needs PyTorch and transformers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from blocks.part import Closed
+from composer.errors import in_words
+from composer.options import function_of, option, options_class
+from composer.progress import silent_transformers
+from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
+from composer.spec.inherit import shown
+from composer.tables import Readable, View
+from composer.weights.sources import open_model
+
+
+@options_class
+class ExportOptions(Replacing, OfModel):
+    """Write a model as a folder that needs PyTorch and transformers alone.
+
+    The folder has a Python file with all of the model's attention, to read and to edit. It loads with
+    `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)`. Adapters are merged into the weights.
+    """
+
+    example: ClassVar[str] = 'composer.export("lawcat-mine-distilled", "lawcat-alone")'
+    out: Path | None = option(
+        "Output folder. Left out, MODEL-exported.", default=None, converter=to_optional_path, kw_only=False, **OUT
+    )
+    copy: bool = option("Copy weight files. Left out, they are hard links where the file system allows it.", default=False)
+
+
+class ExportReport(Readable, Closed):
+    """An exported model. file: its Python file; lines: of that; model_type: in its config.json; one_by_one: why a head takes one
+    token after the other, or None."""
+
+    out: Path
+    file: str
+    lines: int
+    model_type: str
+    one_by_one: str | None = None
+
+    def view(self) -> View:
+        return View(f"Exported {shown(self.out)}", notes=self.remarks)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader should know beside the place."""
+        slow = "its heads take one token after the other, so long prompts take long"
+        return (f"{self.file}: {self.lines} lines", *([] if self.one_by_one is None else [slow]))
+
+
+@in_words
+def run_export(options: ExportOptions) -> ExportReport:
+    open_model(options.model)  # report mistakes before imports that take seconds
+    model = options.model.expanduser()
+    target = options.out or Path(f"{model.resolve().name}-exported")
+    with silent_transformers():
+        from composer.exporting.folder import export_folder
+
+        exported = export_folder(model, target, copy=options.copy, force=options.force)
+    lines = exported.text.count("\n")
+    return ExportReport(
+        out=target, file=f"{exported.file}.py", lines=lines, model_type=exported.model_type, one_by_one=exported.one_by_one
+    )
+
+
+export = function_of(ExportOptions, run_export)

@@ -1,0 +1,238 @@
+"""The functions of ``blocks`` that a file needs: collected from the calls, folded, and written out."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import FunctionType, ModuleType
+from typing import Any
+
+from composer.errors import ExportError
+from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, Known, fact_of, folded, joined
+from composer.exporting.source import definition
+
+Facts = Mapping[str, ArgumentFact]
+WRITTEN_OTHERWISE = frozenset({*NO_NUMBERS, *REWRITTEN})
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of ``blocks``, as its file has it. key: module:name."""
+
+    key: str
+
+    @cached_property
+    def module(self) -> ModuleType:
+        return sys.modules[self.key.partition(":")[0]]
+
+    @property
+    def name(self) -> str:
+        return self.key.partition(":")[2]
+
+    @cached_property
+    def tree(self) -> ast.FunctionDef:
+        node = definition(self.module, self.name)
+        assert isinstance(node, ast.FunctionDef)
+        return node
+
+    @property
+    def parameters(self) -> list[ast.arg]:
+        arguments = self.tree.args
+        return [*arguments.args, *([arguments.vararg] if arguments.vararg else []), *arguments.kwonlyargs]
+
+    def bound(self, call: ast.Call, facts: Facts, *, more: bool = False) -> dict[str, ArgumentFact | None] | None:
+        """What a call says of each parameter; None where it passes arguments that cannot be told apart. facts: of the caller's own.
+        more: further arguments follow (of a ``partial``)."""
+        if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
+            return None
+        arguments = self.tree.args
+        names = [one.arg for one in arguments.args]
+        found: dict[str, ArgumentFact | None] = dict.fromkeys(one.arg for one in self.parameters)
+        if not more:
+            defaults = zip(names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=True)
+            keywords = zip((one.arg for one in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
+            found |= {name: fact_of(default, {}) for name, default in (*defaults, *keywords) if default is not None}
+        found |= {name: fact_of(value, facts) for name, value in zip(names, call.args, strict=False)}
+        return found | {one.arg: fact_of(one.value, facts) for one in call.keywords if one.arg}
+
+
+class Functions:
+    """The functions that calls need, those that they call, and the classes and numbers of both.
+
+    calls: the name of each called function, and what is known of its arguments. taken: names of the file itself.
+    """
+
+    def __init__(self, calls: Iterable[tuple[str, Facts]], taken: Iterable[str]) -> None:
+        self._calls = list(calls)
+        self._functions: dict[str, Function] = {}
+        self.facts: dict[str, dict[str, ArgumentFact]] = {}
+        while True:
+            known = self.facts
+            self.facts = self._collect()
+            if self.facts == known:
+                break
+        self.names = self._names(set(taken))
+        self.same = {key: place for key, tree in self.trees.items() if (place := _returns_argument(tree)) is not None}
+        """Functions that return one of their arguments as it is, and its place. Calls of these are left out."""
+
+    def function(self, key: str) -> Function:
+        """The function of this name."""
+        return self._functions.setdefault(key, Function(key))
+
+    def _collect(self) -> dict[str, dict[str, ArgumentFact]]:
+        """Fold all functions with what is known so far, and gather anew what their calls have in common."""
+        said: dict[str, list[Mapping[str, ArgumentFact | None] | None]] = {}
+        for key, facts in self._calls:
+            said.setdefault(key, []).append(facts)
+        self.trees: dict[str, ast.FunctionDef] = {}
+        self.classes: dict[str, type] = {}
+        self.numbers: dict[str, tuple[Any, str]] = {}
+        self.locals: set[str] = set()
+        waiting = list(dict.fromkeys(key for key, _ in self._calls))
+        while waiting:
+            key = waiting.pop(0)
+            if key in self.trees:
+                continue
+            function, facts = self.function(key), self.facts.get(key, {})
+            tree = self.trees[key] = _folded_once(function, facts)
+            for called, bound in self._used(function, tree, facts):
+                waiting.append(called)
+                said.setdefault(called, []).append(bound)
+        return {key: self._common(key, bounds) for key, bounds in said.items()}
+
+    def _common(self, key: str, bounds: list[Mapping[str, ArgumentFact | None] | None]) -> dict[str, ArgumentFact]:
+        if any(bound is None for bound in bounds):
+            return {}
+        names = [one.arg for one in self.function(key).parameters]
+        facts = {name: joined(bound.get(name) for bound in bounds if bound is not None) for name in names}
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+    def _used(
+        self, function: Function, tree: ast.FunctionDef, facts: Facts
+    ) -> Iterator[tuple[str, Mapping[str, ArgumentFact | None] | None]]:
+        """The functions that a folded one uses, and what it says of their arguments. Notes the classes and numbers that it uses."""
+        own = own_names(tree)
+        self.locals |= own
+        inside = [one for statement in tree.body for one in ast.walk(statement)]
+        called: dict[int, Mapping[str, ArgumentFact | None] | None] = {}
+        for node in inside:
+            if isinstance(node, ast.ImportFrom):
+                raise ExportError(f"{function.key} imports {node.module}, which a file by itself has not")
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            more = node.func.id == "partial"
+            name = node.args[0] if more and node.args else node.func
+            call = ast.Call(name, node.args[1:], node.keywords) if more else node
+            if isinstance(name, ast.Name) and isinstance(other := meant_by(function.module, name.id), FunctionType):
+                called[id(name)] = self.function(key_of(other)).bound(call, facts, more=more)
+        defaults = [*tree.args.defaults, *(one for one in tree.args.kw_defaults if one is not None)]
+        for node in (*inside, *(one for default in defaults for one in ast.walk(default))):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (node.id not in own or id(node) in called):
+                meant = meant_by(function.module, node.id)
+                if isinstance(meant, FunctionType):
+                    yield key_of(meant), called.get(id(node))
+                elif isinstance(meant, type):
+                    self.classes[node.id] = meant
+                    yield from self._used_by_class(meant)
+                elif meant is not None:
+                    self._note_number(node.id, meant, function.module)
+
+    def _used_by_class(self, cls: type) -> Iterator[tuple[str, None]]:
+        """The functions that the methods of a class call."""
+        module = sys.modules[cls.__module__]
+        for node in ast.walk(definition(module, cls.__name__)):
+            meant = meant_by(module, node.id) if isinstance(node, ast.Name) else None
+            if isinstance(meant, FunctionType):
+                yield key_of(meant), None
+            elif isinstance(meant, int | float | str | tuple) and isinstance(node, ast.Name):
+                self._note_number(node.id, meant, module)
+
+    def _note_number(self, name: str, value: Any, module: ModuleType) -> None:
+        before = self.numbers.setdefault(name, (value, module.__name__))
+        if before[0] != value:
+            raise ExportError(f"{name} is {before[0]} in {before[1]}, and {value} in {module.__name__}")
+
+    def _names(self, taken: set[str]) -> dict[str, str]:
+        """A name for each function: its own without underscores, with its module before it where another thing has that."""
+        names: dict[str, str] = {}
+        for key in self.trees:
+            module, _, name = key.partition(":")
+            plain, folder = name.strip("_"), module.split(".")[-2:]
+            wishes = [plain, *(f"{one}_{plain}" for one in reversed(folder)), f"{'_'.join(folder)}_{plain}"]
+            names[key] = next(one for one in wishes if one not in taken and one not in self.locals)
+            taken.add(names[key])
+        return names
+
+    def call(self, key: str, given: Mapping[str, Any], text: Callable[[Any], str]) -> str:
+        """A call of a function, as it is written in the file. given: its arguments by name."""
+        arguments, facts = self.function(key).tree.args, self.facts[key]
+        if key in self.same:
+            return text(given[arguments.args[self.same[key]].arg])
+        words = []
+        defaults = dict(zip(reversed([one.arg for one in arguments.args]), reversed(arguments.defaults), strict=False))
+        skipped = False
+        for one in arguments.args:
+            if is_gone(facts.get(one.arg)):
+                continue
+            value = text(given[one.arg])
+            if one.arg in defaults and ast.unparse(defaults[one.arg]) == value:
+                skipped = True
+                continue
+            words.append(f"{one.arg}={value}" if skipped else value)
+        if arguments.vararg is not None:
+            words += [text(one) for one in given[arguments.vararg.arg]]
+        words += [f"{one.arg}={text(given[one.arg])}" for one in arguments.kwonlyargs if not is_gone(facts.get(one.arg))]
+        return f"{self.names[key]}({', '.join(words)})"
+
+
+_FOLDED: dict[tuple[str, str], ast.FunctionDef] = {}
+"""Functions that have been folded, by their names and the facts. Nobody writes into them."""
+
+
+def _folded_once(function: Function, facts: Facts) -> ast.FunctionDef:
+    key = function.key, repr(sorted((name, repr(fact)) for name, fact in facts.items()))
+    if key not in _FOLDED:
+        _FOLDED[key] = folded(function.tree, facts)
+    return _FOLDED[key]
+
+
+def _returns_argument(tree: ast.FunctionDef) -> int | None:
+    """The place of the argument that a function returns as it is; None where it does anything else."""
+    body = [one for one in tree.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    if len(body) != 1 or not isinstance(body[0], ast.Return) or not isinstance(body[0].value, ast.Name):
+        return None
+    names = [one.arg for one in tree.args.args]
+    return names.index(body[0].value.id) if body[0].value.id in names else None
+
+
+def meant_by(module: ModuleType, name: str) -> Any:
+    """The function, class or number of ``blocks`` that a name of a module means; None for anything else."""
+    found = vars(module).get(name)
+    if callable(found):
+        found = inspect.unwrap(found)
+    if isinstance(found, FunctionType):
+        return found if found.__module__.startswith("blocks.") and found.__name__ not in WRITTEN_OTHERWISE else None
+    if isinstance(found, type):
+        return found if found.__module__.startswith("blocks.") else None
+    return found if isinstance(found, int | float | str | tuple) else None
+
+
+def own_names(tree: ast.FunctionDef) -> set[str]:
+    """The parameters and variables of a function, and the functions in it."""
+    own = {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
+    own |= {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return own | {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one is not tree}
+
+
+def key_of(function: FunctionType) -> str:
+    """The name of a function with its module."""
+    return f"{function.__module__}:{function.__name__}"
+
+
+def is_gone(fact: ArgumentFact | None) -> bool:
+    """Whether a parameter is left out, as its value stands in the function."""
+    return isinstance(fact, Known) and (fact.value is None or isinstance(fact.value, bool | str))

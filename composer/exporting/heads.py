@@ -1,0 +1,174 @@
+"""The programs of a head, recorded: one for any number of tokens, one for a single token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocks.flow import Tokens
+from blocks.legend import Shape
+from blocks.operation import EVERY, TORCH, Setting
+from blocks.part import Fresh, Slot
+from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorded
+from composer.graph.composition import HeadSpec
+from composer.graph.graph import SINKS, Node
+from composer.graph.listing import names_of, rows_of
+from composer.graph.lowering import compiled
+from composer.graph.program import CallContext, Program, Step
+from composer.model.heads import turned_by
+
+SIZES = ((3, 7), (2, 9), (2, 600))
+"""Rows and tokens of the recordings that must give the same lines. Two differ by little, so that a difference is found early."""
+ONE_TOKEN = ((3, 1), (2, 1))
+DTYPES = {"pairs": NARROW, "state": WIDE, "int64": torch.int64}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A recorded program. calls: in order; names: as in ``ProgramRecording``; outputs: the call of the heads' output and of
+    each tensor of the new state; titles, nodes: a description and the name of the first part of each step; asks_place: whether what
+    it computes depends on the layer and the place of the head there."""
+
+    calls: tuple[Recorded, ...]
+    names: Mapping[int, tuple[str, bool]]
+    outputs: Mapping[str, Recorded]
+    titles: tuple[str, ...]
+    nodes: tuple[str, ...]
+    asks_place: bool
+
+
+class ModelRotation:
+    """The rotation of the model around the head, while it is recorded: at the tokens of the call, cosine and sine are inputs; at
+    other positions the model's own function computes them."""
+
+    by_call = False
+
+    def __init__(self, recording: ProgramRecording) -> None:
+        self._recording = recording
+        self.position: Tensor | None = None
+        self.table: tuple[Tensor, Tensor] | None = None
+
+    def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine at positions B T."""
+        assert self.table is not None
+        if position is self.position:
+            return self.table
+        cosine, sine = self._recording.host("self.rotary", (like, position), (like, like))
+        return cosine, sine
+
+    def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """The states B T H D, turned."""
+        return self._recording.host("rotated", (states, cosine, sine), states)
+
+
+class _Place(tuple[int, int]):
+    """The layer of a head and its place there. asked: whether anything has read them."""
+
+    asked = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.asked = True
+        return super().__iter__()
+
+
+def record(
+    head: HeadSpec,
+    shape: Shape,
+    place: tuple[int, int],
+    *,
+    one_token: bool,
+    turns: bool,
+    sizes: tuple[int, int],
+    mixing: bool = False,
+) -> Method:
+    """The program of a head, recorded with so many rows and tokens. turns: whether the model around it rotates queries and keys.
+    mixing: the steps before the projections of queries and keys, in place of those behind them; their output is B T C.
+
+    Raises ExportError where Python looks at the numbers of a tensor.
+    """
+    recording = ProgramRecording()
+    rotation = ModelRotation(recording) if turns else None
+    code = compiled(turned_by(head, rotation), shape)
+    setting = Setting("cpu", "bfloat16", one_token=one_token, padded=not one_token, gradients=True)
+    program = code.program(TORCH, setting)
+    batch, length = sizes[0], 1 if one_token else sizes[1]
+
+    def empty(*size: int, dtype: torch.dtype = NARROW) -> Tensor:
+        """A tensor that needs a gradient, and is computed: what runs with gradients runs without them, too."""
+        tensor = torch.empty(size, dtype=dtype, device="meta")
+        return tensor.requires_grad_().clone() if dtype.is_floating_point else tensor
+
+    def given(name: str, tensor: Tensor) -> Tensor:
+        return recording.given(name, tensor)
+
+    values = {("hidden", "hidden"): given("hidden", empty(batch, length, shape.hidden_size))}
+    for name, heads in (("query", shape.heads), ("key", shape.key_heads), ("value", shape.key_heads)):
+        values[name, name] = given(name, empty(batch, length, heads, shape.head_dim))
+    if shape.sinks:
+        values[SINKS, SINKS] = given("sinks", empty(shape.heads))
+    position = given("position", empty(batch, length, dtype=torch.int64))
+    valid = None if one_token else given("valid", empty(batch, length, dtype=torch.bool))
+    if rotation is not None:
+        rotation.position = position
+        rotation.table = given("cosine", empty(batch, length, shape.head_dim)), given("sine", empty(batch, length, shape.head_dim))
+    state = {
+        name: given(f'state["{name}"]', empty(batch, *_some(slot), dtype=DTYPES[slot.dtype]))
+        for name, slot in code.graph.slots.items()
+    }
+    modules: dict[str, Any] = {}
+    for node in code.graph.parts:
+        if node.module not in modules:
+            own = {
+                name: given(f"self.{node.module}.{name}", empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
+                for name, fresh in _parameters(node).items()
+            }
+            modules[node.module] = _module(own)
+    where = _Place(place)
+    context, carried = CallContext(Tokens(position, None, valid), state, where, in_place=False), {}
+    steps = program.before if mixing else program.after
+    titles, nodes = _titles(program, steps)
+    labels = names_of(program)
+    with recording:
+        for index, step in enumerate(steps):
+            recording.step = index
+            step.run(modules, values, context, carried)
+            for one in step.covers:
+                for value in one.gives:
+                    recording.name(labels[value], values[value])
+        output = values[program.mixed if mixing else program.output]
+        if output.dtype != NARROW:
+            output = output.to(NARROW)
+        recording.name("output", output)
+        for name, tensor in carried.items():
+            recording.name(name.replace(".", "_"), tensor)
+    found = {"output": output, **carried}
+    outputs = {name: call for name, tensor in found.items() if (call := recording.call_of(tensor)) is not None}
+    return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, where.asked)
+
+
+def _parameters(node: Node) -> dict[str, Fresh]:
+    assert node.part is not None, "the graph's parts are nodes with a part"
+    return node.part.parameters(node.shape)
+
+
+def _some(slot: Slot) -> tuple[int, ...]:
+    """The shape of a tensor of the state; one that grows has a few entries."""
+    return tuple(size or 5 for size in slot.shape)
+
+
+def _module(parameters: Mapping[str, Tensor]) -> Any:
+    return lambda function, *inputs, **options: function(parameters, *inputs, **options)
+
+
+def _titles(program: Program, steps: tuple[Step, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    names, titles = names_of(program), []
+    for step in steps:
+        rows = list(rows_of(step, names))
+        calls = " and ".join(re.sub(r"\s+", " ", code.split(" = ", 1)[1]) for code, _, _ in rows)
+        titles.append(calls if step.form.backend == EVERY else f"{calls}: {step.form.says}")
+    return tuple(titles), tuple(step.covers[0].node.name for step in steps)

@@ -1,0 +1,242 @@
+"""A recorded program as lines of Python.
+
+A call stands on a line of its own where a variable of the part's code held its result, or where several others use it. Otherwise it
+is written into the expression that uses it. Variables have the names that they have in the parts.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from composer.errors import ExportError
+from composer.exporting.heads import Method
+from composer.exporting.recording import NARROW, Recorded
+
+FOREVER = 1 << 60
+INLINE = frozenset({"index", "attribute", "sign"})
+"""Kinds of calls that stand on a line of their own only where several others use them."""
+OwnCall = Callable[[str, Mapping[str, Any], Callable[[Any], str]], str]
+"""Writes a call of a function of ``blocks``: its name, its arguments, and how a value is written."""
+
+
+def lines_of(method: Method, own_call: OwnCall, taken: frozenset[str]) -> list[tuple[int, str]]:
+    """The lines of a method, each with the number of its step. taken: names that no variable may have."""
+    return _Lines(method, own_call, taken).all()
+
+
+def arguments_of(call: Recorded) -> Iterator[Recorded]:
+    """The calls whose results a call takes."""
+    yield from _calls_in((call.args, dict(call.options)))
+
+
+def _calls_in(value: Any) -> Iterator[Recorded]:
+    if isinstance(value, Recorded):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _calls_in(one)
+    elif isinstance(value, dict):
+        yield from _calls_in(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _calls_in((value.start, value.stop, value.step))
+
+
+def needed(method: Method) -> list[Recorded]:
+    """The calls that the outputs follow from, in order."""
+    found: dict[int, Recorded] = {}
+    waiting = [*method.outputs.values(), *(call for call in method.calls if call.kind == "store" or call.writes)]
+    while waiting:
+        call = waiting.pop()
+        if call.number not in found:
+            found[call.number] = call
+            waiting += arguments_of(call)
+    return [found[number] for number in sorted(found)]
+
+
+class _Lines:
+    def __init__(self, method: Method, own_call: OwnCall, taken: frozenset[str]) -> None:
+        self.method, self.own_call = method, own_call
+        self.calls = needed(method)
+        self.users: dict[int, list[Recorded]] = defaultdict(list)
+        for call in self.calls:
+            for one in arguments_of(call):
+                self.users[one.number].append(call)
+        self.final = {call.number for call in method.outputs.values()}
+        self.written: dict[int, str] = {}
+        """The variables that hold results, by the number of the call."""
+        self.own_line = {call.number for call in self.calls if self._wants_line(call)}
+        self._keep_before_writes()
+        self.held: dict[str, int] = dict.fromkeys((*taken, "self", "state", "torch", "math", "F"), FOREVER)
+        """Until which call each name is in use."""
+        for call in self.calls:
+            if call.kind == "input" and call.name.isidentifier():
+                self.held[call.name] = self._last_use(call)
+
+    def all(self) -> list[tuple[int, str]]:
+        """All lines, the last of which returns the output and the new state."""
+        lines = [(call.step, self._line(call)) for call in self.calls if call.number in self.own_line]
+        outputs = dict(self.method.outputs)
+        output = self._value(outputs.pop("output"))
+        state = ", ".join(f'"{name}": {self._value(call)}' for name, call in outputs.items())
+        last = len(self.method.titles)
+        return [*((step, line) for step, line in lines if line), (last, f"return {output}, {{{state}}}")]
+
+    def _wants_line(self, call: Recorded) -> bool:
+        if call.kind == "store" or (call.writes and not self.users[call.number]):
+            return call.kind == "store" or call.number not in self.final
+        if call.kind in ("input", "size") or (call.kind == "field"):
+            return False
+        fields = [one for one in self.users[call.number] if one.kind == "field"]
+        if fields:
+            return True
+        named = self.method.names.get(call.number)
+        uses = len(self.users[call.number]) + (call.number in self.final)
+        return uses > 1 or (named is not None and named[1] and uses > 0 and call.kind not in INLINE)
+
+    def _keep_before_writes(self) -> None:
+        """What is read before a tensor is written into, and used after it, stands on a line before."""
+        for write in (call for call in self.calls if call.writes or call.kind == "store"):
+            inside = self._expression_of(write)
+            for call in self.calls:
+                if call.number >= write.number or call.number in inside or call.kind in ("input", "size", "field"):
+                    continue
+                if call.number not in self.own_line and self._place(call) > write.number:
+                    self.own_line.add(call.number)
+
+    def _expression_of(self, call: Recorded) -> set[int]:
+        """The calls that are written into a call's own expression."""
+        found, waiting = {call.number}, [call]
+        while waiting:
+            for one in arguments_of(waiting.pop()):
+                if one.number not in self.own_line and one.number not in found:
+                    found.add(one.number)
+                    waiting.append(one)
+        return found
+
+    def _place(self, call: Recorded) -> int:
+        """The call on whose line it is written."""
+        if call.number in self.own_line:
+            return call.number
+        if call.number in self.final:
+            return FOREVER
+        return max((self._place(user) for user in self.users[call.number]), default=call.number)
+
+    def _last_use(self, call: Recorded) -> int:
+        if call.number in self.final:
+            return FOREVER
+        return max(
+            (user.number if user.number in self.own_line else self._last_use(user) for user in self.users[call.number]),
+            default=call.number,
+        )
+
+    def _line(self, call: Recorded) -> str:
+        if call.kind == "store":
+            target, index, value = call.args
+            return f"{self._value(target)}[{self._index(index)}] = {self._value(value)}"
+        text = _plain(self._text(call))
+        if not self.users[call.number] and call.number not in self.final:
+            return text
+        fields = {one.number: one for one in self.users[call.number] if one.kind == "field"}
+        if fields and not any(one.name.startswith(".") for one in fields.values()):
+            count = 1 + max(int(one.name) for one in self.method.calls if one.kind == "field" and one.args[0] is call)
+            names = ["_"] * count
+            for one in fields.values():
+                names[int(one.name)] = self.written[one.number] = self._free_name(one, self._wish(one), call.number)
+            return f"{', '.join(names)}{',' if count == 1 else ''} = {text}"
+        whole = next((one for one in fields.values() if one.name == ".output"), call)
+        name = self._free_name(call, self._wish(whole), call.number)
+        self.written[call.number] = name
+        return "" if name == text else f"{name} = {text}"
+
+    def _wish(self, call: Recorded) -> str:
+        named = self.method.names.get(call.number)
+        if named is not None:
+            return named[0]
+        name = call.name.rpartition(":")[2].rpartition(".")[2].strip("_")
+        return {"@": "product", "*": "scaled", "+": "total", "-": "difference", "/": "ratio"}.get(
+            name, name if name.isidentifier() else "part"
+        )
+
+    def _free_name(self, call: Recorded, wish: str, now: int) -> str:
+        """A name that nothing holds any more: a line reads before it writes."""
+        step = self.method.nodes[min(call.step, len(self.method.nodes) - 1)].replace(".", "_")
+        for name in (wish, f"{step}_{wish}", *(f"{wish}_{count}" for count in range(2, 99))):
+            if self.held.get(name, -1) <= now:
+                self.held[name] = self._until(call)
+                return name
+        raise ExportError(f"a head has too many values that would be called {wish}")
+
+    def _until(self, call: Recorded) -> int:
+        fields = [one for one in self.users[call.number] if one.kind == "field"]
+        return max([self._last_use(call), *(self._last_use(one) for one in fields)])
+
+    def _value(self, value: Any) -> str:
+        """An argument, as it is written."""
+        if isinstance(value, Recorded):
+            return self.written.get(value.number) or self._text(value)
+        if isinstance(value, tuple):
+            return f"({', '.join(self._value(one) for one in value)}{',' if len(value) == 1 else ''})"
+        if isinstance(value, list):
+            return f"[{', '.join(self._value(one) for one in value)}]"
+        if isinstance(value, slice):
+            parts = [value.start, value.stop, value.step]
+            return f"slice({', '.join(self._value(one) for one in parts)})"
+        return constant(value)
+
+    def _index(self, index: Any) -> str:
+        if isinstance(index, tuple):
+            return ", ".join(self._index(one) for one in index)
+        if isinstance(index, slice):
+            start, stop, step = ("" if one is None else self._value(one) for one in (index.start, index.stop, index.step))
+            return f"{'' if start == '0' else start}:{stop}{f':{step}' if step else ''}"
+        return self._value(index)
+
+    def _text(self, call: Recorded) -> str:
+        """A call as an expression."""
+        name, of = call.name, self._value
+        first, *others = (*call.args, None)
+        texts: dict[str, Callable[[], str]] = {
+            "input": lambda: name,
+            "operator": lambda: f"({of(first)} {name} {of(others[0])})",
+            "reverse": lambda: f"({of(others[0])} {name} {of(first)})",
+            "sign": lambda: f"({name}{of(first)})",
+            "attribute": lambda: f"{of(first)}.{name}",
+            "size": lambda: f"{of(first)}.shape[{name}]",
+            "field": lambda: f"{of(first)}{name}" if name.startswith(".") else f"{of(first)}[{name}]",
+            "index": lambda: f"{of(first)}[{self._index(others[0])}]",
+            "method": lambda: f"{of(first)}.{name}({self._arguments(call.args[1:], call.options)})",
+            "function": lambda: f"{name}({self._arguments(call.args, call.options)})",
+            "host": lambda: f"{name}({self._arguments(call.args, call.options)})",
+            "own": lambda: self.own_call(name, call.options, of),
+        }
+        return texts[call.kind]()
+
+    def _arguments(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+        return ", ".join([*(self._value(one) for one in args), *(f"{name}={self._value(one)}" for name, one in options.items())])
+
+
+def constant(value: Any) -> str:
+    """A value that is known before any call. Raises ExportError where it has no text."""
+    if isinstance(value, torch.dtype):
+        return "dtype" if value == NARROW else str(value)
+    if isinstance(value, torch.device):
+        return "device"
+    if value is Ellipsis:
+        return "..."
+    if isinstance(value, float) and math.isinf(value):
+        return "math.inf" if value > 0 else "-math.inf"
+    if value is None or isinstance(value, int | float | str):
+        return repr(value)
+    raise ExportError(f"a {type(value).__name__} has no text: {value!r}")
+
+
+def _plain(expression: str) -> str:
+    """An expression without parentheses that it does not need."""
+    text = ast.unparse(ast.parse(expression, mode="eval"))
+    return text if '"' in text else text.replace("'", '"')

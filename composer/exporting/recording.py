@@ -1,0 +1,384 @@
+"""Records what a head's program does to tensors, as calls that can be written out as Python.
+
+The program runs once, on tensors without numbers (the device "meta"). Everything that is not a tensor (schemas, shapes, pairs,
+options) is computed by Python and is gone. A ``TorchFunctionMode`` sees each operation of PyTorch. Functions of ``blocks`` that
+take tensors and plain values alone are recorded as one call, and what they do inside is not: the file has these functions, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import operator
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import blocks
+from composer.errors import ExportError
+from composer.exporting.source import definition
+
+BLOCKS = str(Path(blocks.__file__).parent)
+OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "true_divide": "/", "floor_divide": "//",
+    "__floordiv__": "//", "remainder": "%", "matmul": "@", "pow": "**", "__and__": "&", "bitwise_and": "&",
+    "__or__": "|", "bitwise_or": "|", "__xor__": "^",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+}  # fmt: skip
+REVERSED = {"__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rfloordiv__": "//"}
+SIGNS = {"neg": "-", "__invert__": "~", "bitwise_not": "~"}
+NUMBERS = frozenset({"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero", "__contains__"})
+"""Operations by which Python reads numbers."""
+NOT_RECORDED = frozenset({"dim", "ndimension", "__len__", "is_floating_point", "element_size", "_set_grad_enabled"})
+"""Operations whose results do not differ between calls. What is computed without gradients is detached where it is used."""
+UNCHANGED = frozenset({"to", "float", "type_as"})
+"""Operations that return their tensor where there is nothing to do."""
+WIDE = torch.float32
+"""The dtype that sums are kept in."""
+NARROW = torch.bfloat16
+"""The dtype of the model while it is recorded. In the file it is that of the queries."""
+
+
+@dataclass(eq=False)
+class Recorded:
+    """One call. kind: input, function, method, attribute, operator, reverse, sign, index, store, size, own (a function of
+    ``blocks``), field (of the result of another call), or host. step: the number of the program's step; number: its place among all
+    calls."""
+
+    kind: str
+    name: str
+    args: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
+    number: int = 0
+    writes: bool = False
+    """Whether it writes into its first argument."""
+    rank: int | None = None
+    """Dimensions of the tensor that it gives."""
+    detached: bool = False
+    """Whether it gives a floating-point tensor that was computed without gradients."""
+
+
+class SizeNumber(int):
+    """A number that follows from the shape of a tensor."""
+
+    call: Recorded
+
+    def __new__(cls, number: int, call: Recorded) -> SizeNumber:
+        own = super().__new__(cls, number)
+        own.call = call
+        return own
+
+
+def _of_sizes(name: str, symbol: str) -> None:
+    compute = getattr(operator, name)
+
+    def forth(one: int, other: Any) -> Any:
+        answer = compute(int(one), int(other)) if isinstance(other, int) else NotImplemented
+        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (one, other), answer)
+
+    def back(one: int, other: Any) -> Any:
+        answer = compute(int(other), int(one)) if isinstance(other, int) else NotImplemented
+        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (other, one), answer)
+
+    setattr(SizeNumber, f"__{name}__", forth)
+    setattr(SizeNumber, f"__r{name}__", back)
+
+
+for _name, _symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
+    _of_sizes(_name, _symbol)
+SizeNumber.__neg__ = lambda self: RECORDING[-1].size("sign", "-", (self,), -int(self))  # type: ignore[method-assign]
+
+
+class ProgramRecording(TorchFunctionMode):
+    """While it is entered, calls are recorded. names: of tensors, by the number of their call: the local variables that held them
+    (True), or the parameters (False)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Recorded] = []
+        self.names: dict[int, tuple[str, bool]] = {}
+        self.step = 0
+        self._of: dict[int, tuple[Any, Recorded]] = {}
+        self._inside: tuple[FrameType, str, dict[str, Any]] | None = None
+        """The function of ``blocks`` that runs and is kept as one call, with its name and arguments."""
+
+    def __enter__(self) -> ProgramRecording:
+        RECORDING.append(self)
+        super().__enter__()
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        sys.setprofile(None)
+        super().__exit__(*error)
+        RECORDING.pop()
+
+    def given(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """An input of the program, by its name in the file."""
+        self._bind(tensor, self._call("input", name, (), {}))
+        return tensor
+
+    def call_of(self, value: Any) -> Recorded | None:
+        """The call that a value comes from; None for what is known before any call."""
+        if isinstance(value, SizeNumber):
+            return value.call
+        found = self._of.get(id(value))
+        return None if found is None else found[1]
+
+    def size(self, kind: str, name: str, args: tuple[Any, ...], number: int) -> int:
+        """A number that was computed from sizes."""
+        return number if self._inside else SizeNumber(number, self._call(kind, name, args, {}))
+
+    def host(self, name: str, args: tuple[Any, ...], likes: Any) -> Any:
+        """A call of a function of the file that stands for the model's own code. likes: tensors like what it gives."""
+        self._look(sys._getframe(1))
+        call = self._call("host", name, args, {})
+        with torch._C.DisableTorchFunction():
+            answer = tuple(torch.empty_like(one) for one in likes) if isinstance(likes, tuple) else torch.empty_like(likes)
+        self._bind(answer, call)
+        return answer
+
+    def name(self, label: str, value: Any) -> None:
+        """Name a value, where no variable has."""
+        for suffix, tensor in _tensors_in(value):
+            call = self.call_of(tensor)
+            if call is not None and (call.number not in self.names or not self.names[call.number][1]):
+                self.names[call.number] = label + suffix, True
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        options, name = kwargs or {}, func.__name__
+        if name in NUMBERS and self._inside is None:
+            raise ExportError(f"Python reads the numbers of a tensor ({name}) {self._where()}")
+        answer = func(*args, **options)
+        if name == "__get__" and self._inside is None:
+            return self._attribute(func.__self__.__name__, args[0], answer)
+        unchanged = name in UNCHANGED and answer is args[0]
+        if self._inside is not None or name in NOT_RECORDED or unchanged or isinstance(answer, torch.dtype):
+            return answer
+        self._look(sys._getframe(1))
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            return SizeNumber(answer, self._call("method", name, args, options))
+        self._bind(answer, self._call(*_kind_of(func, name, args, options), args, options, writes=_writes(name)))
+        return answer
+
+    def _attribute(self, name: str, tensor: torch.Tensor, answer: Any) -> Any:
+        if name in ("is_cpu", "is_cuda"):
+            raise ExportError(f"a part asks for the device of a tensor {self._where()}")
+        call = self.call_of(tensor)
+        if name == "shape":
+            if call is None or call.name.startswith("self."):
+                return answer
+            return tuple(SizeNumber(size, self._call("size", str(axis), (tensor,), {})) for axis, size in enumerate(answer))
+        if isinstance(answer, torch.Tensor):
+            self._bind(answer, self._call("attribute", name, (tensor,), {}))
+        return answer
+
+    def _call(self, kind: str, name: str, args: tuple[Any, ...], options: Mapping[str, Any], *, writes: bool = False) -> Recorded:
+        # What an argument is now: a later call may write into the same tensor.
+        arguments, named = tuple(self._bound(one) for one in args), {name: self._bound(one) for name, one in options.items()}
+        call = Recorded(kind, name, arguments, named, self.step, len(self.calls), writes)
+        self.calls.append(call)
+        return call
+
+    def _bound(self, value: Any) -> Any:
+        """The value with the calls in the place of what they gave."""
+        call = value if isinstance(value, Recorded) else self.call_of(value)
+        if call is not None:
+            return self._detached(value, call) if call.detached and torch.is_grad_enabled() and call.kind != "own" else call
+        if isinstance(value, torch.Tensor):
+            raise ExportError(f"a tensor that no input made enters a computation {self._where()}")
+        if isinstance(value, tuple | list):
+            each = [self._bound(one) for one in value]
+            return each if isinstance(value, list) else tuple(each)
+        if isinstance(value, dict):
+            return {name: self._bound(one) for name, one in value.items()}
+        if isinstance(value, slice):
+            return slice(*(self._bound(one) for one in (value.start, value.stop, value.step)))
+        return value
+
+    def _detached(self, value: Any, call: Recorded) -> Recorded:
+        """What was computed without gradients, where it is used with gradients."""
+        call.detached = False
+        if id(value) not in self._of:
+            return call
+        self._of[id(value)] = value, self._call("method", "detach", (call,), {})
+        return self._of[id(value)][1]
+
+    def _bind(self, answer: Any, call: Recorded) -> None:
+        """Remember what a call gave. The answer is kept alive, so that no other gets its id."""
+        if isinstance(answer, torch.Tensor):
+            self._of[id(answer)] = answer, call
+            with torch._C.DisableTorchFunction():
+                call.rank = answer.dim()
+                call.detached = answer.is_floating_point() and not torch.is_grad_enabled()
+        elif isinstance(answer, tuple | list):
+            for index, one in enumerate(answer):
+                self._bind(one, self._call("field", str(index), (call,), {}))
+        elif dataclasses.is_dataclass(answer):
+            for one in dataclasses.fields(answer):
+                value = getattr(answer, one.name)
+                if value is not None:
+                    self._bind(value, self._call("field", f".{one.name}", (call,), {}))
+        elif answer is not None:
+            raise ExportError(f"{call.name} gives a {type(answer).__name__} {self._where()}")
+
+    def _profile(self, frame: FrameType, event: str, result: Any) -> None:
+        """Called as any function of Python begins and ends."""
+        if event == "call" and self._inside is None:
+            own = own_functions().get(frame.f_code)
+            if own is None:
+                return
+            given = _arguments(frame)
+            if any(callable(one) for one in given.values()) or not any(_holds_tensor(one) for one in given.values()):
+                return
+            self._look(frame.f_back)
+            for name, value in given.items():
+                if (call := self.call_of(value)) is not None:
+                    self._called(call.number, name, False)
+            self._inside = frame, own, given
+        elif event == "return" and self._inside is not None and self._inside[0] is frame:
+            (_, own, given), self._inside = self._inside, None
+            if _holds_tensor(result) and not any(result is one for one in given.values()):
+                self._bind(result, self._call("own", own, (), given))
+
+    def _look(self, frame: FrameType | None) -> None:
+        """Note the names of variables and parameters that hold tensors, in all running functions of ``blocks``."""
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(BLOCKS) and not frame.f_code.co_name.startswith("<"):
+                code = frame.f_code
+                parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                for name, value in frame.f_locals.items():
+                    for suffix, tensor in _tensors_in(value):
+                        found = self._of.get(id(tensor))
+                        if found is not None:
+                            self._called(found[1].number, name.strip("_") + suffix, name not in parameters)
+            frame = frame.f_back
+
+    def _called(self, number: int, name: str, variable: bool) -> None:
+        before = self.names.get(number)
+        if before is None or (variable and not before[1]):
+            self.names[number] = name, variable
+
+    def _where(self) -> str:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not frame.f_code.co_filename.startswith(BLOCKS):
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        return f"(blocks/{Path(frame.f_code.co_filename).relative_to(BLOCKS)}, line {frame.f_lineno})"
+
+
+RECORDING: list[ProgramRecording] = []
+"""The recording that runs, which numbers computed from sizes go to."""
+
+
+def _kind_of(function: Any, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[str, str]:
+    """How a call is written: the kind, and the symbol or the name."""
+    for kind, symbols in (("index", {"__getitem__": ""}), ("store", {"__setitem__": ""}), ("sign", SIGNS), ("reverse", REVERSED)):
+        if name in symbols:
+            return kind, symbols[name]
+    if name in OPERATORS and len(args) == 2 and not options:
+        return "operator", OPERATORS[name]
+    if getattr(torch.Tensor, name, None) is function or getattr(function, "__qualname__", "").startswith(
+        ("TensorBase.", "Tensor.")
+    ):
+        return "method", name
+    return "function", _public_name(function, name)
+
+
+def _public_name(function: Any, name: str) -> str:
+    """The name of a function of PyTorch, as users write it."""
+    for module, prefix in (
+        (torch, "torch"),
+        (torch.nn.functional, "F"),
+        (torch.linalg, "torch.linalg"),
+        (torch.special, "torch.special"),
+    ):
+        public = _names_in(module)
+        if function in public:
+            return f"{prefix}.{public[function]}"
+    raise ExportError(f"PyTorch has no public function {name}")
+
+
+@cache
+def _names_in(module: ModuleType) -> dict[Any, str]:
+    """The public functions of a module of PyTorch, with their names."""
+    return {found: name for name, found in vars(module).items() if not name.startswith("_") and callable(found)}
+
+
+def _writes(name: str) -> bool:
+    """Whether an operation writes into its first argument."""
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _arguments(frame: FrameType) -> dict[str, Any]:
+    code, local = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    return {name: local[name] for name in names}
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(_holds_tensor(one) for one in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return any(True for _ in _tensors_in(value))
+    return isinstance(value, torch.Tensor)
+
+
+def _tensors_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors of a variable, with what stands behind the variable's name for each: those of its fields, too."""
+    if isinstance(value, torch.Tensor):
+        yield "", value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for one in dataclasses.fields(value):
+            found = getattr(value, one.name, None)
+            if isinstance(found, torch.Tensor):
+                yield "" if one.name == "output" else f"_{one.name}", found
+
+
+TYPES = frozenset({
+    "Tensor", "None", "int", "float", "bool", "str", "torch", "dtype", "device", "slice", "tuple", "list", "Sequence", "Callable",
+    "Any", "RingSlot", "Float", "Int", "Bool", "Shaped",
+})  # fmt: skip
+"""Words in the annotations of a function of tensors and plain values."""
+ENTERED = frozenset({"as_dtype"})
+"""Small functions that are not kept as calls."""
+
+
+def takes_tensors_alone(function: FunctionType) -> bool:
+    """Whether all parameters of a function are tensors and plain values, by their annotations."""
+    if function.__code__.co_freevars or function.__code__.co_flags & inspect.CO_GENERATOR or function.__name__ in ENTERED:
+        return False
+    node = definition(sys.modules[function.__module__], function.__name__)
+    assert isinstance(node, ast.FunctionDef)
+    parameters = [*node.args.args, *node.args.kwonlyargs, *([node.args.vararg] if node.args.vararg else [])]
+    annotations = ["Part" if one.annotation is None else ast.unparse(one.annotation) for one in parameters]
+    plain = [re.sub(r"\[Tensor, *['\"][^'\"]*['\"]\]", "", one) for one in annotations]
+    return bool(parameters) and all(set(re.findall(r"[A-Za-z_]\w*", one)) <= TYPES for one in plain)
+
+
+@cache
+def own_functions() -> dict[CodeType, str]:
+    """The functions of ``blocks`` that take tensors and plain values alone, as ``module:name``, by their code."""
+    found = {}
+    for info in pkgutil.walk_packages(blocks.__path__, "blocks."):
+        if info.name.startswith("blocks.fused") or info.name.endswith((".fla", ".triton", "_fla")):
+            continue
+        module = import_module(info.name)
+        for name, function in vars(module).items():
+            own = inspect.unwrap(function) if callable(function) else None
+            if isinstance(own, FunctionType) and own.__module__ == module.__name__ and takes_tensors_alone(own):
+                found[own.__code__] = f"{module.__name__}:{name}"
+    return found

@@ -1,0 +1,81 @@
+"""Whether an exported folder is what its record says, and still computes what its model computes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from composer.errors import ComposerError, ExportError
+from composer.exporting.folder import EXPORT, ExportRecord, read_export, text_of, without_adapter
+from composer.files import sha256
+from composer.weights.findings import Check, Verdict, VerifyReport
+from composer.weights.loading import load_model
+from composer.weights.side_files import CONFIG
+
+TOKENS = 96
+TOLERANCE = 1e-4
+"""The largest difference of logits, as a share of the largest logit: both compute in float32, in part by other forms."""
+
+
+def verify_export(folder: Path) -> VerifyReport:
+    """Check the hashes of all files, the Python file against the one that the model gives, and logits against the model's.
+
+    The file runs only if it is the very text that ``compose export`` writes. Raises ExportError where there is no record.
+    """
+    record = read_export(folder)
+    if record is None:
+        raise ExportError(f"{folder} has no {EXPORT}; expected a folder that `compose export` has written")
+    checks = list(_contents(folder, record))
+    whole = not any(check.outcome == "failed" for check in checks)
+    checks += _against_model(folder, record) if whole else [_check("logits", CONFIG, "unknown", "files differ from the record")]
+    return VerifyReport(folder=folder, record_sha256=sha256(folder / EXPORT), checks=tuple(checks))
+
+
+def _check(what: str, subject: str, outcome: Verdict, detail: str = "") -> Check:
+    return Check(what=what, subject=subject, outcome=outcome, detail=detail)
+
+
+def _contents(folder: Path, record: ExportRecord) -> Iterator[Check]:
+    for name, digest in record.files.items():
+        path = folder / name
+        if not path.is_file():
+            yield _check("contents", name, "failed", "it is missing")
+        elif sha256(path) != digest:
+            yield _check("contents", name, "failed", "its SHA-256 is another one")
+        else:
+            yield _check("contents", name, "passed", f"SHA-256 {digest}")
+    for path in sorted(folder.iterdir()):
+        if path.name not in {*record.files, EXPORT, "__pycache__"}:
+            yield _check("contents", path.name, "failed", "the export did not write it")
+
+
+def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
+    """The file and the logits against those of the model's folder, if that is still there."""
+    source = Path(record.model)
+    if not (source / CONFIG).is_file():
+        yield _check("logits", CONFIG, "unknown", f"the model {source} is no longer there")
+        return
+    try:
+        with without_adapter(source) as merged:
+            model = load_model(merged, "float32", "cpu")
+            exported = text_of(model)
+    except ComposerError as error:
+        yield _check("logits", CONFIG, "unknown", str(error))
+        return
+    name = f"{exported.file}.py"
+    if name not in record.files or record.files[name] != hashlib.sha256(exported.text.encode()).hexdigest():
+        yield _check("code", name, "failed", "it differs from what this version of the package writes for the model")
+        return
+    yield _check("code", name, "passed")
+    own: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32, local_files_only=True)
+    tokens = torch.randint(0, model.config.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs, ours = model(tokens).logits, own.eval()(tokens).logits
+    share = float((theirs - ours).abs().max() / theirs.abs().max())
+    outcome: Verdict = "passed" if share <= TOLERANCE else "failed"
+    yield _check("logits", CONFIG, outcome, f"largest difference {share:.1e} of the largest logit")

@@ -1,0 +1,94 @@
+"""Models with random heads, and what their exported files compute, in one process."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer.exporting.folder import configuration
+from composer.exporting.modeling import Exported, written
+
+LENGTH = 85
+
+
+def randomised(model: Any, seed: int = 0) -> Any:
+    """The model in evaluation mode, with every parameter of its heads moved, so that none is an identity or zero by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".composed." in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def of_file(model: Any) -> tuple[Exported, Any]:
+    """The exported file of a model, and the model that this file makes of the same weights."""
+    exported = written(model)
+    module = ModuleType(f"exported_{exported.file}")
+    sys.modules[module.__name__] = module  # dataclasses look there
+    exec(compile(exported.text, f"{exported.file}.py", "exec"), vars(module))
+    fields = {name: value for name, value in configuration(model, exported).items() if name not in ("auto_map", "model_type")}
+    own = getattr(module, f"{exported.name}ForCausalLM")(getattr(module, f"{exported.name}Config")(**fields))
+    own.load_state_dict(model.state_dict())
+    return exported, own.eval()
+
+
+def texts(vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Three rows of tokens, and their mask: padding on the left, a single real token, and none."""
+    tokens = torch.randint(3, vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(tokens)
+    mask[0, :20] = 0
+    mask[1, : LENGTH - 1] = 0
+    return tokens, mask
+
+
+def padded(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """The logits of the real tokens, in one call."""
+    return model(tokens, attention_mask=mask, use_cache=False).logits[mask.bool()]
+
+
+def in_pieces(model: Any, tokens: Tensor) -> Tensor:
+    """The logits of rows without padding in several calls with a cache, some of one token."""
+    cache, found, first = None, [], 0
+    for length in (30, 7, 1, 1, 1, 20, tokens.shape[1] - 60):
+        answer = model(tokens[:, first : first + length], past_key_values=cache, use_cache=True)
+        cache, first = answer.past_key_values, first + length
+        found.append(answer.logits)
+    return torch.cat(found, dim=1)
+
+
+def generated(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Greedy text after rows that are padded on the left."""
+    mask = mask.clone()
+    mask[1] = 1
+    end = {"eos_token_id": None, "pad_token_id": 0}
+    return model.generate(tokens[:, :50], attention_mask=mask[:, :50], max_new_tokens=8, do_sample=False, **end)
+
+
+def gradient(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """The gradient of the loss by the embeddings."""
+    model.zero_grad()
+    real = mask.bool()
+    real[:, 1:] &= mask[:, :-1].bool()  # what a padding token predicts has no meaning
+    labels = tokens.masked_fill(~real, -100)
+    model(tokens, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+    return model.get_input_embeddings().weight.grad
+
+
+def check_equal(model: Any, own: Any, vocabulary: int, *, gradients: bool = True) -> None:
+    """Asserts that both give the same logits, text and gradients. Both compute in float32, in part by other forms."""
+    tokens, mask = texts(vocabulary)
+    if gradients:
+        _close(gradient(model, tokens, mask), gradient(own, tokens, mask))
+    with torch.no_grad():
+        _close(padded(model, tokens, mask), padded(own, tokens, mask))
+        _close(in_pieces(model, tokens), in_pieces(own, tokens))
+        assert torch.equal(generated(model, tokens, mask), generated(own, tokens, mask))
+
+
+def _close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(other, one, rtol=0, atol=3e-5 * float(one.detach().abs().max()))

@@ -1,0 +1,145 @@
+"""An exported folder loads where this package is not installed, and is checked, replaced and refused like other results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import composer
+from composer.errors import ComposerError
+from tests.composer.exporting.models import generated, padded, randomised, texts
+
+ROOT = Path(__file__).parents[3]
+TEACHER = ROOT / "examples" / "teacher"
+LOADS = """
+import sys, importlib.abc
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("composer", "blocks", "converters", "jaxtyping", "fla"):
+            raise ModuleNotFoundError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Missing())
+import torch
+from transformers import AutoModelForCausalLM
+folder, asked, answers, again = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+tokens, mask = torch.load(asked)
+with torch.no_grad():
+    logits = model(tokens, attention_mask=mask).logits[mask.bool()]
+text = model.generate(tokens[2:, :50], max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+model.save_pretrained(again)
+saved = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
+with torch.no_grad():
+    assert torch.equal(saved(tokens, attention_mask=mask).logits[mask.bool()], logits)
+torch.save((logits, text), answers)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a LoLCATs model whose heads have random weights."""
+    folder = tmp_path_factory.mktemp("built") / "model"
+    randomised(composer.build("lolcats", TEACHER)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "lolcats"
+    report = composer.export(model, out)
+    assert (out / report.file).is_file()
+    return out
+
+
+def test_it_loads_and_saves_without_this_package(model: Path, exported: Path, tmp_path: Path) -> None:
+    tokens, mask = texts(507)
+    torch.save((tokens, mask), tmp_path / "asked.pt")
+    words = [sys.executable, "-c", LOADS, exported, tmp_path / "asked.pt", tmp_path / "answers.pt", tmp_path / "again"]
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [str(word) for word in words], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    logits, text = torch.load(tmp_path / "answers.pt")
+    own = composer.load(model, dtype="float32")
+    with torch.no_grad():
+        theirs = padded(own, tokens, mask)
+    torch.testing.assert_close(logits, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+    assert torch.equal(text, generated(own, tokens[2:].expand(2, -1), mask[2:].expand(2, -1))[:1])
+
+
+def test_weights_are_links_unless_copies_are_wanted(model: Path, exported: Path, tmp_path: Path) -> None:
+    composer.export(model, tmp_path / "copied", copy=True)
+    for path in model.glob("*.safetensors"):
+        assert (exported / path.name).samefile(path)
+        assert not (tmp_path / "copied" / path.name).samefile(path)
+
+
+def test_verify_checks_files_code_and_logits(exported: Path, model: Path, tmp_path: Path) -> None:
+    report = composer.verify(exported)
+    assert report.ok
+    assert {check.what for check in report.checks} == {"contents", "code", "logits"}
+    out = tmp_path / "changed"
+    composer.export(model, out, copy=True)
+    file = next(out.glob("modeling_*.py"))
+    file.write_text(file.read_text(encoding="utf-8") + "\nopen('ran', 'w')\n", encoding="utf-8")
+    assert [check.subject for check in composer.verify(out).failed] == [file.name]
+    said = json.loads((out / "export.json").read_text(encoding="utf-8"))
+    said["files"][file.name] = composer.files.sha256(file)
+    (out / "export.json").write_text(json.dumps(said), encoding="utf-8")
+    (failed,) = composer.verify(out).failed
+    assert (failed.what, failed.subject) == ("code", file.name), "a file that differs from what is written does not run"
+
+
+def test_an_export_is_replaced_by_force_alone_and_only_where_nobody_has_changed_it(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    composer.export(model, out)
+    with pytest.raises(ComposerError, match="exists already"):
+        composer.export(model, out)
+    composer.export(model, out, force=True)
+    (out / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(ComposerError, match=r"notes\.txt"):
+        composer.export(model, out, force=True)
+    assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
+    (out / "export.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ComposerError, match="is damaged"):
+        composer.export(model, out, force=True)
+
+
+def test_an_export_that_fails_leaves_what_was_there(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    composer.export(model, out)
+    before = (out / "export.json").read_bytes()
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("composer.exporting.folder.place", fails)
+    with pytest.raises(ComposerError, match="No space left"):
+        composer.export(model, out, force=True)
+    assert (out / "export.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == ["out"]
+
+
+def test_adapters_are_merged(tmp_path: Path) -> None:
+    texts_file = tmp_path / "texts.txt"
+    texts_file.write_text("the little dog sat in the sun and it was happy. " * 60, encoding="utf-8")
+    composer.build_folder("lolcats", TEACHER, tmp_path / "built")
+    steps = ["recipe.transfer=null", "recipe.finetune.steps=2", "recipe.finetune.epochs=null", "recipe.sequence=32"]
+    composer.distill(tmp_path / "built", str(texts_file), out=tmp_path / "trained", overrides=steps, progress=False)
+    assert (tmp_path / "trained" / "adapter").is_dir()
+    composer.export(tmp_path / "trained", tmp_path / "out")
+    assert composer.verify(tmp_path / "out").ok
+
+
+def test_what_is_not_a_causal_language_model_is_refused(tmp_path: Path) -> None:
+    composer.build_folder("latte-bidirectional", TEACHER, tmp_path / "built", overrides=["trunk=null"])
+    with pytest.raises(ComposerError, match="bidirectional"):
+        composer.export(tmp_path / "built", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,99 @@
+"""The exported file of a model computes what the model does: every shipped spec, every part, and several hosts.
+
+Logits, gradients, cached pieces, padding and greedy text are compared. The file runs in the same process, without a folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import composer
+from blocks.catalogue import CATALOGUE
+from composer.errors import ExportError
+from composer.spec.loading import load_spec
+from tests.composer.exporting.models import check_equal, of_file, randomised
+from tests.laws.cases import around
+
+ROOT = Path(__file__).parents[3]
+TEACHER = ROOT / "examples" / "teacher"
+CAUSAL = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml")) if load_spec(path.stem).direction == "causal"]
+SMALL = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HOSTS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 24, "num_hidden_layers": 2},
+    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 16},
+}
+ON_HOSTS = ("lolcats", "lawcat", "hybrid")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny random model of each family."""
+    folders = {}
+    for family, options in {"llama": {}, **HOSTS}.items():
+        torch.manual_seed(0)
+        folders[family] = tmp_path_factory.mktemp(family)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL | options)).save_pretrained(folders[family])
+    return folders
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_shipped_spec(name: str) -> None:
+    model = randomised(composer.build(name, TEACHER, overrides=["trunk=null"]))
+    _, own = of_file(model)
+    check_equal(model, own, 507)
+
+
+@pytest.mark.parametrize(("role", "kind"), [(role, kind) for role, kinds in CATALOGUE.items() for kind in kinds])
+def test_every_part(role: str, kind: str, hosts: dict[str, Path]) -> None:
+    head = around(role.replace(" ", "_"), kind)
+    model = randomised(composer.build({"compose": 1, "name": "part", "head": head}, hosts["llama"]))
+    _, own = of_file(model)
+    check_equal(model, own, SMALL["vocab_size"], gradients=False)
+
+
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family in HOSTS for name in ON_HOSTS])
+def test_hosts(family: str, name: str, hosts: dict[str, Path]) -> None:
+    model = randomised(composer.build(name, hosts[family]))
+    _, own = of_file(model)
+    check_equal(model, own, SMALL["vocab_size"])
+
+
+def test_a_file_is_the_same_every_time_and_names_no_package_but_torch_and_transformers(hosts: dict[str, Path]) -> None:
+    texts = [of_file(composer.build("lolcats", hosts["llama"]))[0].text for _ in range(2)]
+    assert texts[0] == texts[1]
+    roots = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(texts[0]))
+        for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""])
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert {"torch", "transformers"} <= roots <= {*sys.stdlib_module_names, "torch", "transformers"}
+
+
+def test_text_of_a_spec_never_becomes_code(hosts: dict[str, Path]) -> None:
+    paper = 'x"""\nimport os; os.environ["EXPORTED_CODE"] = "ran"\n"""\\'
+    spec = {"compose": 1, "name": "quoted", "paper": paper, "head": {"feature_map": "elu", "memory": ["state"]}}
+    exported, _ = of_file(composer.build(spec, hosts["llama"]))
+    assert "EXPORTED_CODE" not in os.environ
+    assert (ast.get_docstring(ast.parse(exported.text)) or "").startswith("quoted heads in a llama model.")
+
+
+def test_a_trunk_that_llama_is_not_is_refused() -> None:
+    trunk = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 61, "norm": "layer"}
+    model = composer.build({"compose": 1, "name": "own", "head": {"memory": ["full"]}, "trunk": trunk}, fresh=True)
+    with pytest.raises(ExportError, match="norm_type layer"):
+        of_file(model)
