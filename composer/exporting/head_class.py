@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from keyword import iskeyword
 from typing import Any
 
 from blocks.legend import Shape
@@ -31,6 +32,8 @@ SHAPES = {
     "position": "B T",
     "valid": "B T",
 }
+OWN_NAMES = frozenset({"heads", "key_heads", "slots", "rotary", "step", "mix", "mix_step", "empty_state"})
+"""Names that a head of a file has itself."""
 EMPTY_DTYPES = {"pairs": "dtype", "state": "torch.float32", "int64": "torch.int64"}
 
 
@@ -41,6 +44,9 @@ class HeadClass:
         self.name, self.head, self.shape, self.place, self.turns = name, head, shape, place, turns
         self.graph = compiled(head, shape).graph
         self.mixes = bool(self.graph.before_projections())
+        for part in self.parameters:
+            if iskeyword(part) or part in OWN_NAMES:
+                raise ExportError(f"a memory called `{part}` cannot be an attribute of a head in the file; set another `name`")
         self.methods: dict[tuple[bool, bool], Method] = {}
         self.one_by_one: str | None = None
         """Why `forward` takes one token after the other; None where it takes all at once."""

@@ -92,6 +92,14 @@ def test_text_of_a_spec_never_becomes_code(hosts: dict[str, Path]) -> None:
     assert (ast.get_docstring(ast.parse(exported.text)) or "").startswith("quoted heads in a llama model.")
 
 
+@pytest.mark.parametrize("name", ["lambda", "step"])
+def test_a_name_that_the_file_cannot_have_is_refused(name: str, hosts: dict[str, Path]) -> None:
+    window = {"kind": "window", "size": 8, "weight": "learned", "name": name}
+    head = {"feature_map": "elu", "memory": [window, "state"]}
+    with pytest.raises(ExportError, match=f"`{name}`"):
+        of_file(composer.build({"compose": 1, "name": "named", "head": head}, hosts["llama"]))
+
+
 def test_a_trunk_that_llama_is_not_is_refused() -> None:
     trunk = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 61, "norm": "layer"}
     model = composer.build({"compose": 1, "name": "own", "head": {"memory": ["full"]}, "trunk": trunk}, fresh=True)
