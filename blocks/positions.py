@@ -39,6 +39,11 @@ class Position(Part):
         return False
 
     @property
+    def is_of_model(self) -> bool:
+        """Whether it is the rotation of the model around the head, by that model's own code."""
+        return False
+
+    @property
     def follows_source(self) -> bool:
         """Whether the source model's own rotation is applied."""
         return False

@@ -41,6 +41,10 @@ class HostRotation(Unnamed, Position):
     """A ``Turning``."""
 
     @property
+    def is_of_model(self) -> bool:
+        return True
+
+    @property
     def by_call(self) -> bool:
         return self.turning.by_call
 

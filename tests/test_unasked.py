@@ -35,7 +35,8 @@ def asked_kinds(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.MatchClass):
             asked = [node.cls]
         for name in (name for one in asked for name in ast.walk(one)):
-            if isinstance(name, ast.Name | ast.Attribute):
+            own = not ast.unparse(name).startswith("ast.")  # a syntax tree's class may be called as a part is
+            if isinstance(name, ast.Name | ast.Attribute) and own:
                 yield node.lineno if hasattr(node, "lineno") else 0, ast.unparse(name).rpartition(".")[2]
 
 

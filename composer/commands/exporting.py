@@ -17,10 +17,10 @@ from composer.weights.sources import open_model
 
 @options_class
 class ExportOptions(Replacing, OfModel):
-    """Write a model as a folder that needs PyTorch and transformers alone.
+    """Write a model that loads without this package.
 
-    The folder has a Python file with all of the model's attention, to read and to edit. It loads with
-    `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)`. Adapters are merged into the weights.
+    The folder needs PyTorch and transformers alone. A Python file has all of the model's attention, to read and to edit. It loads
+    with `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)`. Adapters are merged into the weights.
     """
 
     example: ClassVar[str] = 'composer.export("lawcat-mine-distilled", "lawcat-alone")'

@@ -15,7 +15,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from blocks.positions import Llama3Scaling, Rope
-from blocks.rotation import HostRotation
 from composer.errors import ExportError
 from composer.exporting.functions import Functions
 from composer.exporting.head_class import INPUTS, HeadClass
@@ -180,9 +179,7 @@ def _of_model(head: HeadSpec, rope: Rope | None) -> HeadSpec:
     """The head with a plain ``rope`` where the model around it can rotate. rope: the model's rotation, where a spec says it."""
 
     def is_models(position: Any) -> bool:
-        return isinstance(position, HostRotation) or (
-            isinstance(position, Rope) and rope is not None and position.base == rope.base
-        )
+        return position.is_of_model or (rope is not None and position.base == rope.base)
 
     memories = (memory.model_copy(update={"position": Rope()}) if is_models(memory.turn) else memory for memory in head.memory)
     return head.model_copy(update={"memory": tuple(memories)})

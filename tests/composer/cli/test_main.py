@@ -73,6 +73,7 @@ def test_the_commands() -> None:
         "draw",
         "eval",
         "explain",
+        "export",
         "generate",
         "inspect",
         "logits",

@@ -36,6 +36,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "load_spec": ("lolcats",),
     "logits": (TEACHER, "stories", "out"),
     "merge": (TEACHER,),
+    "export": (TEACHER,),
     "new": ("mine",),
     "sample": (TEACHER, "out.jsonl"),
     "select": ("lolcats", TEACHER, "stories", "out"),
