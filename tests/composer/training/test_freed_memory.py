@@ -29,7 +29,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(_glibc() is None, reason="another C library than glibc")
 def test_later_steps_take_few_new_pages() -> None:
-    """In a process of its own: in this one, other tests have left pieces of freed memory. Under load, a single step may take some."""
+    """In a process of its own: here, other tests have left pieces of freed memory. Under load, a single step may take some."""
     first, *later, after = map(int, printed_behind_composer(PROGRAM).split())
     assert min(later) < first / 4
     assert after > first / 4, "the memory was returned to the system"
