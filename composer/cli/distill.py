@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from composer.cli.bars import at_once, training_steps
 from composer.cli.derived import Screen, command
@@ -19,23 +19,17 @@ if TYPE_CHECKING:
     from composer.training.loop import StepProgress
     from composer.training.run import TrainingReport
 
+Options = TypeVar("Options", DistillOptions, TrainOptions)
+
 
 @command(DistillOptions, "quiet", "as_json")
 def distill(options: DistillOptions, screen: Screen) -> None:
-    _announce(f"Distilling {options.model}", screen)
-    with one_voice(as_json=screen.as_json) as speaks, _steps(screen, speaks=speaks) as watch:
-        report = training.run_distill(replace(options, progress=watch or False))
-    if speaks:
-        _print_run(report, "Distilled", screen)
+    _train(options, training.run_distill, "Distilling", "Distilled", screen)
 
 
 @command(TrainOptions, "quiet", "as_json")
 def train(options: TrainOptions, screen: Screen) -> None:
-    _announce(f"Training {options.model}", screen)
-    with one_voice(as_json=screen.as_json) as speaks, _steps(screen, speaks=speaks) as watch:
-        report = training.run_train(replace(options, progress=watch or False))
-    if speaks:
-        _print_run(report, "Trained", screen)
+    _train(options, training.run_train, "Training", "Trained", screen)
 
 
 @command(MergeOptions, "quiet", "as_json")
@@ -46,6 +40,15 @@ def merge(options: MergeOptions, screen: Screen) -> None:
         print_json(report.model_dump(mode="json"))
     else:
         heading(f"Merged {shown(report.out)}")
+
+
+def _train(options: Options, run: Callable[[Options], TrainingReport], doing: str, did: str, screen: Screen) -> None:
+    """Run stages of training, and print their report. doing, did: what the command does, in words."""
+    _announce(f"{doing} {options.model}", screen)
+    with one_voice(as_json=screen.as_json) as speaks, _steps(screen, speaks=speaks) as watch:
+        report = run(replace(options, progress=watch or False))
+    if speaks:
+        _print_run(report, did, screen)
 
 
 def _announce(what: str, screen: Screen) -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from composer.errors import in_words
+from composer.exporting import EXPORT
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, to_text
 from composer.weights.findings import VerifyReport
-
-EXPORT = "export.json"
-"""The record of an export, as ``composer.exporting.folder`` has it."""
 
 
 @options_class

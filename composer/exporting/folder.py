@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from blocks.part import Closed
 from composer.errors import ExportError
 from composer.escape import escape_markdown, markdown_block, markdown_code
+from composer.exporting import EXPORT
 from composer.exporting.modeling import Exported, written
 from composer.files import sha256
 from composer.model.classes import Composed
@@ -33,7 +34,6 @@ from converters.bounded import MOST_RECORD, read_bytes, read_text
 from converters.composed import ADAPTER_KEY, SPEC_KEYS, TRUNK_KEYS
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source
 
-EXPORT = "export.json"
 SPEC = "spec.yaml"
 LICENSE = "LICENSE"
 PACKAGES = ("attention-composer", "torch", "transformers")
@@ -66,15 +66,14 @@ def export_folder(folder: Path, out: Path, *, copy: bool = False, force: bool = 
     copy: copy weight files, where they would be hard links otherwise. force: replace an export that stands there.
     Raises ExportError, BuildError and SourceError, with nothing written.
     """
-    out = out.expanduser().resolve()
-    with without_adapter(folder) as merged, _replacing(out, force=force):
-        check_output(out, open_source(folder), force=False)
+    out = check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
+    with without_adapter(folder) as merged:
         model = load_model(merged, None, "cpu")
         exported = text_of(model)
         source, record = open_source(merged), read_record(merged)
         own_files = merged != folder
         check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files else 0)
-        with whole_or_nothing(out, force=False) as partial:
+        with whole_or_nothing(out, force=force, check_replaceable=_check_export) as partial:
             for name, shard in source.shards.items():
                 place(shard.file, partial / name, copy=copy or own_files, moved=lambda _: None)
             _documents(partial, merged, folder, out, model, exported, record)
@@ -90,28 +89,28 @@ def text_of(model: Composed) -> Exported:
     return written(model)
 
 
-@contextmanager
-def _replacing(out: Path, *, force: bool) -> Iterator[None]:
-    """For the block, an export at ``out`` is out of the way, with ``force``. It returns where the block fails."""
-    record = read_export(out) if force else None
+def differences(folder: Path, record: ExportRecord) -> dict[str, str]:
+    """What is wrong with the files of an export, by their names: changed, missing or added ones."""
+    found = {}
+    for name, digest in record.files.items():
+        if not (folder / name).is_file():
+            found[name] = "it is missing"
+        elif sha256(folder / name) != digest:
+            found[name] = "its SHA-256 is another one"
+    strangers = {path.name for path in folder.iterdir()} - {*record.files, EXPORT, "__pycache__"}
+    return found | dict.fromkeys(sorted(strangers), "the export did not write it")
+
+
+def _check_export(out: Path) -> None:
+    """Raises ExportError for a folder that is no export, or was changed since: only exports are replaced."""
+    record = read_export(out)
     if record is None:
-        yield
-        return
-    changed = [name for name, digest in record.files.items() if not (out / name).is_file() or sha256(out / name) != digest]
-    strangers = [path.name for path in out.iterdir() if path.name not in {*record.files, EXPORT, "__pycache__"}]
-    if changed or strangers:
+        raise ExportError(f"{out} holds no {EXPORT}, so no export wrote it, and --force does not replace it.")
+    if found := differences(out, record):
         raise ExportError(
-            f"{out} holds files that were changed or added since the export ({', '.join([*changed, *strangers][:3])}), and "
-            "--force does not replace them. Move them, or choose another folder."
+            f"{out} holds files that were changed or added since the export ({', '.join(list(found)[:3])}), and --force does not "
+            "replace them. Move them, or choose another folder."
         )
-    aside = out.with_name(f".{out.name}.replaced")
-    out.rename(aside)
-    try:
-        yield
-    except BaseException:
-        aside.rename(out)
-        raise
-    shutil.rmtree(aside)
 
 
 @contextmanager

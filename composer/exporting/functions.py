@@ -107,7 +107,9 @@ class Functions:
     def _common(self, key: str, bounds: list[Mapping[str, ArgumentFact | None] | None]) -> dict[str, ArgumentFact]:
         if any(bound is None for bound in bounds):
             return {}
-        names = [one.arg for one in self.function(key).parameters]
+        # A parameter that the function assigns anew is not what its calls have in common.
+        assigned = {one.id for one in ast.walk(self.trees[key]) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        names = [one.arg for one in self.function(key).parameters if one.arg not in assigned]
         facts = {name: joined(bound.get(name) for bound in bounds if bound is not None) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 

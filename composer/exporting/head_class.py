@@ -9,11 +9,11 @@ from keyword import iskeyword
 from typing import Any
 
 from blocks.legend import Shape
-from blocks.operation import TORCH, Setting
+from blocks.part import Fresh
 from composer.errors import ExportError
 from composer.exporting.folding import ArgumentFact, Known, NotNone
 from composer.exporting.functions import Functions
-from composer.exporting.heads import ONE_TOKEN, SIZES, Method, record
+from composer.exporting.heads import ONE_TOKEN, SIZES, Method, parameters_of, program_of, record
 from composer.exporting.lines import lines_of, needed
 from composer.exporting.recording import Recorded
 from composer.exporting.template import ONE_BY_ONE
@@ -79,22 +79,15 @@ class HeadClass:
                     yield call.name, {name: _fact(value) for name, value in call.options.items()}
 
     @cached_property
-    def parameters(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """The shapes of its parameters, by part and name."""
-        return {
-            node.module: {name: fresh.shape for name, fresh in node.part.parameters(node.shape).items()}
-            for node in self.graph.parts
-            if node.part is not None and node.part.parameters(node.shape)
-        }
+    def parameters(self) -> dict[str, dict[str, Fresh]]:
+        """Its parameters, by part and name."""
+        return {node.module: fresh for node in self.graph.parts if (fresh := parameters_of(node))}
 
     @property
     def precise(self) -> Iterator[str]:
         """The parameters that are never narrower than float32."""
-        for node in self.graph.parts:
-            if node.part is not None:
-                for name, fresh in node.part.parameters(node.shape).items():
-                    if fresh.precise:
-                        yield f"{node.module}.{name}"
+        for part, parameters in self.parameters.items():
+            yield from (f"{part}.{name}" for name, fresh in parameters.items() if fresh.precise)
 
     def serves(self, place: tuple[int, int]) -> bool:
         """Whether it computes what heads in this layer, and at this place there, compute."""
@@ -130,8 +123,8 @@ class HeadClass:
         lines += [f"    def __init__(self, config: {config}) -> None:", "        super().__init__()"]
         if self.asks_rotary:
             lines += [f"        self.rotary = {rotary}(config)"]
-        for part, shapes in self.parameters.items():
-            inside = ", ".join(f"{name}={tuple(shape)}" for name, shape in shapes.items())
+        for part, parameters in self.parameters.items():
+            inside = ", ".join(f"{name}={tuple(fresh.shape)}" for name, fresh in parameters.items())
             lines += wrapped(f"        self.{part} = Parameters({inside})")
         for mixing in (True, False) if self.mixes else (False,):
             for one_token in (False, True):
@@ -195,5 +188,5 @@ def _fact(value: Any) -> ArgumentFact:
 
 
 def _program_of(head: HeadSpec, shape: Shape) -> list[str]:
-    program = compiled(head, shape).program(TORCH, Setting("cpu", "bfloat16", padded=True, gradients=True))
+    program = program_of(compiled(head, shape), one_token=False)
     return [re.sub(r"\s+#.*$", "", line) if not line.startswith("#") else line for line in (*turns(program), *listing(program))]

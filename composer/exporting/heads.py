@@ -18,7 +18,7 @@ from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorde
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, Node
 from composer.graph.listing import names_of, rows_of
-from composer.graph.lowering import compiled
+from composer.graph.lowering import Compiled, compiled
 from composer.graph.program import CallContext, Program, Step
 from composer.model.heads import turned_by
 
@@ -66,6 +66,11 @@ class ModelRotation:
         return self._recording.host("rotated", (states, cosine, sine), states)
 
 
+def program_of(code: Compiled, *, one_token: bool) -> Program:
+    """The program that a file has of a head: PyTorch's forms, which run anywhere, with gradients and padding."""
+    return code.program(TORCH, Setting("cpu", "bfloat16", one_token=one_token, padded=not one_token, gradients=True))
+
+
 class _Place(tuple[int, int]):
     """The layer of a head and its place there. asked: whether anything has read them."""
 
@@ -94,8 +99,7 @@ def record(
     recording = ProgramRecording()
     rotation = ModelRotation(recording) if turns else None
     code = compiled(turned_by(head, rotation), shape)
-    setting = Setting("cpu", "bfloat16", one_token=one_token, padded=not one_token, gradients=True)
-    program = code.program(TORCH, setting)
+    program = program_of(code, one_token=one_token)
     batch, length = sizes[0], 1 if one_token else sizes[1]
 
     def empty(*size: int, dtype: torch.dtype = NARROW) -> Tensor:
@@ -125,7 +129,7 @@ def record(
         if node.module not in modules:
             own = {
                 name: given(f"self.{node.module}.{name}", empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
-                for name, fresh in _parameters(node).items()
+                for name, fresh in parameters_of(node).items()
             }
             modules[node.module] = _module(own)
     where = _Place(place)
@@ -151,7 +155,8 @@ def record(
     return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, where.asked)
 
 
-def _parameters(node: Node) -> dict[str, Fresh]:
+def parameters_of(node: Node) -> dict[str, Fresh]:
+    """The parameters of a part in a head, by name."""
     assert node.part is not None, "the graph's parts are nodes with a part"
     return node.part.parameters(node.shape)
 

@@ -90,7 +90,7 @@ class _Lines:
     def _wants_line(self, call: Recorded) -> bool:
         if call.kind == "store" or (call.writes and not self.users[call.number]):
             return call.kind == "store" or call.number not in self.final
-        if call.kind in ("input", "size") or (call.kind == "field"):
+        if call.kind in ("input", "size", "field"):
             return False
         fields = [one for one in self.users[call.number] if one.kind == "field"]
         if fields:

@@ -14,7 +14,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-from blocks.positions import Llama3Scaling, Rope
+from blocks.positions import Rope
 from composer.errors import ExportError
 from composer.exporting.functions import Functions
 from composer.exporting.head_class import INPUTS, HeadClass
@@ -136,7 +136,9 @@ def _check_trunk(config: Any) -> None:
 
 def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
     """The classes of all heads, and for each layer the names of its heads' classes."""
-    rope = _rope_of(model.config) if model.config.model_type == OWN else None
+    size, rope = model.config.resolved().dimensions, None
+    if model.config.model_type == OWN and size.rope_theta is not None:
+        rope = Rope(theta=size.rope_theta, scaling=size.rope_scaling)
     classes: list[HeadClass] = []
     by_layer = []
     for _, attention in attentions(model):
@@ -156,23 +158,6 @@ def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
             names[group.head] = found.name
         by_layer.append(names)
     return classes, by_layer
-
-
-def _rope_of(config: Any) -> Rope | None:
-    """The rotation of transformers' Llama with this configuration, where a spec can say it; None where it cannot."""
-    said = dict(config.rope_parameters or {})
-    kind, theta = said.pop("rope_type", "default"), said.pop("rope_theta", None)
-    if theta is None or kind not in ("default", "llama3"):
-        return None
-    if kind == "default":
-        return Rope(theta=theta)
-    scaling = Llama3Scaling(
-        factor=said["factor"],
-        low_frequency_factor=said["low_freq_factor"],
-        high_frequency_factor=said["high_freq_factor"],
-        original_length=said["original_max_position_embeddings"],
-    )
-    return Rope(theta=theta, scaling=scaling)
 
 
 def _of_model(head: HeadSpec, rope: Rope | None) -> HeadSpec:

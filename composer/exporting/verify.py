@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from composer.errors import ComposerError, ExportError
-from composer.exporting.folder import EXPORT, ExportRecord, read_export, text_of, without_adapter
+from composer.exporting import EXPORT
+from composer.exporting.folder import ExportRecord, differences, read_export, text_of, without_adapter
 from composer.files import sha256
 from composer.weights.findings import Check, Verdict, VerifyReport
 from composer.weights.loading import load_model
@@ -41,17 +42,12 @@ def _check(what: str, subject: str, outcome: Verdict, detail: str = "") -> Check
 
 
 def _contents(folder: Path, record: ExportRecord) -> Iterator[Check]:
-    for name, digest in record.files.items():
-        path = folder / name
-        if not path.is_file():
-            yield _check("contents", name, "failed", "it is missing")
-        elif sha256(path) != digest:
-            yield _check("contents", name, "failed", "its SHA-256 is another one")
+    found = differences(folder, record)
+    for name in dict.fromkeys((*record.files, *found)):
+        if name in found:
+            yield _check("contents", name, "failed", found[name])
         else:
-            yield _check("contents", name, "passed", f"SHA-256 {digest}")
-    for path in sorted(folder.iterdir()):
-        if path.name not in {*record.files, EXPORT, "__pycache__"}:
-            yield _check("contents", path.name, "failed", "the export did not write it")
+            yield _check("contents", name, "passed", f"SHA-256 {record.files[name]}")
 
 
 def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:

@@ -6,7 +6,7 @@ import errno
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -20,8 +20,26 @@ from converters.bounded import circle_of_links, reason
 from converters.source import Source
 
 
-def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
-    """The absolute path of the output. Raises ``BuildError`` where it is in the source, or holds what must not be replaced."""
+def check_build(out: Path) -> None:
+    """Raises ``BuildError`` for a folder with files that no build wrote: only builds are replaced."""
+    record = read_record(out)
+    if record is None:
+        raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
+    strangers, changed = not_of_the_build(out, record)
+    for files, what in ((strangers, "no build wrote"), (changed, "somebody has changed since its build")):
+        if files:
+            listed = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
+            listed += "" if record.documents is not None else "; its record, of an earlier version, names weights alone"
+            raise BuildError(
+                f"{out} holds what {what} ({listed}), and --force does not replace it. Move that, or choose another folder."
+            )
+
+
+def check_output(out: Path, source: Source | None, *, force: bool, check_replaceable: Callable[[Path], None] = check_build) -> Path:
+    """The absolute path of the output. Raises ``BuildError`` where it is in the source, or holds what must not be replaced.
+
+    check_replaceable: raises an error for a folder that ``force`` must not replace.
+    """
     if lost := circle_of_links(out.expanduser()):
         raise BuildError(f"{lost}; expected a folder, or a free place for one.")
     out = out.expanduser().resolve()
@@ -42,7 +60,7 @@ def check_output(out: Path, source: Source | None, *, force: bool) -> Path:
     if any(out.iterdir()):
         if not force:
             raise BuildError(f"{out} exists already. Use --force to replace it, or choose another folder.")
-        _check_replaceable(out)
+        check_replaceable(out)
     return out
 
 
@@ -54,23 +72,8 @@ def check_space(out: Path, needed: int) -> None:
         raise BuildError(f"No space left for {out}: it needs {needed:,} bytes, and {free:,} are free at {parent}.")
 
 
-def _check_replaceable(out: Path) -> None:
-    """Raises ``BuildError`` for a folder with files that no build wrote: only builds are replaced."""
-    record = read_record(out)
-    if record is None:
-        raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
-    strangers, changed = not_of_the_build(out, record)
-    for files, what in ((strangers, "no build wrote"), (changed, "somebody has changed since its build")):
-        if files:
-            listed = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
-            listed += "" if record.documents is not None else "; its record, of an earlier version, names weights alone"
-            raise BuildError(
-                f"{out} holds what {what} ({listed}), and --force does not replace it. Move that, or choose another folder."
-            )
-
-
 @contextmanager
-def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
+def whole_or_nothing(out: Path, *, force: bool = False, check_replaceable: Callable[[Path], None] = check_build) -> Iterator[Path]:
     """Gives a temporary folder beside ``out`` that takes its place at the end, or leaves no trace if anything goes wrong.
 
     Before that it waits until all of it is on the disk. What stood at ``out`` is replaced only by ``force``, in one step where the
@@ -87,12 +90,14 @@ def whole_or_nothing(out: Path, *, force: bool = False) -> Iterator[Path]:
             out.parent.mkdir(parents=True, exist_ok=True)
             if held.enter_context(exclusive_lock(beside(out), busy)):
                 _remove_abandoned(out)
-            check_output(out, None, force=force)  # another build may have written there while the source was read
+            check_output(
+                out, None, force=force, check_replaceable=check_replaceable
+            )  # another build may have written there while the source was read
             partial.mkdir()
             yield partial
             _sync_all(partial)
             with _undisturbed():
-                check_output(out, None, force=force)
+                check_output(out, None, force=force, check_replaceable=check_replaceable)
                 replaced = move_folder(partial, out, replace=force)
                 done = True
                 # The output is in place: later errors are not failures of the build.

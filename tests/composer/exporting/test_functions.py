@@ -1,0 +1,69 @@
+"""Functions are written with what all of their calls have in common, and compute the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from composer.exporting.folding import Known, NotNone
+from composer.exporting.functions import Functions
+from composer.exporting.writing import function_texts
+
+SOURCE = '''
+import torch
+
+def assigned(states, factor=None, offset=None):
+    """Scaled states."""
+    factor = 2.0 if factor is None else factor
+    return states * factor if offset is None else states * factor + offset
+
+def by_rank(states, decay=None):
+    """Decayed states."""
+    if decay is None:
+        return states
+    if decay.dim() == 1:
+        return states * decay
+    return states * decay.sum(-1)
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[ModuleType]:
+    path = tmp_path / "functions_to_fold.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("functions_to_fold", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = sys.modules["functions_to_fold"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    yield found
+    del sys.modules["functions_to_fold"]
+
+
+def _written(name: str, **facts: Any) -> tuple[str, Any]:
+    functions = Functions([(f"functions_to_fold:{name}", facts)], ())
+    (text,) = function_texts(functions)
+    place: dict[str, Any] = {"torch": torch}
+    exec("from __future__ import annotations\n" + text, place)
+    return text, place[name]
+
+
+def test_a_parameter_that_is_assigned_anew_stays(module: ModuleType) -> None:
+    text, function = _written("assigned", states=NotNone(1), factor=Known(None), offset=Known(None))
+    assert "factor" in text
+    assert "offset" not in text
+    assert torch.equal(function(torch.ones(2)), module.assigned(torch.ones(2)))
+
+
+def test_branches_that_no_call_takes_go(module: ModuleType) -> None:
+    text, function = _written("by_rank", states=NotNone(1), decay=NotNone(2))
+    assert "if" not in text
+    decay = torch.rand(2, 3)
+    assert torch.equal(function(torch.ones(2), decay), module.by_rank(torch.ones(2), decay))
