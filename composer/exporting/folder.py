@@ -139,8 +139,8 @@ def _documents(partial: Path, merged: Path, folder: Path, out: Path, model: Any,
     command = f"compose export {shlex.quote(str(folder))} -o {shlex.quote(out.name)}"
     write_text(partial / CARD, card(exported, record, command))
     files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
-    said = ExportRecord(model=str(folder.resolve()), command=command, files=files, versions=versions_of(PACKAGES))
-    write_text(partial / EXPORT, said.model_dump_json(indent=2) + "\n")
+    export = ExportRecord(model=str(folder.resolve()), command=command, files=files, versions=versions_of(PACKAGES))
+    write_text(partial / EXPORT, export.model_dump_json(indent=2) + "\n")
 
 
 def configuration(model: Any, exported: Exported) -> dict[str, Any]:

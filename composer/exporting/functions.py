@@ -51,13 +51,13 @@ class Function:
             return None
         arguments = self.tree.args
         names = [one.arg for one in arguments.args]
-        found: dict[str, ArgumentFact | None] = dict.fromkeys(one.arg for one in self.parameters)
+        result: dict[str, ArgumentFact | None] = dict.fromkeys(one.arg for one in self.parameters)
         if not more:
             defaults = zip(names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=True)
             keywords = zip((one.arg for one in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
-            found |= {name: fact_of(default, {}) for name, default in (*defaults, *keywords) if default is not None}
-        found |= {name: fact_of(value, facts) for name, value in zip(names, call.args, strict=False)}
-        return found | {one.arg: fact_of(one.value, facts) for one in call.keywords if one.arg}
+            result |= {name: fact_of(default, {}) for name, default in (*defaults, *keywords) if default is not None}
+        result |= {name: fact_of(value, facts) for name, value in zip(names, call.args, strict=False)}
+        return result | {one.arg: fact_of(one.value, facts) for one in call.keywords if one.arg}
 
 
 class Functions:
@@ -85,9 +85,9 @@ class Functions:
 
     def _collect(self) -> dict[str, dict[str, ArgumentFact]]:
         """Fold all functions with what is known so far, and gather anew what their calls have in common."""
-        said: dict[str, list[Mapping[str, ArgumentFact | None] | None]] = {}
+        bounds_of: dict[str, list[Mapping[str, ArgumentFact | None] | None]] = {}
         for key, facts in self._calls:
-            said.setdefault(key, []).append(facts)
+            bounds_of.setdefault(key, []).append(facts)
         self.trees: dict[str, ast.FunctionDef] = {}
         self.classes: dict[str, type] = {}
         self.numbers: dict[str, tuple[Any, str]] = {}
@@ -101,8 +101,8 @@ class Functions:
             tree = self.trees[key] = _folded_once(function, facts)
             for called, bound in self._used(function, tree, facts):
                 waiting.append(called)
-                said.setdefault(called, []).append(bound)
-        return {key: self._common(key, bounds) for key, bounds in said.items()}
+                bounds_of.setdefault(called, []).append(bound)
+        return {key: self._common(key, bounds) for key, bounds in bounds_of.items()}
 
     def _common(self, key: str, bounds: list[Mapping[str, ArgumentFact | None] | None]) -> dict[str, ArgumentFact]:
         if any(bound is None for bound in bounds):
@@ -123,7 +123,7 @@ class Functions:
         called: dict[int, Mapping[str, ArgumentFact | None] | None] = {}
         for node in inside:
             if isinstance(node, ast.ImportFrom):
-                raise ExportError(f"{function.key} imports {node.module}, which a file by itself has not")
+                raise ExportError(f"{function.key} imports {node.module}, which the file cannot do")
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
                 continue
             more = node.func.id == "partial"
@@ -213,14 +213,14 @@ def _returns_argument(tree: ast.FunctionDef) -> int | None:
 
 def meant_by(module: ModuleType, name: str) -> Any:
     """The function, class or number of ``blocks`` that a name of a module means; None for anything else."""
-    found = vars(module).get(name)
-    if callable(found):
-        found = inspect.unwrap(found)
-    if isinstance(found, FunctionType):
-        return found if found.__module__.startswith("blocks.") and found.__name__ not in WRITTEN_OTHERWISE else None
-    if isinstance(found, type):
-        return found if found.__module__.startswith("blocks.") else None
-    return found if isinstance(found, int | float | str | tuple) else None
+    result = vars(module).get(name)
+    if callable(result):
+        result = inspect.unwrap(result)
+    if isinstance(result, FunctionType):
+        return result if result.__module__.startswith("blocks.") and result.__name__ not in WRITTEN_OTHERWISE else None
+    if isinstance(result, type):
+        return result if result.__module__.startswith("blocks.") else None
+    return result if isinstance(result, int | float | str | tuple) else None
 
 
 def own_names(tree: ast.FunctionDef) -> set[str]:

@@ -107,28 +107,31 @@ def record(
         tensor = torch.empty(size, dtype=dtype, device="meta")
         return tensor.requires_grad_().clone() if dtype.is_floating_point else tensor
 
-    def given(name: str, tensor: Tensor) -> Tensor:
-        return recording.given(name, tensor)
+    def add_input(name: str, tensor: Tensor) -> Tensor:
+        return recording.add_input(name, tensor)
 
-    values = {("hidden", "hidden"): given("hidden", empty(batch, length, shape.hidden_size))}
+    values = {("hidden", "hidden"): add_input("hidden", empty(batch, length, shape.hidden_size))}
     for name, heads in (("query", shape.heads), ("key", shape.key_heads), ("value", shape.key_heads)):
-        values[name, name] = given(name, empty(batch, length, heads, shape.head_dim))
+        values[name, name] = add_input(name, empty(batch, length, heads, shape.head_dim))
     if shape.sinks:
-        values[SINKS, SINKS] = given("sinks", empty(shape.heads))
-    position = given("position", empty(batch, length, dtype=torch.int64))
-    valid = None if one_token else given("valid", empty(batch, length, dtype=torch.bool))
+        values[SINKS, SINKS] = add_input("sinks", empty(shape.heads))
+    position = add_input("position", empty(batch, length, dtype=torch.int64))
+    valid = None if one_token else add_input("valid", empty(batch, length, dtype=torch.bool))
     if rotation is not None:
         rotation.position = position
-        rotation.table = given("cosine", empty(batch, length, shape.head_dim)), given("sine", empty(batch, length, shape.head_dim))
+        rotation.table = (
+            add_input("cosine", empty(batch, length, shape.head_dim)),
+            add_input("sine", empty(batch, length, shape.head_dim)),
+        )
     state = {
-        name: given(f'state["{name}"]', empty(batch, *_some(slot), dtype=DTYPES[slot.dtype]))
+        name: add_input(f'state["{name}"]', empty(batch, *_some(slot), dtype=DTYPES[slot.dtype]))
         for name, slot in code.graph.slots.items()
     }
     modules: dict[str, Any] = {}
     for node in code.graph.parts:
         if node.module not in modules:
             own = {
-                name: given(f"self.{node.module}.{name}", empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
+                name: add_input(f"self.{node.module}.{name}", empty(*fresh.shape, dtype=WIDE if fresh.precise else NARROW))
                 for name, fresh in parameters_of(node).items()
             }
             modules[node.module] = _module(own)

@@ -170,7 +170,7 @@ class _Lines:
             if self.held.get(name, -1) <= now:
                 self.held[name] = self._until(call)
                 return name
-        raise ExportError(f"a head has too many values that would be called {wish}")
+        raise ExportError(f"a head has too many values with the name {wish}")
 
     def _until(self, call: Recorded) -> int:
         fields = [one for one in self.users[call.number] if one.kind == "field"]
@@ -222,7 +222,7 @@ class _Lines:
 
 
 def constant(value: Any) -> str:
-    """A value that is known before any call. Raises ExportError where it has no text."""
+    """A constant as text. Raises ExportError for a value without one."""
     if isinstance(value, torch.dtype):
         return "dtype" if value == NARROW else str(value)
     if isinstance(value, torch.device):
@@ -233,7 +233,7 @@ def constant(value: Any) -> str:
         return "math.inf" if value > 0 else "-math.inf"
     if value is None or isinstance(value, int | float | str):
         return repr(value)
-    raise ExportError(f"a {type(value).__name__} has no text: {value!r}")
+    raise ExportError(f"a value cannot be written as text: {value!r}, a {type(value).__name__}")
 
 
 def _plain(expression: str) -> str:

@@ -126,11 +126,12 @@ def _host_of(model: Any) -> _Host:
 
 def _check_trunk(config: Any) -> None:
     """Raises ExportError for a trunk that transformers' Llama is not."""
-    said = {"norm_type": "rms", "mlp_type": "gated", "position_embedding": "none", "residual_dropout": 0.0}
-    for field, value in said.items():
+    expected = {"norm_type": "rms", "mlp_type": "gated", "position_embedding": "none", "residual_dropout": 0.0}
+    for field, value in expected.items():
         if getattr(config, field) != value:
             raise ExportError(
-                f"the trunk has {field} {getattr(config, field)}; transformers' Llama, which the file builds on, has {value}"
+                f"the trunk has {field} {getattr(config, field)}; expected {value}, as in transformers' Llama, on which the file "
+                "builds"
             )
 
 

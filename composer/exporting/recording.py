@@ -125,7 +125,7 @@ class ProgramRecording(TorchFunctionMode):
         super().__exit__(*error)
         RECORDING.pop()
 
-    def given(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def add_input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """An input of the program, by its name in the file."""
         self._bind(tensor, self._call("input", name, (), {}))
         return tensor
@@ -175,7 +175,7 @@ class ProgramRecording(TorchFunctionMode):
 
     def _attribute(self, name: str, tensor: torch.Tensor, answer: Any) -> Any:
         if name in ("is_cpu", "is_cuda"):
-            raise ExportError(f"a part asks for the device of a tensor {self._where()}")
+            raise ExportError(f"a part reads the device of a tensor {self._where()}")
         call = self.call_of(tensor)
         if name == "shape":
             if call is None or call.name.startswith("self."):
@@ -198,7 +198,7 @@ class ProgramRecording(TorchFunctionMode):
         if call is not None:
             return self._detached(value, call) if call.detached and torch.is_grad_enabled() and call.kind != "own" else call
         if isinstance(value, torch.Tensor):
-            raise ExportError(f"a tensor that no input made enters a computation {self._where()}")
+            raise ExportError(f"a computation uses a tensor that does not come from an input {self._where()}")
         if isinstance(value, tuple | list):
             each = [self._bound(one) for one in value]
             return each if isinstance(value, list) else tuple(each)
@@ -240,18 +240,18 @@ class ProgramRecording(TorchFunctionMode):
             own = own_functions().get(frame.f_code)
             if own is None:
                 return
-            given = _arguments(frame)
-            if any(callable(one) for one in given.values()) or not any(_holds_tensor(one) for one in given.values()):
+            arguments = _arguments_of(frame)
+            if any(callable(one) for one in arguments.values()) or not any(_holds_tensor(one) for one in arguments.values()):
                 return
             self._look(frame.f_back)
-            for name, value in given.items():
+            for name, value in arguments.items():
                 if (call := self.call_of(value)) is not None:
                     self._called(call.number, name, False)
-            self._inside = frame, own, given
+            self._inside = frame, own, arguments
         elif event == "return" and self._inside is not None and self._inside[0] is frame:
-            (_, own, given), self._inside = self._inside, None
-            if _holds_tensor(result) and not any(result is one for one in given.values()):
-                self._bind(result, self._call("own", own, (), given))
+            (_, own, arguments), self._inside = self._inside, None
+            if _holds_tensor(result) and not any(result is one for one in arguments.values()):
+                self._bind(result, self._call("own", own, (), arguments))
 
     def _look(self, frame: FrameType | None) -> None:
         """Note the names of variables and parameters that hold tensors, in all running functions of ``blocks``."""
@@ -309,7 +309,7 @@ def _public_name(function: Any, name: str) -> str:
         public = _names_in(module)
         if function in public:
             return f"{prefix}.{public[function]}"
-    raise ExportError(f"PyTorch has no public function {name}")
+    raise ExportError(f"a part calls {name}, which is not a public function of PyTorch")
 
 
 @cache
@@ -323,7 +323,7 @@ def _writes(name: str) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-def _arguments(frame: FrameType) -> dict[str, Any]:
+def _arguments_of(frame: FrameType) -> dict[str, Any]:
     code, local = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
     return {name: local[name] for name in names}

@@ -26,7 +26,7 @@ def class_texts(functions: Functions) -> Iterator[str]:
         module = sys.modules[cls.__module__]
         node = definition(module, cls.__name__)
         if not dataclasses.is_dataclass(cls) or not isinstance(node, ast.ClassDef):
-            raise ExportError(f"{cls.__module__}.{cls.__name__} is no dataclass: a file by itself has no place for it")
+            raise ExportError(f"{cls.__module__}.{cls.__name__} is not a dataclass, so it cannot be written to the file")
         text, _ = syntax(module.__file__ or "")
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         names = {key.partition(":")[2]: name for key, name in functions.names.items() if key.startswith(f"{module.__name__}:")}
@@ -90,13 +90,17 @@ def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> It
         rows.append((f"{star}{one.arg}: {plain}{default}", shape))
     plain, shape = annotation(tree.returns)
     line = f"def {functions.names[function.key]}({', '.join(row for row, _ in rows)}) -> {plain}:"
-    shapes = f"  # {', '.join(said for _, said in rows if said)} -> {shape}" if shape or any(said for _, said in rows) else ""
+    shapes = (
+        f"  # {', '.join(comment for _, comment in rows if comment)} -> {shape}"
+        if shape or any(comment for _, comment in rows)
+        else ""
+    )
     if len(line) + len(shapes) <= WIDTH:
         yield line + shapes.replace("  #  -> ", "  # -> ")
         return
     width = max(len(row) for row, _ in rows) + 1
     yield f"def {functions.names[function.key]}("
-    yield from (f"    {f'{row},':<{width}}  # {said}".rstrip(" #") for row, said in rows)
+    yield from (f"    {f'{row},':<{width}}  # {comment}".rstrip(" #") for row, comment in rows)
     yield f") -> {plain}:" + (f"  # {shape}" if shape else "")
 
 
