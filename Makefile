@@ -18,6 +18,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # One a core: each has to import and to build for itself what its tests share.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
+# They share a GPU, and most of their time is Triton's compiler.
+GPU_WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
 FUZZ ?= 600
 FUZZ_SEED := $(or $(FUZZ_SEED),$(shell date +%s))
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
@@ -71,7 +73,7 @@ oldest:
 
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n 0 -m gpu $(TESTS)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -n $(GPU_WORKERS) --dist worksteal -m gpu $(TESTS)
 	$(BIN)/python benchmarks/forms.py
 	$(BIN)/python benchmarks/own_kernels.py
 	$(BIN)/python benchmarks/whole_models.py

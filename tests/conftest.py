@@ -8,6 +8,7 @@ import os
 import random
 import re
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -58,6 +59,21 @@ os.fsync = _not_waited_for
 def frozen() -> None:
     """What is there by now is looked through no more: benches collect garbage between their runs, and a worker has much of it."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_configuration() -> Iterator[None]:
+    """On a GPU, let Triton's autotuners take their first configuration. Compiling and timing all takes minutes for one of fla's
+    kernels, and results do not hang on it."""
+    if not TRITON or not torch.cuda.is_available() or os.environ["TRITON_INTERPRET"] == "1":
+        yield
+        return
+    from triton.runtime.autotuner import Autotuner
+
+    prune = Autotuner.prune_configs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Autotuner, "prune_configs", lambda self, arguments: prune(self, arguments)[:1])
+        yield
 
 
 @pytest.fixture(autouse=True)

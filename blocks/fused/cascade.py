@@ -35,7 +35,7 @@ from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.fused.cascade_answer import answer
 from blocks.fused.cascade_errors import add_errors
 from blocks.fused.cascade_fall import let_fall
-from blocks.fused.tiles import configs, products_of, put, width
+from blocks.fused.tiles import products_of, put, tuned, width
 from blocks.legend import Float, Int
 
 SOME = 32
@@ -43,8 +43,13 @@ SOME = 32
 WRITTEN = ["state", "maximum", "worth", "members"]
 
 
-@triton.autotune(configs=configs((4, 1), (8, 1)), key=["H", "K", "D", "F", "S"], restore_value=WRITTEN)
-@triton.jit
+@tuned(
+    (4, 1),
+    (8, 1),
+    key=["H", "K", "D", "F", "S"],
+    numbers=["T", "E", "e", "size", "weight_b", "weight_t", "weight_h", "held_weight_b", "held_weight_t", "held_weight_h"],
+    restore=WRITTEN,
+)
 def walk(
     query, key, value, position, query_features, key_features, held_key, held_value, held_features, held_position,
     weight, held_weight, length, decay, pieces, start, rows, resolution,

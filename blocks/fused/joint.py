@@ -55,7 +55,8 @@ def together(
     if log_decay is not None:
         log_decay = gently(log_decay)
         block = min(block, BY_FEATURE) if log_decay.dim() == 4 else block
-    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block)  # pyright: ignore[reportReturnType]
+    wide = weight is not None and weight.requires_grad and torch.is_grad_enabled()
+    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block, wide)  # pyright: ignore[reportReturnType]
 
 
 def _block(query: Tensor, features: Tensor) -> int:
@@ -68,12 +69,15 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, query_features: Tensor, key_features: Tensor,
-        log_decay: Tensor | None, weight: Tensor | None, state: Tensor, fall: Fall, row_max: bool, block: int,
+        log_decay: Tensor | None, weight: Tensor | None, state: Tensor, fall: Fall, row_max: bool, block: int, wide: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """wide: keep the output in float32. Its rounding to bfloat16 would be an error of the weight's gradient, added up over all
+        tokens: up to half of a gradient whose terms nearly cancel."""
         sizes = _Sizes.of(query, key, query_features, key_features, fall, row_max, block)
         decay = _decays(log_decay, sizes.count, block, fall)
         laid, last = _sum_up(sizes, key_features, value, decay, fall, state)
-        output, kept = torch.empty_like(query), [_rows(query) for _ in range(3)]
+        output = torch.empty_like(query, dtype=torch.float32 if wide else query.dtype)
+        kept = [_rows(query) for _ in range(3)]
         place = torch.empty(query.shape[:3], dtype=torch.int32, device=query.device)
         forward.answer[sizes.of_queries](
             query, key, value, query_features, key_features, *decay, weight, fall.fallen, fall.start, fall.rows, *laid,
@@ -82,7 +86,7 @@ class _Together(torch.autograd.Function):
         saved = (query, key, value, query_features, key_features, *decay, weight, state, last, output, *kept, place)
         ctx.save_for_backward(*saved)
         ctx.fall, ctx.sizes = fall, sizes
-        return output, last
+        return output.to(query.dtype), last
 
     @staticmethod
     @once_differentiable
@@ -122,7 +126,7 @@ class _Together(torch.autograd.Function):
             passed = _less_where_it_fell(asked, taken, fall)
             of_decay = passed.flip(1).cumsum(1).flip(1) + left[:, None]
         of_weight = None if weight is None else of_weight
-        return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None
+        return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None, None
 
 
 @dataclass(frozen=True)

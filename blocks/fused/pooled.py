@@ -15,20 +15,18 @@ import math
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.fused.tiles import configs, parts, products_of, put, tile, width
+from blocks.fused.tiles import parts, products_of, put, tile, tuned, width
 from blocks.legend import Float
 from blocks.stretches import Stretches
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2)), key=["H", "K", "L", "D"])
-@triton.jit
+@tuned((4, 2), (8, 2), key=["H", "K", "L", "D"])
 def sum_up(
     logits, value, begins, ends, summed, total, largest,
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
@@ -61,8 +59,7 @@ def sum_up(
     tl.store(largest + row, top, mask=latents)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2)), key=["H", "L", "D"])
-@triton.jit
+@tuned((4, 2), (8, 2), key=["H", "L", "D"])
 def answer(
     shares, mean, begins, ends, document, output,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
@@ -84,8 +81,7 @@ def answer(
         put(output, row * D, column, total, here, column < D)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2)), key=["H", "L", "D"])
-@triton.jit
+@tuned((4, 2), (8, 2), key=["H", "L", "D"])
 def of_means(
     shares, mean, begins, ends, document, upstream, share_gradient, mean_gradient,
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
@@ -108,8 +104,7 @@ def of_means(
     put(mean_gradient, ((place * H + h) * L + latent) * D, column, found, latents, columns)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2)), key=["H", "K", "L", "D"])
-@triton.jit
+@tuned((4, 2), (8, 2), key=["H", "K", "L", "D"])
 def of_tokens(
     logits, value, mass, of_mean, even, begins, ends, document, logit_gradient, value_gradient,
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, D: tl.constexpr,

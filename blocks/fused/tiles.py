@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +25,28 @@ def put(pointer, row, column, numbers, rows_there, columns_there):
     tl.store(pointer + row[:, None] + column[None, :], numbers.to(pointer.dtype.element_ty), mask=there)
 
 
-def configs(*warps_and_stages: tuple[int, int]) -> list[Any]:
-    """What an autotuner tries."""
-    return [triton.Config({}, num_warps=warps, num_stages=stages) for warps, stages in warps_and_stages]
+def tuned(*warps_and_stages: tuple[int, int], key: Sequence[str], numbers: Sequence[str] = (), restore: Sequence[str] = ()) -> Any:
+    """Make a kernel of a function, and let an autotuner choose its warps and stages, anew for other values of ``key``.
+
+    numbers: arguments that are lengths or strides. The kernel is compiled once for all their values, since it takes seconds, and no
+    load hangs on them. restore: tensors that the kernel writes over. Results are kept beside Triton's compiled kernels.
+    """
+    tried = [triton.Config({}, num_warps=warps, num_stages=stages) for warps, stages in warps_and_stages]
+
+    def decorator(function: Callable[..., None]) -> Any:
+        kernel = triton.jit(function, do_not_specialize=numbers)
+        tune = triton.autotune(tried, key=list(key), restore_value=list(restore), prune_configs_by=PRUNED, cache_results=True)
+        return tune(kernel)
+
+    return decorator
+
+
+def _worth_a_try(tried: list[Any], arguments: dict[str, Any], **constants: Any) -> list[Any]:
+    """All; of kernels with exact products of float32 one, with the most warps, since each compiles for up to 14 seconds."""
+    return [max(tried, key=lambda one: one.num_warps)] if constants.get("PRECISION") == "ieee" else tried
+
+
+PRUNED = {"early_config_prune": _worth_a_try}
 
 
 def products_of(dtype: torch.dtype) -> tuple[torch.dtype, str]:

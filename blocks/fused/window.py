@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from blocks.fused.tiles import configs, parts, products_of, put, tile, width
+from blocks.fused.tiles import parts, products_of, put, tile, tuned, width
 from blocks.legend import Float, Int
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -28,8 +28,7 @@ ROWS = 32
 """Entries whose gradient is summed up at once: of more, the sums leave the registers."""
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["H", "K", "D", "BLOCK"])
-@triton.jit
+@tuned((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
 def answer(
     query, key, value, position, first, output, lse, T, E, held, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
@@ -62,8 +61,7 @@ def answer(
     tl.store(lse + row, tl.where(some, (top + tl.log2(sums)) * LN_2, float("-inf")), mask=here)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["H", "K", "D", "BLOCK"])
-@triton.jit
+@tuned((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
 def of_queries(
     query, key, value, position, first, upstream, mass, even, query_gradient, T, E, held, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
@@ -88,8 +86,7 @@ def of_queries(
     put(query_gradient, row * D, column, found * scale, here, columns)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (8, 1)), key=["H", "K", "D", "BLOCK"])
-@triton.jit
+@tuned((4, 2), (8, 2), (8, 1), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held", "reach"])
 def of_pairs(
     query, key, value, position, first, upstream, mass, even, key_gradient, value_gradient, T, E, held, reach, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,

@@ -27,15 +27,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.tiles import configs, put, tile
+from blocks.fused.tiles import put, tile, tuned
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(1.1754943508222875e-30)
 """Masses up to this are none, as in ``StateMemory``."""
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["K", "N", "D", "F", "BLOCK"])
-@triton.jit
+@tuned((4, 2), (8, 2), (4, 3), key=["K", "N", "D", "F", "BLOCK"], numbers=["e", "E", "count", "steps"])
 def sum_up(
     key_features, value, decay, clocks, start, rows, state, laid, laid_mass, last, e, E, count, steps,
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
@@ -90,8 +89,14 @@ def sum_up(
         tl.store(last + matrix + D, mass, mask=features)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
-@triton.jit
+@tuned(
+    (4, 2),
+    (8, 2),
+    (4, 3),
+    (8, 3),
+    key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"],
+    numbers=["T", "E", "e", "count", "steps", "held", "weight_b", "weight_t", "weight_h"],
+)
 def answer(
     query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
     fallen, start, rows, laid, laid_mass,

@@ -12,15 +12,13 @@ recurrence backwards, on ``share`` ȯ and, for its mass, -``share`` ȯ·o.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
-from blocks.fused.tiles import configs, put, tile
+from blocks.fused.tiles import put, tile, tuned
 from blocks.fused.window_and_state import LOG2_E, begins, bounds, left_of_one, over_blocks
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (4, 3)), key=["H", "N", "D", "F", "BLOCK"])
-@triton.jit
+@tuned((4, 2), (8, 2), (4, 3), key=["H", "N", "D", "F", "BLOCK"], numbers=["T", "E", "count", "steps", "reach"])
 def of_states(
     query_features, upstream, share, even, decay, clocks, decay_now, clocks_now, fallen, start, rows, last, laid, laid_mass, state,
     T, E, count, steps, reach,
@@ -87,8 +85,13 @@ def of_states(
         tl.store(state + matrix + D, mass, mask=features)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (8, 3)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
-@triton.jit
+@tuned(
+    (4, 2),
+    (8, 2),
+    (8, 3),
+    key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"],
+    numbers=["T", "E", "e", "count", "steps", "held", "weight_b", "weight_t", "weight_h"],
+)
 def of_queries(
     query, key, value, key_features, decay, clocks, decay_now, clocks_now, weight, fallen, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest,
@@ -174,8 +177,13 @@ def of_queries(
     tl.store(weight_gradient + row, of_weight, mask=here)
 
 
-@triton.autotune(configs=configs((4, 2), (8, 2), (8, 1)), key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"])
-@triton.jit
+@tuned(
+    (4, 2),
+    (8, 2),
+    (8, 1),
+    key=["H", "K", "N", "D", "F", "BLOCK", "ROW_MAX"],
+    numbers=["T", "E", "e", "count", "steps", "held", "reach", "weight_b", "weight_t", "weight_h"],
+)
 def of_pairs(
     query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
     fallen, start, rows, laid, laid_mass,

@@ -16,13 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blocks.fused.tiles import configs, put, tile, width
+from blocks.fused.tiles import put, tile, tuned, width
 from blocks.fused.window_and_state import LEAST, LOG2_E
 from blocks.legend import Bool, Float, Int
 
 
-@triton.autotune(configs=configs((2, 2), (4, 2), (8, 2)), key=["H", "K", "N", "D", "F", "E"], restore_value=["state"])
-@triton.jit
+@tuned(
+    (2, 2), (4, 2), (8, 2), key=["H", "K", "N", "D", "F", "E"], numbers=["held", "size", "weight_b", "weight_h"], restore=["state"]
+)
 def step(
     query, key, value, position, index, query_features, fallen_features, fallen_value, fallen_there, decay, weight,
     ring_key, ring_value, ring_position, state, output, held, size, scale, weight_b, weight_h,

@@ -23,8 +23,10 @@ def main(
     tasks: Annotated[Path | None, typer.Option(help="Folder with local copies of lm-eval's tasks.")] = None,
     rows: Annotated[Path | None, typer.Option(help="Folder that the paths in these copies start from.")] = None,
     bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Train with projections in bfloat16.")] = False,
+    device: Annotated[str, typer.Option(help="Where to run: cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Type of the weights in evaluations.")] = "float32",
     plan: Annotated[Path, typer.Option(help="The plan.")] = PLAN,
-    only: Annotated[list[str] | None, typer.Option(help="Names of the plan's models. Left out: all.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Names of the plan's models, or NAME-SEED. Left out: all.")] = None,
     work: Annotated[Path, typer.Option(help="Folder for models and scores.")] = Path("build-output/smollm2"),
     kept: Annotated[Path, typer.Option(help="Folder for the results.")] = RUNS,
     page_only: Annotated[bool, typer.Option("--page", help="Run nothing. Write the page of the kept results.")] = False,
@@ -35,10 +37,11 @@ def main(
         return
     if teacher is None or not data:
         raise typer.BadParameter("runs need --teacher and --data")
-    inputs = Inputs(teacher=teacher, data=tuple(data), text=text, haystack=haystack, bfloat16=bfloat16, tasks=tasks, rows=rows)
+    files = {"text": text, "haystack": haystack, "tasks": tasks, "rows": rows}
+    inputs = Inputs(teacher=teacher, data=tuple(data), bfloat16=bfloat16, device=device, dtype=dtype, **files)
     try:
         for run in runs_of(read_plan(plan), inputs, work.resolve()):
-            if (not only or run.name in only) and not is_kept(run, kept):
+            if (not only or {run.name, run.folder.name} & set(only)) and not is_kept(run, kept):
                 run_model(run, _tell, kept)
         page.write(read_plan(plan), kept)
     except (ComposerError, OSError, ValueError) as error:

@@ -37,7 +37,7 @@ class Result(Closed):
     retrieval: dict[str, dict[int, list[float]]]
     state_bytes: dict[int, int]
     versions: dict[str, str]
-    cpu: str
+    device: str
 
 
 def path_of(name: str, seed: int, kept: Path = RUNS) -> Path:

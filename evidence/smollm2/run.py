@@ -103,7 +103,7 @@ def steps_of(run: Run) -> Iterator[Step]:
     if run.student is not None:
         yield from training_of(run, run.student)
     plan, inputs, model = run.plan, run.inputs, str(run.model.resolve() if run.model.exists() else run.model)
-    common = ["eval", model, "--dtype", "float32"]
+    common = ["eval", model, "--dtype", inputs.dtype, "--device", inputs.device]
     for step, harness, folder in (("general", plan.general, inputs.tasks), ("written", plan.written, TASKS)):
         if harness is not None:
             names = list(harness.tasks) if folder is None else [task.local for task in harness.tasks.values()]
@@ -132,7 +132,7 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
     if student.source is not None:
         source = str(Run(run.plan, run.inputs, student.source, run.seed, run.work).model)
     if student.keep is not None:
-        chosen = ["--keep", str(student.keep), *data, *values, *seed]
+        chosen = ["--keep", str(student.keep), *data, *values, *seed, "--device", run.inputs.device]
         yield "select", ["select", spec, "--from", source, *chosen, "-o", str(folder / "selected")]
         spec, values = str(folder / "selected" / "spec.yaml"), []
     yield "build", ["build", spec, "--from", source, *values, *seed, "--force", "-o", str(folder / "built")]
@@ -140,7 +140,13 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
     for stage in stages:
         after = "trained" if stage == stages[-1] else "transferred"
         words = ["distill", str(folder / before), "--stage", stage, *data, *seed, "-o", str(folder / after)]
-        words += ["--held-out-rows", str(run.plan.held_out_rows), *(["--bfloat16"] if run.inputs.bfloat16 else [])]
+        words += [
+            "--held-out-rows",
+            str(run.plan.held_out_rows),
+            "--device",
+            run.inputs.device,
+            *(["--bfloat16"] if run.inputs.bfloat16 else []),
+        ]
         yield stage, [*words, *(["--merge"] if stage == "finetune" else [])]
         before = after
 
@@ -165,7 +171,8 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
     started.touch()
     resumed = ["--resume"] if arguments[0] == "distill" and Path(arguments[arguments.index("-o") + 1] + ".run").exists() else []
     words = [sys.executable, "-m", "composer", *arguments, *resumed]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+    paths = [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     shown = sys.stderr.isatty()
     began = time.monotonic()
     with (folder / f"{step}.log").open("a", encoding="utf-8") as log:
@@ -225,7 +232,7 @@ def result_of(run: Run) -> Result:
         retrieval=_samples(run.folder / "retrieval", lambda sample: sample.score),
         state_bytes=_state_bytes(run),
         versions=versions_of(PACKAGES),
-        cpu=device_name("cpu"),
+        device=device_name(run.inputs.device),
     )
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from blocks.fla import refuse_wrong_gradients
 from blocks.flow import Tokens
+from blocks.kernels import Refused
 from blocks.recurrences import additive, cumulative_fla, delta, elementwise
 from blocks.recurrences.additive import fla as additive_fla
 from blocks.recurrences.cumulative import cumulate
@@ -54,10 +56,20 @@ def _computed(run: Run, tensors: Sequence[Tensor | None], kinds: Sequence[torch.
     return [*(one.detach() for one in answers), *torch.autograd.grad(loss, [one for one in leaves if one is not None])]
 
 
+def skip_where_refused() -> None:
+    """fla refuses the gradients of gates of one a head for an old Triton on Hopper."""
+    try:
+        refuse_wrong_gradients(torch.zeros(1, device="cuda"))
+    except Refused as why:
+        pytest.skip(str(why))
+
+
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rank", ["none", "head", "channel"])
 def test_additive(rank: str, packed: bool, kind: torch.dtype) -> None:
+    if rank == "head":
+        skip_where_refused()
     shape = {"head": (ROWS, LENGTH, KEY_HEADS), "channel": (ROWS, LENGTH, KEY_HEADS, FEATURES)}.get(rank)
     decay = None if shape is None else torch.nn.functional.logsigmoid(of(*shape) + 2)
     segment = documents() if packed else None
@@ -77,6 +89,7 @@ def test_additive(rank: str, packed: bool, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 def test_delta(gated: bool, packed: bool, kind: torch.dtype) -> None:
+    skip_where_refused()
     decay = torch.nn.functional.logsigmoid(of(ROWS, LENGTH, KEY_HEADS) + 2) if gated else None
     segment = documents() if packed else None
     query = torch.nn.functional.normalize(of(ROWS, LENGTH, HEADS, FEATURES), dim=-1)
@@ -177,11 +190,8 @@ def test_all_pairs(fading: bool, packed: bool, kind: torch.dtype) -> None:
         visible = visible & (segment[:, held:, None] == segment[:, None])
 
     def definition(query: Tensor, key: Tensor, value: Tensor, since: Tensor | None) -> Sequence[Tensor]:
-        def falling(rows: slice) -> Tensor:
-            assert since is not None
-            return (since[:, held:][:, rows].mT[..., None] - since.mT[:, :, None]).masked_fill(~visible[:, None, rows], 0.0)
-
-        return (dense(query, key, value, visible, falling=None if since is None else falling).output,)
+        faded = None if since is None else (since[:, held:], since)
+        return (dense(query, key, value, visible, faded=faded).output,)
 
     def form(query: Tensor, key: Tensor, value: Tensor, since: Tensor | None) -> Sequence[Tensor]:
         device = query.device

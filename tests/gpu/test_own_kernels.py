@@ -35,6 +35,8 @@ ROW_MAX = {"kind": "shared", "scale": "row_max"}
 LENGTH = 333
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Of the largest number; gradients by five times as much."""
+ROUNDED = {torch.float32: 1e-3, torch.bfloat16: 2.0}
+"""Where a gradient is a sum over tokens: of LENGTH roundings by 2⁻⁸ three standard deviations are 0.2, a tenth of this."""
 
 
 def moved(data: Inputs, kind: torch.dtype) -> Inputs:
@@ -70,10 +72,11 @@ def answers(
     return found
 
 
-def close(found: Tensor, expected: Tensor, share: float) -> None:
+def close(found: Tensor, expected: Tensor, share: float, least: float = 1e-3) -> None:
+    """Within a share of the largest number, or of ``least``."""
     finite = expected.isfinite()
     scale = expected[finite].abs().max().item() if finite.any() else 1.0
-    torch.testing.assert_close(found.double()[finite], expected.double()[finite], rtol=0, atol=share * max(scale, 1e-3))
+    torch.testing.assert_close(found.double()[finite], expected.double()[finite], rtol=0, atol=share * max(scale, least))
 
 
 def packed() -> Inputs:
@@ -90,7 +93,8 @@ def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> 
         for name, one in held.items():
             close(kept[name], one, CLOSE[kind])
         for one, other in zip(others, slopes, strict=True):
-            close(one, other, 5 * CLOSE[kind])
+            # The gradient of a number a head sums over all tokens terms of about 1, which may cancel.
+            close(one, other, 5 * CLOSE[kind], ROUNDED[kind] if one.dim() == 1 else 1e-3)
 
 
 @pytest.mark.parametrize("kind", CLOSE, ids=str)

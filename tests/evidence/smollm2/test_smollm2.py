@@ -38,7 +38,7 @@ def result(name: str, seed: int = 0, right: tuple[float, ...] = (1.0, 1.0, 0.0, 
         retrieval=dict.fromkeys(("passkey", "niah-single-1", "niah-single-2", "niah-single-3"), lengths),
         state_bytes=dict.fromkeys((256, 512, 1024, 2048), 2**20),
         versions={},
-        cpu="-",
+        device="-",
     )
 
 
