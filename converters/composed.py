@@ -27,6 +27,9 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 RECORD = "composition.json"
 """The file beside the weights that says how they came to be."""
 
+EXPORT = "export.json"
+"""The record of an exported model, beside its weights. Its config names a class in a Python file of its own."""
+
 TRUNK_KEYS: Mapping[str, str] = {
     "norm_type": "norm",
     "mlp_type": "mlp",

@@ -25,7 +25,7 @@ from converters.bounded import (
     reason,
     within,
 )
-from converters.composed import ADAPTER_CONFIG
+from converters.composed import ADAPTER_CONFIG, EXPORT
 from converters.config import are_tokens
 from converters.coverage import Covered, cover
 from converters.errors import ConfigError, WeightsError
@@ -132,6 +132,11 @@ class Source(Described):
 def describe(folder: Path) -> Described:
     """Reads ``config.json`` and nothing else."""
     content = read_config_file(folder)
+    if (folder / EXPORT).is_file():
+        raise ConfigError(
+            f"{folder} is an exported model ({EXPORT}), whose Python file only transformers runs. Take the model that it was made "
+            f"from: {EXPORT} names its folder."
+        )
     path = folder / "config.json"
     return describe_config(path, _json(path, content, ConfigError), content)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from composer.errors import in_words
-from composer.exporting import EXPORT
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, to_text
 from composer.weights.findings import VerifyReport
+from converters.composed import EXPORT
 
 
 @options_class

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from blocks.part import Closed
 from composer.errors import ExportError
 from composer.escape import escape_markdown, markdown_block, markdown_code
-from composer.exporting import EXPORT
 from composer.exporting.modeling import Exported, written
 from composer.files import sha256
 from composer.model.classes import Composed
@@ -31,7 +30,7 @@ from composer.weights.place import place
 from composer.weights.record import RECORD, Record, read_record, write_json, write_text
 from composer.weights.side_files import CARD, CONFIG
 from converters.bounded import MOST_RECORD, read_bytes, read_text
-from converters.composed import ADAPTER_KEY, SPEC_KEYS, TRUNK_KEYS
+from converters.composed import ADAPTER_KEY, EXPORT, SPEC_KEYS, TRUNK_KEYS
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source
 
 SPEC = "spec.yaml"

@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from composer.errors import ComposerError, ExportError
-from composer.exporting import EXPORT
 from composer.exporting.folder import ExportRecord, differences, read_export, text_of, without_adapter
 from composer.files import sha256
 from composer.weights.findings import Check, Verdict, VerifyReport
 from composer.weights.loading import load_model
 from composer.weights.side_files import CONFIG
+from converters.composed import EXPORT
 
 TOKENS = 96
 TOLERANCE = 1e-4

@@ -143,3 +143,9 @@ def test_what_is_not_a_causal_language_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ComposerError, match="bidirectional"):
         composer.export(tmp_path / "built", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_no_command_opens_an_export_and_says_what_to_take(exported: Path, tmp_path: Path) -> None:
+    for call in (lambda: composer.build_folder("lolcats", exported, tmp_path / "out"), lambda: composer.load(exported)):
+        with pytest.raises(ComposerError, match=r"is an exported model \(export\.json\).* names its folder"):
+            call()
