@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from composer.commands.logits import logits
     from composer.commands.parts import parts
     from composer.commands.selection import select
+    from composer.commands.serving import serve
     from composer.commands.specs import check, code, diff, show
     from composer.commands.starting import new, schema
     from composer.commands.tasks import known_tasks
@@ -71,6 +72,7 @@ __all__ = [
     "sample",
     "schema",
     "select",
+    "serve",
     "shipped_specs",
     "show",
     "train",
@@ -92,6 +94,7 @@ _ROOMS = {
     "commands.logits": ["logits"],
     "commands.parts": ["parts"],
     "commands.selection": ["select"],
+    "commands.serving": ["serve"],
     "commands.specs": ["check", "code", "diff", "show"],
     "commands.starting": ["new", "schema"],
     "commands.tasks": ["known_tasks"],

@@ -29,6 +29,7 @@ from composer.cli.parts import parts
 from composer.cli.sample import sample
 from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
 from composer.cli.select import select
+from composer.cli.serve import serve
 from composer.cli.show import show
 from composer.cli.tasks import tasks
 from composer.cli.verify import verify
@@ -142,6 +143,7 @@ COMMANDS = (
     logits,
     chat,
     sample,
+    serve,
     verify,
     view,
 )

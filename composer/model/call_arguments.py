@@ -16,9 +16,10 @@ from torch import Tensor
 from blocks.tensors import has_numbers
 
 IGNORED = frozenset(
-    {"cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "shift_labels", "token_type_ids"}
+    {"cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "shift_labels", "token_type_ids", "tokenizer"}
 )
-"""Arguments that transformers and its loops pass to every causal model, and that its base does not use."""
+"""Arguments that transformers and its loops pass to every causal model, and that its base does not use. tokenizer: that of
+``generate``, which hands it on to the model."""
 TAKEN = frozenset({"output_hidden_states", "output_router_logits"})
 """Arguments that hosts take."""
 AGREE = "Pass arguments that state the same documents, or one of them alone."

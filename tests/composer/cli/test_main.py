@@ -83,6 +83,7 @@ def test_the_commands() -> None:
         "sample",
         "schema",
         "select",
+        "serve",
         "show",
         "tasks",
         "train",

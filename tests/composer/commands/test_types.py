@@ -40,6 +40,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "new": ("mine",),
     "sample": (TEACHER, "out.jsonl"),
     "select": ("lolcats", TEACHER, "stories", "out"),
+    "serve": (TEACHER,),
     "show": ("lolcats",),
     "train": (TEACHER, "stories", "out"),
     "verify": (TEACHER,),

@@ -296,3 +296,10 @@ def test_a_student_of_a_student_keeps_what_fits() -> None:
     assert torch.equal(
         composer.build("softmax", first)(tokens(1, 9)).logits, composer.build("softmax", llama())(tokens(1, 9)).logits
     )
+
+
+def test_a_tokenizer_for_what_stops_a_text_is_taken() -> None:
+    """transformers hands it on from ``generate`` to the model."""
+    model, ids = student("lolcats"), tokens(1, 9)
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(model.generate(ids, tokenizer=object(), **options), model.generate(ids, **options))

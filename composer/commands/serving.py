@@ -1,0 +1,118 @@
+"""``serve``: a model behind the HTTP interface of OpenAI, by transformers' own server."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from composer.errors import ComposerError, in_words
+from composer.options import function_of, option, options_class
+from composer.progress import silent_transformers
+from composer.shared_options import InDtype, OfModel, OnDevice
+from composer.weights.sources import open_model
+from converters.bounded import reason
+
+EXTRA = "pip install 'attention-composer[serve]'"
+LAST_PORT = 65_535
+SEPARATORS = "@:"
+"""What transformers' server takes for the beginning of a revision, or of a file in a repository."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A model that is being served. address: of the server; model: its name in requests."""
+
+    address: str
+    model: str
+    running: Any
+
+    def wait(self) -> None:
+        """Until the server ends, or Ctrl-C."""
+        try:
+            self.running._thread.join()
+        except KeyboardInterrupt:
+            self.close()
+
+    def close(self) -> None:
+        """Ends it, and gives the model's memory back."""
+        self.running.kill_server()
+
+
+@options_class
+class ServeOptions(InDtype, OnDevice, OfModel):
+    """Serve a model to programs that speak OpenAI's HTTP interface.
+
+    The server is transformers' own: /v1/chat/completions and /v1/completions, streaming or not, one text at a time. It asks nobody
+    for a password, and answers on this machine alone unless --host says otherwise. It needs
+    pip install 'attention-composer[serve]'.
+    """
+
+    example: ClassVar[str] = 'composer.serve("lawcat-mine-distilled").wait()'
+    host: str = option("Address to listen on. 0.0.0.0 is all of this machine's.", default="127.0.0.1")
+    port: int = option("Port to listen on.", default=8000, least=1, most=LAST_PORT)
+
+
+@in_words
+def run_serve(options: ServeOptions) -> Server:
+    source = open_model(options.model)
+    folder = str(source.folder)
+    if unfit := sorted(set(SEPARATORS) & set(folder)):
+        raise ComposerError(f"transformers' server cannot open a folder with {unfit[0]!r} in its path: {folder}. Rename it.")
+    _check_port(options.host, options.port)
+    with silent_transformers():
+        from transformers import AutoConfig
+        from transformers.utils.import_utils import is_serve_available
+
+        if not is_serve_available():
+            raise ComposerError(f"transformers' server is not installed: {EXTRA}")
+        if source.is_composed:
+            _lend(AutoConfig.from_pretrained(folder))
+        return _started(folder, options)
+
+
+serve = function_of(ServeOptions, run_serve)
+
+
+def _lend(config: Any) -> None:
+    """Give transformers the class of a composed model. Its server looks for classes in transformers alone."""
+    from composer.model.classes import class_of
+
+    setattr(sys.modules["transformers"], config.architectures[0], class_of(config))
+
+
+def _started(folder: str, options: ServeOptions) -> Server:
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from transformers.cli.serve import Serve
+
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models lists it, and fails where it is not there
+    running = Serve(
+        force_model=folder,
+        device=options.device,
+        dtype=options.dtype or "auto",
+        host=options.host,
+        port=options.port,
+        non_blocking=True,
+    )
+    try:
+        while not running.server.started:
+            if not running._thread.is_alive():
+                raise ComposerError(f"The server ended as it began to listen on {options.host}:{options.port}.")
+            time.sleep(0.05)
+    except BaseException:
+        running.kill_server()  # its thread would keep this process
+        raise
+    return Server(f"http://{options.host}:{options.port}", folder, running)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raises ComposerError where nothing can listen there."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        why = reason(error).partition(" (while")[0]  # where Python adds the address once more
+        raise ComposerError(f"Nothing can listen on {host}:{port}: {why}. Take another --port or --host.") from error

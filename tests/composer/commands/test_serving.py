@@ -1,0 +1,98 @@
+"""A served model answers over HTTP what ``generate`` writes, whole and piece by piece, and several callers at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from transformers.utils import import_utils
+
+import composer
+from composer.commands.serving import Server
+from composer.errors import ComposerError
+
+TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
+PROMPTS = ("the girl went to", "one two", "a very old house stood by the sea , and")
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoLCATs model whose tokenizer has a chat template."""
+    out = tmp_path_factory.mktemp("served") / "lolcats"
+    composer.build_folder("lolcats", TEACHER, out)
+    tokenizer = AutoTokenizer.from_pretrained(TEACHER)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path_factory.mktemp("hub") / "cache"))
+        served = composer.serve(folder, port=free_port(), dtype="float32")
+        yield served
+        served.close()
+
+
+def asked(server: Server, path: str, **body: Any) -> str:
+    """The answer to a request, as text."""
+    data = json.dumps({"model": server.model, "temperature": 0, "max_tokens": 6, **body}).encode()
+    request = urllib.request.Request(f"{server.address}/v1/{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def written(folder: Path, prompt: str, *, chat: bool = False) -> str:
+    return composer.generate(folder, prompt, max_new_tokens=6, chat=chat).new_text
+
+
+def test_it_writes_what_generate_writes_for_several_callers(server: Server, folder: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda prompt: json.loads(asked(server, "completions", prompt=prompt)), PROMPTS))
+    texts = [answer["choices"][0]["text"].strip() for answer in answers]
+    assert texts == [written(folder, prompt).strip() for prompt in PROMPTS]
+    assert len(set(texts)) > 1
+
+
+def test_pieces_are_the_whole(server: Server) -> None:
+    lines = asked(server, "completions", prompt=PROMPTS[0], stream=True).splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    pieces = [event["choices"][0].get("text") or "" for event in events if event.get("choices")]
+    whole = json.loads(asked(server, "completions", prompt=PROMPTS[0]))["choices"][0]["text"]
+    assert "".join(pieces).strip() == whole.strip() != ""
+
+
+def test_it_holds_a_conversation(server: Server, folder: Path) -> None:
+    answer = json.loads(asked(server, "chat/completions", messages=[{"role": "user", "content": PROMPTS[0]}]))
+    assert answer["choices"][0]["message"]["content"].strip() == written(folder, PROMPTS[0], chat=True).strip()
+
+
+def test_another_model_is_not_served(server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        asked(server, "completions", prompt="one", model="another")
+
+
+def test_mistakes_are_told_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ComposerError, match="Take another `port`"):
+        composer.serve(folder, port=taken.getsockname()[1])
+    with pytest.raises(ComposerError, match="Rename it"):
+        composer.serve(folder.rename(folder.with_name("a@b")), port=free_port())
+    folder.with_name("a@b").rename(folder)
+    monkeypatch.setattr(import_utils, "is_serve_available", lambda: False)
+    with pytest.raises(ComposerError, match=r"pip install 'attention-composer\[serve\]'"):
+        composer.serve(folder, port=free_port())
