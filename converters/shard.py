@@ -61,6 +61,21 @@ class Shard:
     masks: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class SafetensorsHeader:
+    """The header of a safetensors file, before its tensors are checked.
+
+    entries: each tensor's entry, as JSON has it. metadata: texts by name. start: of the tensors, in bytes. size: of the file.
+    sha256: of the first ``start`` bytes.
+    """
+
+    entries: dict[str, Any]
+    metadata: dict[str, str]
+    start: int
+    size: int
+    sha256: str
+
+
 def read_shard(file: Path) -> Shard:
     """The header of a safetensors file, checked; a ``WeightsError`` says what is wrong with it."""
     return _shard(file, _tensors)
@@ -72,7 +87,8 @@ def read_packed_shard(file: Path) -> Shard:
     return _shard(file, _check_packed)
 
 
-def _shard(file: Path, check: Callable[[Path, dict[str, Any], int, int], dict[str, StoredTensor]]) -> Shard:
+def read_header(file: Path, most: int = MOST_NAMES) -> SafetensorsHeader:
+    """Read the header of a safetensors file of at most ``most`` bytes. Raises WeightsError."""
     try:
         with opened(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -80,8 +96,8 @@ def _shard(file: Path, check: Callable[[Path, dict[str, Any], int, int], dict[st
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
             if start + stream.read(len(_GIT_LFS) - len(start)) == _GIT_LFS:
                 raise WeightsError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` there.")
-            if MOST_NAMES < length <= size - 8:
-                raise WeightsError(f"{file} has a header of {length:,} bytes; at most {MOST_NAMES:,} are read.")
+            if most < length <= size - 8:
+                raise WeightsError(f"{file} has a header of {length:,} bytes; at most {most:,} are read.")
             if not 2 <= length <= size - 8:
                 raise WeightsError(
                     f"{file} ({size:,} bytes) does not begin with a safetensors header: it is truncated or not of that "
@@ -93,10 +109,15 @@ def _shard(file: Path, check: Callable[[Path, dict[str, Any], int, int], dict[st
         raise WeightsError(f"{file} is missing.") from error
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {reason(error)}.") from error
-    header = _parsed(file, text)
-    tensors = check(file, header, 8 + length, size)
-    masks = frozenset(header.keys() - tensors.keys())
-    return Shard(file, size, 8 + length, hashlib.sha256(start + text).hexdigest(), tensors, masks)
+    entries, metadata = _parsed(file, text)
+    return SafetensorsHeader(entries, metadata, 8 + length, size, hashlib.sha256(start + text).hexdigest())
+
+
+def _shard(file: Path, check: Callable[[Path, dict[str, Any], int, int], dict[str, StoredTensor]]) -> Shard:
+    header = read_header(file)
+    tensors = check(file, header.entries, header.start, header.size)
+    masks = frozenset(header.entries.keys() - tensors.keys())
+    return Shard(file, header.size, header.start, header.sha256, tensors, masks)
 
 
 def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes:
@@ -113,7 +134,7 @@ def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes
     return struct.pack("<Q", len(text)) + text
 
 
-def _parsed(file: Path, text: bytes) -> dict[str, Any]:
+def _parsed(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     mappings = 0
 
     def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,7 +157,7 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
     said = header.pop("__metadata__", {})
     if not (text.startswith(b"{") and isinstance(said, dict) and all(isinstance(word, str) for word in said.values())):
         raise WeightsError(f"{file} has a damaged header: what it says of the file is not text by name. Fetch it again.")
-    return header
+    return header, said
 
 
 def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, StoredTensor]:
@@ -160,7 +181,7 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
         if stored in DTYPES:
             tensors[name] = StoredTensor(file, DTYPES[stored], tuple(shape), start + first, start + last)
 
-    _check_places(file, places, start, size)
+    check_places(file, places, start, size)
     return dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
 
 
@@ -173,11 +194,11 @@ def _check_packed(file: Path, header: dict[str, Any], start: int, size: int) -> 
                 places.append((start + first, start + last, last - first, name))
             case _:
                 raise WeightsError(f"{file} has a damaged header at {brief(name)}: {brief(entry)}. Fetch it again.")
-    _check_places(file, places, start, size)
+    check_places(file, places, start, size)
     return {}
 
 
-def _check_places(file: Path, places: Iterable[tuple[int, int, int, str]], start: int, size: int) -> None:
+def check_places(file: Path, places: Iterable[tuple[int, int, int, str]], start: int, size: int) -> None:
     """Check that tensors lie one behind the other, without a gap, up to the end of the file. places: the start, the end, the number
     of bytes that the shape needs, and the name of each."""
     expected = start
