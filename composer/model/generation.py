@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from composer.model.cache import ComposedCache, new_cache
+import torch
+from torch import Tensor
+
+from composer.model.cache import SEEN, ComposedCache, new_cache
 from composer.model.cuda_graph import may_record
 
+PIECE = 1024
+"""Tokens of a long text that are read in one call."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -17,6 +22,20 @@ def keep_tokens_alone(model: Any) -> None:
 
     said = model.generation_config
     model.generation_config = GenerationConfig(**{name: getattr(said, name, None) for name in TOKENS})
+
+
+@torch.no_grad()
+def read_in_pieces(model: Any, ids: Tensor, cache: ComposedCache, watch: Callable[[int, int], None] | None = None) -> None:
+    """Read tokens into a cache, piece by piece, so that memory does not grow with their number.
+
+    ids: 1 T. watch: called after each piece with the number of tokens so far, and of all.
+    """
+    length = ids.shape[1]
+    for start in range(0, length, PIECE):
+        piece = ids[:, start : start + PIECE]
+        model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        if watch is not None:
+            watch(start + piece.shape[1], length)
 
 
 def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
@@ -35,6 +54,31 @@ def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
     whole = getattr(settings, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
     if model.use_graph and whole and isinstance(cache, ComposedCache) and may_record(model):
         model.recording(cache)
+
+
+def continuation(count: int, cache: ComposedCache) -> dict[str, Any]:
+    """Return the arguments of ``generate`` for ``count`` new tokens of one row after the text of a cache.
+
+    The mask is wider than the input, which states that the input has new tokens alone. It takes the memory of one number.
+    """
+    seen = cache.get_seq_length()
+    device = cache.state(0).tensors[SEEN].device
+    return {
+        "attention_mask": torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, seen + count),
+        "position_ids": torch.arange(seen, seen + count, device=device)[None],
+        "past_key_values": cache,
+    }
+
+
+def unread_tokens(model: Any, sequences: Tensor, cache: ComposedCache, before: int) -> Tensor:
+    """Return the last tokens of a call of ``generate`` that its cache has not seen, without a final EOS token: 1 T, perhaps empty.
+
+    sequences: 1 T, the answer of ``generate``. before: tokens that the cache had seen before the call.
+    """
+    unread = sequences[:, cache.get_seq_length() - before :]
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return unread[:, :-1] if unread.shape[1] and int(unread[0, -1]) in ends else unread
 
 
 def check_continuation(arguments: Sequence[Any], options: Mapping[str, Any]) -> None:

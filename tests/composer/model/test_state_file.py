@@ -1,0 +1,239 @@
+"""A state in a file continues as the cache in memory does, bit by bit, for every kind of memory. The file of another model, and a
+damaged one, is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from composer.errors import ComposerError
+from composer.model.cache import new_cache
+from composer.model.generation import PIECE, read_in_pieces
+from composer.model.state_file import METADATA, StateOwner, declared_states, growing_layers, load_cache, save_cache
+from composer.spec.explain import explain_resolved
+from tests.composer.model.models import student, tokens
+from tests.damage import DAMAGE, damage, no_waiting
+
+OWNER = StateOwner(
+    spec_hash="0" * 64,
+    config_sha256="1" * 64,
+    weights={"model.safetensors": "2"},
+    tokenizer={"tokenizer.json": "3"},
+    dtype="float64",
+)
+BOUNDED = [
+    "window",
+    "lola",
+    "delta",
+    "latte",
+    "latte-conv",
+    "latte-rglru",
+    "mamba2",
+    "lolcats-terraced",
+    "mixed-heads",
+    "streaming",
+]
+GROWING = {"softmax": [0, 1, 2], "forgetting": [0, 1, 2], "hybrid": [0, 2]}
+READ, MORE = 90, 7
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", [*BOUNDED, *GROWING])
+def test_a_file_continues_as_one_run(spec: str, tmp_path: Path) -> None:
+    """Token by token, the logits are those of a run without a file in it. The bytes are those of ``explain``."""
+    model, ids, path = student(spec), tokens(1, READ + MORE), tmp_path / "state"
+    cache = new_cache(model.config)
+    model(ids[:, :READ], past_key_values=cache)
+    save_cache(path, cache, model, OWNER)
+    loaded = load_cache(path, model, OWNER)
+    held = explain_resolved(model.config.resolved(), sequence=READ, dtype="float64").state_bytes
+    (header,) = struct.unpack("<Q", path.read_bytes()[:8])
+    assert loaded.bytes() == cache.bytes() == held == path.stat().st_size - 8 - header
+    assert loaded.get_seq_length() == READ
+    assert growing_layers(model) == GROWING.get(spec, [])
+    for place in range(READ, READ + MORE):
+        token = ids[:, place : place + 1]
+        wanted, found = (model(token, past_key_values=own).logits for own in (cache, loaded))
+        assert torch.equal(found, wanted)
+
+
+@torch.no_grad()
+def test_reading_in_pieces_is_the_same_wherever_the_file_lies(tmp_path: Path) -> None:
+    """A text of three pieces, read at once, or with a file after the second of them."""
+    model, ids = student("lawcat"), tokens(1, 2 * PIECE + 100)
+    whole, first, told = new_cache(model.config), new_cache(model.config), []
+    read_in_pieces(model, ids, whole, lambda done, length: told.append((done, length)))
+    assert told == [(PIECE, 2148), (2 * PIECE, 2148), (2148, 2148)]
+    read_in_pieces(model, ids[:, : 2 * PIECE], first)
+    save_cache(tmp_path / "state", first, model, OWNER)
+    second = load_cache(tmp_path / "state", model, OWNER)
+    read_in_pieces(model, ids[:, 2 * PIECE :], second)
+    for layer in range(3):
+        wanted, found = whole.state(layer).tensors, second.state(layer).tensors
+        assert wanted.keys() == found.keys()
+        assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_a_state_in_bfloat16_has_the_types_of_the_model(tmp_path: Path) -> None:
+    model = student("lolcats").bfloat16()
+    cache = new_cache(model.config)
+    read_in_pieces(model, tokens(1, READ), cache)
+    save_cache(tmp_path / "state", cache, model, OWNER)
+    types = {tensor.dtype for tensor in load_file(tmp_path / "state").values()}
+    assert types == {torch.bfloat16, torch.float32, torch.int64}
+    wanted, found = cache.state(1).tensors, load_cache(tmp_path / "state", model, OWNER).state(1).tensors
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model with a window and a state, and the file of its state."""
+    model, path = student("lolcats"), tmp_path_factory.mktemp("states") / "state"
+    cache = new_cache(model.config)
+    read_in_pieces(model, tokens(1, READ), cache)
+    save_cache(path, cache, model, OWNER)
+    return model, path
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"spec_hash": "f" * 64}, "the spec (hash '000000000000', this model's is 'ffffffffffff')"),
+        ({"config_sha256": "f" * 64}, "What differs: config.json."),
+        ({"weights": {"model.safetensors": "9"}}, "the weights (model.safetensors)"),
+        ({"weights": {**OWNER.weights, "adapter/adapter_model.safetensors": "9"}}, "(adapter/adapter_model.safetensors)"),
+        ({"tokenizer": {"tokenizer.json": "9"}}, "the tokenizer (tokenizer.json)"),
+        ({"dtype": "float32"}, "the dtype ('float64', this model's is float32)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "+".join(value),
+)
+def test_another_model(saved: tuple[Any, Path], change: dict[str, Any], problem: str) -> None:
+    model, path = saved
+    with pytest.raises(ComposerError) as caught:
+        load_cache(path, model, OWNER.model_copy(update=change))
+    assert "is the state of another model" in str(caught.value)
+    assert problem in str(caught.value)
+
+
+def test_a_state_of_other_heads(saved: tuple[Any, Path]) -> None:
+    """Where hashes are forged, the names and the shapes of the states still decide."""
+    with pytest.raises(ComposerError, match=r"is damaged: this model has no state layers\.0\.head\."):
+        load_cache(saved[1], student("latte"), OWNER)
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def rewritten(change: Callable[[Tensors, dict[str, Any]], object]) -> Callable[[Path], None]:
+    """A damage that is written again as a valid safetensors file, with a right hash."""
+
+    def write(path: Path) -> None:
+        tensors = load_file(path)
+        with safe_open(path, "pt") as stream:
+            record = json.loads(stream.metadata()[METADATA])
+        change(tensors, record)
+        digest = hashlib.sha256()
+        for name in sorted(tensors):
+            digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
+        save_file(tensors, path, metadata={METADATA: json.dumps({**record, "sha256": digest.hexdigest()})})
+
+    return write
+
+
+def edited(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        contents = bytearray(path.read_bytes())
+        change(contents)
+        path.write_bytes(contents)
+
+    return write
+
+
+def header_of(length: int) -> Callable[[bytearray], None]:
+    def change(contents: bytearray) -> None:
+        contents[:8] = struct.pack("<Q", length)
+
+    return change
+
+
+def padded(path: Path) -> None:
+    """A header of 9 MB that is otherwise right."""
+    contents = path.read_bytes()
+    (length,) = struct.unpack("<Q", contents[:8])
+    header = contents[8 : 8 + length] + b" " * 9_000_000
+    path.write_bytes(struct.pack("<Q", len(header)) + header + contents[8 + length :])
+
+
+def first(tensors: Tensors, ending: str) -> torch.Tensor:
+    return next(tensor for name, tensor in sorted(tensors.items()) if name.endswith(ending))
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (edited(lambda contents: contents.__delitem__(slice(-5, None))), "is truncated"),
+    "longer": (edited(lambda contents: contents.extend(b"12345")), "longer than its header says"),
+    "empty": (lambda path: path.write_bytes(b""), "does not begin with a safetensors header"),
+    "text": (lambda path: path.write_text("once upon a time " * 9), "does not begin with a safetensors header"),
+    "huge header": (edited(header_of(2**62)), "does not begin with a safetensors header"),
+    "long header": (padded, "has a header of 9,00"),
+    "a changed byte": (edited(lambda contents: contents.__setitem__(-1, contents[-1] ^ 1)), "its tensors have the SHA-256"),
+    "no state": (lambda path: save_file({"x": torch.ones(1)}, path), "its metadata lack composer_state"),
+    "unknown name": (rewritten(lambda tensors, _: tensors.update(x=torch.ones(1))), "this model has no state x"),
+    "missing": (rewritten(lambda tensors, _: tensors.pop("seen")), "it lacks seen"),
+    "shape": (rewritten(lambda tensors, _: tensors.update(seen=torch.tensor([[READ]]))), "expected I64 of shape [1] in 8 bytes"),
+    "dtype": (rewritten(lambda tensors, _: tensors.update(seen=torch.ones(1, dtype=torch.float64))), "expected I64 of shape [1]"),
+    "count": (rewritten(lambda tensors, _: tensors["seen"].fill_(5)), "seen is [5], expected [90]"),
+    "position": (rewritten(lambda tensors, _: first(tensors, "position").fill_(2**40)), "positions outside of -1 to 89"),
+    "NaN": (rewritten(lambda tensors, _: first(tensors, "key").fill_(torch.nan)), "has values that are no numbers"),
+    "tokens": (rewritten(lambda _, record: record.update(tokens=10**15)), "composer_state: tokens: expected at most 2.14748e+09"),
+    "no tokens": (rewritten(lambda _, record: record.update(tokens=0)), "expected at least 1"),
+    "format": (rewritten(lambda _, record: record.update(format=2)), "composer_state: format: input should be 1"),
+    "field": (rewritten(lambda _, record: record.update(more=1)), "composer_state: more: the field is unknown"),
+    "types": (rewritten(lambda _, record: record.update(model=[])), "composer_state: model: "),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_files(saved: tuple[Any, Path], tmp_path: Path, kind: str) -> None:
+    model, original = saved
+    path = tmp_path / "state"
+    path.write_bytes(original.read_bytes())
+    change, problem = DAMAGED[kind]
+    change(path)
+    with pytest.raises(ComposerError) as caught:
+        load_cache(path, model, OWNER)
+    assert problem in str(caught.value)
+    assert "ompose read" in str(caught.value)
+
+
+def test_a_growing_state_is_bounded_by_its_file(tmp_path: Path) -> None:
+    """A number of tokens that the file has no room for is refused before memory is taken."""
+    model, path = student("softmax"), tmp_path / "state"
+    cache = new_cache(model.config)
+    read_in_pieces(model, tokens(1, READ), cache)
+    save_cache(path, cache, model, OWNER)
+    rewritten(lambda _, record: record.update(tokens=2**31))(path)
+    with pytest.raises(ComposerError, match=r"expected F64 of shape \[1, 2147483648, 2, 16\]"):
+        load_cache(path, model, OWNER)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_irregular_files(saved: tuple[Any, Path], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, original = saved
+    path = tmp_path / "state"
+    path.write_bytes(original.read_bytes())
+    damage(path, kind, monkeypatch)
+    with no_waiting(), pytest.raises(ComposerError):
+        load_cache(path, model, OWNER)
+
+
+def test_every_state_is_declared(saved: tuple[Any, Path]) -> None:
+    assert list(declared_states(saved[0], READ)) == sorted(load_file(saved[1]))
