@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from composer.commands.inspecting import inspect
     from composer.commands.logits import logits
     from composer.commands.parts import parts
+    from composer.commands.reading import read
     from composer.commands.selection import select
     from composer.commands.serving import serve
     from composer.commands.specs import check, code, diff, show
@@ -69,6 +70,7 @@ __all__ = [
     "merge",
     "new",
     "parts",
+    "read",
     "sample",
     "schema",
     "select",
@@ -93,6 +95,7 @@ _ROOMS = {
     "commands.inspecting": ["inspect"],
     "commands.logits": ["logits"],
     "commands.parts": ["parts"],
+    "commands.reading": ["read"],
     "commands.selection": ["select"],
     "commands.serving": ["serve"],
     "commands.specs": ["check", "code", "diff", "show"],

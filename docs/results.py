@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
 from composer.commands.exporting import ExportReport
-from composer.commands.texts import Sampled
+from composer.commands.reading import ReadText
+from composer.commands.texts import Generated, Sampled
 from composer.commands.training import MergeReport
 from composer.evaluation.harness_results import HarnessResult
 from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
@@ -43,11 +44,12 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "eval": ("", EvaluationReport),
     "explain": ("", Explanation),
     "export": ("", ExportReport),
-    "generate": ("", ("prompt", "text", "new_text", "prompt_tokens", "new_tokens", "seconds")),
+    "generate": ("", Generated),
     "inspect": ("", Findings),
     "logits": ("", WrittenLogits),
     "merge": ("", MergeReport),
     "parts": ("a list, one per part", ("role", "kind", "description", "equation", "source", "fields")),
+    "read": ("", ReadText),
     "sample": ("", Sampled),
     "select": ("and `rules`, the `layers` of its `document`", Selection),
     "show": ("the spec; with `--from` or `--fresh` the resolved document, and its `hash`", None),

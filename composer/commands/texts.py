@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from blocks.part import Closed
+from composer.commands.output_files import check_output_file, output_file
+from composer.commands.reading import check_composed, check_state_files, check_tokens, owner_of, save_continued
 from composer.commands.writers import (
     drawing_options,
     load_writer,
@@ -21,9 +22,7 @@ from composer.data.chat import ends_of, first_messages, prompt_tokens
 from composer.devices import check_device, room, room_for, seeded
 from composer.errors import ComposerError, DataError, in_words
 from composer.escape import escape_html
-from composer.files import failing_as, whole
-from composer.locks import beside, exclusive_lock
-from composer.notices import inform, warn_user
+from composer.notices import inform
 from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import (
@@ -37,6 +36,7 @@ from composer.shared_options import (
     Sampling,
     Seeded,
     WithBackend,
+    to_optional_path,
     to_path,
     to_tokens,
 )
@@ -56,8 +56,8 @@ LAST = "the last one is written, and not read"
 
 
 class Generated(Readable, Closed):
-    """A text that a model generated. text: with its prompt, except of an answer in a chat; new_text: without it. seconds: of
-    generating alone."""
+    """A text that a model generated. text: with its prompt, except of an answer in a chat; new_text: without it. state_tokens: read
+    before the prompt, by the state that it continues. seconds: of generating alone."""
 
     prompt: str
     text: str
@@ -65,6 +65,7 @@ class Generated(Readable, Closed):
     prompt_tokens: int
     new_tokens: int
     seconds: float
+    state_tokens: int = 0
 
     def view(self) -> View:
         return View("", notes=(f"{self.prompt_tokens:,} + {self.new_tokens:,} tokens, {self.seconds:.2f} s",), verbatim=self.text)
@@ -77,8 +78,11 @@ class Generated(Readable, Closed):
 
 
 @options_class
-class GenerateOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
-    """Continue a prompt with a model, or answer it with --chat."""
+class GenerateOptions(Replacing, OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
+    """Continue a prompt with a model, or answer it with --chat.
+
+    With --state the prompt follows directly after the text that `compose read` has read.
+    """
 
     example: ClassVar[str] = 'composer.generate("lawcat-mine", "Once upon a time", max_new_tokens=32).new_text'
     prompt: str = option("Text to continue. On the command line, - reads it from stdin.", kw_only=False, metavar="TEXT")
@@ -86,40 +90,64 @@ class GenerateOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
     system: str | None = option(SYSTEM, default=None, metavar="TEXT")
     max_new_tokens: int = option("Largest number of new tokens. 1k is 1,024.", default=64, converter=to_tokens(), metavar="N")
 
+    state: Path | None = option(
+        "State to continue, a file of `compose read` or of --state-out. The prompt has no BOS token then.",
+        default=None,
+        converter=to_optional_path,
+        metavar="FILE",
+    )
+    state_out: Path | None = option(
+        "File for the state after the generated text. Its last token is in it, except an EOS token.",
+        default=None,
+        converter=to_optional_path,
+        metavar="FILE",
+    )
+
     def check(self) -> None:
         super().check()
         if self.system is not None and not self.chat:
             raise ComposerError("--system is for a chat: add --chat")
+        if self.chat and (self.state is not None or self.state_out is not None):
+            raise ComposerError("--chat begins a conversation, and a state continues a text: leave out --chat, or the state")
+        if self.force and self.state_out is None:
+            raise ComposerError("--force replaces the file of --state-out: add --state-out, or leave out --force")
 
 
 @in_words
 def run_generate(options: GenerateOptions) -> Generated:
     model, prompt, most, device = options.model, options.prompt, options.max_new_tokens, options.device
+    state, state_out = (None if path is None else path.expanduser() for path in (options.state, options.state_out))
+    check_state_files(state, state_out, force=options.force)
     described = describe_model(model)  # report mistakes before imports that take seconds
+    keeps_state = state is not None or state_out is not None
+    if keeps_state:
+        check_composed(model, is_composed=described.is_composed)
     check_device(device)
     with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), silent_transformers("error"):
-        from composer.model.generation import keep_tokens_alone
-        from composer.tasks.unknown import hardly_written, unknown_token, without_embedding
+        from composer.model.generation import continuation, keep_tokens_alone, unread_tokens
 
         loaded, folder = load_writer(model, device, options.backend, built=described.is_composed)
         tokenizer = tokenizer_of_writer(folder)
+        owner = owner_of(model, folder, loaded) if keeps_state else None
+        cache = None
+        if state is not None and owner is not None:
+            from composer.model.state_file import load_cache
+
+            cache = load_cache(state, loaded, owner)
         if options.chat:
             asked = [*first_messages(options.system), {"role": "user", "content": prompt}]
             tokens = prompt_tokens(tokenizer, asked, model).to(device)
         else:
-            tokens = tokenizer(prompt, return_tensors="pt").to(device)
+            tokens = tokenizer(prompt, return_tensors="pt", add_special_tokens=cache is None).to(device)
             _note_template(tokenizer, prompt, model)
-        count = tokens["input_ids"].shape[1]
+        count, seen = tokens["input_ids"].shape[1], 0 if cache is None else cache.get_seq_length()
         if not count:
             raise ComposerError("the prompt has no tokens: say something")
-        if problem := without_embedding(
-            "the prompt", tokens["input_ids"][0].tolist(), loaded.get_input_embeddings().weight.shape[0], tokenizer
-        ):
-            raise ComposerError(f"{problem}.")
-        of = f", {count:,} of the prompt and {most:,} to write"
-        check_positions(described.trunk, model, count + most, f"{LAST}, so both may come to", more=-1, of=of)
-        if said := hardly_written("the prompt", tokens["input_ids"][0].tolist(), unknown_token(tokenizer)):
-            warn_user(said)
+        check_tokens("the prompt", tokens["input_ids"][0].tolist(), loaded, tokenizer)
+        of = f", {count:,} of the prompt and {most:,} to write" + (f" after {seen:,} of the state" if seen else "")
+        advice = f"{LAST}, so both may come to" if state_out is None else "both may come to"
+        sizes = described.trunk
+        check_positions(sizes, model, seen + count + most, advice, more=-1 if state_out is None else 0, of=of)
         keep_tokens_alone(loaded)
         loaded.use_graph = options.graph
         sampling = drawing_options(options.temperature, options.top_p)
@@ -127,18 +155,23 @@ def run_generate(options: GenerateOptions) -> Generated:
             sampling["eos_token_id"] = ends_of(loaded, tokenizer)
         began = time.perf_counter()
         with (
-            room(lambda: no_room(loaded, count + most)),
+            room(lambda: no_room(loaded, seen + count + most)),
             settings_refused(folder / GENERATION_CONFIG),
             seeded(options.seed, device),
         ):
-            answer = loaded.generate(
+            generated = loaded.generate(
                 input_ids=tokens["input_ids"],
-                attention_mask=tokens["attention_mask"],
+                **({"attention_mask": tokens["attention_mask"]} if cache is None else continuation(count, cache)),
                 max_new_tokens=most,
                 trust_remote_code=False,
+                return_dict_in_generate=True,
                 **sampling,
-            )[0]
+            )
         seconds = time.perf_counter() - began
+        answer = generated.sequences[0]
+        if state_out is not None and owner is not None:
+            unread = unread_tokens(loaded, generated.sequences, generated.past_key_values, seen)
+            save_continued(state_out, generated.past_key_values, loaded, owner, unread, force=options.force)
     new_text = tokenizer.decode(answer[count:], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
@@ -147,6 +180,7 @@ def run_generate(options: GenerateOptions) -> Generated:
         prompt_tokens=count,
         new_tokens=len(answer) - count,
         seconds=round(seconds, 3),
+        state_tokens=seen,
     )
 
 
@@ -205,9 +239,7 @@ def run_sample(options: SampleOptions) -> Sampled:
     model, texts, batch, longest = options.model, options.texts, options.batch, options.length
     device, force = options.device, options.force
     target = options.out.expanduser()
-    if target.is_dir():
-        raise DataError(f"{shown(target)} is a folder; say a file, such as {shown(target / 'texts.jsonl')}")
-    _check_free(target, force=force)
+    check_output_file(target, DataError, force=force, example="texts.jsonl")
     described = describe_model(model)  # report mistakes before imports that take seconds
     check_positions(described.trunk, model, longest, f"{LAST}; ask for a --length of at most", DataError, more=-1)
     check_device(device)
@@ -222,7 +254,8 @@ def run_sample(options: SampleOptions) -> Sampled:
         tokenizer = tokenizer_of(source.source.folder)
         loaded = source.load(device)
         with (
-            _made(target, force=force) as stream,
+            output_file(target, DataError, force=force) as partial,
+            partial.open("w", encoding="utf-8") as stream,
             progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as tell,
         ):
             drawing = {name: getattr(options, name) for name in ("temperature", "top_p", "seed", "batch")}
@@ -241,29 +274,3 @@ sample = function_of(SampleOptions, run_sample)
 def bar_of(done: int, total: int) -> BarUpdate:
     """The number of finished texts, as a bar shows it."""
     return BarUpdate("texts", done, total)
-
-
-@contextmanager
-def _made(out: Path, *, force: bool) -> Iterator[IO[str]]:
-    """A file that appears when it is whole, locked until then. Raises DataError where it cannot be written."""
-    busy = DataError(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
-    with failing_as(DataError, f"{shown(out)} cannot be written"):
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(beside(out), busy):
-                _check_free(out, force=force)  # again: another process may have written it while the model was loaded
-                with whole(out, replace=force) as partial, partial.open("w", encoding="utf-8") as stream:
-                    yield stream
-        except FileExistsError:
-            if out.exists():
-                raise _exists(out) from None
-            raise
-
-
-def _check_free(out: Path, *, force: bool) -> None:
-    if out.exists() and not force:
-        raise _exists(out)
-
-
-def _exists(out: Path) -> DataError:
-    return DataError(f"{shown(out)} exists; name another file, or replace it with --force")

@@ -24,6 +24,7 @@ RUN: dict[str, tuple[str | int | Path, ...]] = {
     "explain": ("explain", "lolcats", "--from", "teacher"),
     "inspect": ("inspect", "student", "--text", "text.txt", "--queries", "2", "--alone", "-o", "inside"),
     "generate": ("generate", "student", "--prompt", "once upon", "--max-new-tokens", "2"),
+    "read": ("read", "student", "--text", "text.txt", "-o", "text.state"),
     "sample": ("sample", ROOT / "examples" / "teacher", "-o", "made/texts.jsonl", "--texts", 1, "--length", 4),
     "logits": ("logits", "teacher", "--data", "text.txt", "--share", 0, "--sequence", 4, "--top-k", 2, "-o", "logits"),
     "parts": ("parts", "hedgehog"),

@@ -80,6 +80,7 @@ def test_the_commands() -> None:
         "merge",
         "new",
         "parts",
+        "read",
         "sample",
         "schema",
         "select",

@@ -1,0 +1,23 @@
+"""``compose read``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from composer.cli.bars import at_once
+from composer.cli.derived import Screen, command
+from composer.cli.screen import heading, print_json, say
+from composer.commands import reading
+from composer.commands.reading import ReadOptions
+
+
+@command(ReadOptions, "quiet", "as_json")
+def read(options: ReadOptions, screen: Screen) -> None:
+    at_once(f"Reading {options.model}", quiet=screen.hides_progress)
+    report = reading.run_read(replace(options, progress=not screen.hides_progress))
+    if screen.as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    heading(report.view().title)
+    for remark in report.remarks:
+        say(f"  {remark}")

@@ -1,0 +1,44 @@
+"""Files that commands write: each appears whole or not at all, and replaces another only with --force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from composer.errors import ComposerError
+from composer.files import failing_as, whole
+from composer.locks import beside, exclusive_lock
+from composer.spec.inherit import shown
+
+
+@contextmanager
+def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iterator[Path]:
+    """Return a temporary path to write to. The file is moved to ``out`` after the block, and locked until then.
+
+    Raises ``refusal`` where it cannot be written, where another process writes it, and where it exists without ``force``.
+    """
+    busy = refusal(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
+    with failing_as(refusal, f"{shown(out)} cannot be written"):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with exclusive_lock(beside(out), busy):
+                check_output_file(out, refusal, force=force)  # again: another process may have written it meanwhile
+                with whole(out, replace=force) as partial:
+                    yield partial
+        except FileExistsError:
+            if out.exists():
+                raise _exists(out, refusal) from None
+            raise
+
+
+def check_output_file(out: Path, refusal: type[ComposerError], *, force: bool, example: str = "") -> None:
+    """Raise ``refusal`` where the file exists without ``force``, or is a folder. example: a name for a file in that folder."""
+    if out.is_dir():
+        raise refusal(f"{shown(out)} is a folder; name a file" + (f", such as {shown(out / example)}" if example else ""))
+    if out.exists() and not force:
+        raise _exists(out, refusal)
+
+
+def _exists(out: Path, refusal: type[ComposerError]) -> ComposerError:
+    return refusal(f"{shown(out)} exists; name another file, or replace it with --force")

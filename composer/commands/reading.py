@@ -1,0 +1,181 @@
+"""``read``: a model reads a text once, and its state becomes a file; and what ``generate`` does with such files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from blocks.part import Closed
+from composer.commands.output_files import check_output_file, output_file
+from composer.commands.writers import load_writer, no_room, tokenizer_of_writer
+from composer.devices import check_device, room, room_for
+from composer.errors import ComposerError, in_words
+from composer.files import MOST_TEXT, failing_as, read_text_file, sha256
+from composer.notices import warn_user
+from composer.options import argument, function_of, option, options_class
+from composer.progress import BarUpdate, progress_callback, silent_transformers
+from composer.shared_options import PROGRESS, OnDevice, Replacing, WithBackend, to_path, to_text
+from composer.spec.inherit import shown
+from composer.tables import Readable, View
+from composer.weights.opened import open_models
+from composer.weights.positions import check_positions
+from composer.weights.sources import describe_model
+from composer.words import layers_in_words, plural, size
+from converters.bounded import check_file
+from converters.source import TOKENIZER, small_files
+
+if TYPE_CHECKING:
+    from composer.model.cache import ComposedCache
+    from composer.model.state_file import StateOwner
+
+EXAMPLE = "book.state"
+
+
+class ReadText(Readable, Closed):
+    """A text that a model has read. state_bytes: of the state; file_bytes: with the file's header. growing_layers: the layers whose
+    state grows with the text. seconds: of reading alone."""
+
+    out: Path
+    tokens: int
+    state_bytes: int
+    file_bytes: int
+    growing_layers: tuple[int, ...]
+    seconds: float
+
+    def view(self) -> View:
+        return View(f"Read {plural(self.tokens, 'token')}. State: {shown(self.out)}", notes=self.remarks)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The size, the time, and the layers whose state grows."""
+        grows = f"the state grows with the text in {layers_in_words(self.growing_layers)}" if self.growing_layers else None
+        return (f"{size(self.state_bytes)}, {self.seconds:.2f} s", *([grows] if grows else []))
+
+
+@options_class
+class ReadOptions(Replacing, WithBackend, OnDevice):
+    """Read a text once, and write the model's state after it.
+
+    `compose generate MODEL --state STATE --prompt TEXT` continues directly after the text. The text is read in pieces, so memory
+    does not grow with it, except in layers that keep every pair. A state belongs to the weights and the tokenizer that made it.
+    """
+
+    example: ClassVar[str] = 'composer.read("lawcat-mine", "book.txt", "book.state").tokens'
+    model: str = argument("A built model: a folder, or OWNER/NAME of the Hub.", converter=to_text)
+    text: Path = option(
+        f"Text file in UTF-8, of at most {MOST_TEXT // 2**20} MiB.", converter=to_path, kw_only=False, metavar="FILE"
+    )
+    out: Path = option(
+        "File for the state, in the safetensors format. It appears whole or not at all.",
+        converter=to_path,
+        kw_only=False,
+        flags=("-o", "--out"),
+        metavar="FILE",
+    )
+    progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
+
+
+@in_words
+def run_read(options: ReadOptions) -> ReadText:
+    model, device, out = options.model, options.device, options.out.expanduser()
+    check_output_file(out, ComposerError, force=options.force, example=EXAMPLE)
+    described = describe_model(model)  # report mistakes before imports that take seconds
+    check_composed(model, is_composed=described.is_composed)
+    text = read_text_file(options.text.expanduser(), ComposerError, MOST_TEXT)
+    check_device(device)
+    with room_for(f"on {device}", "Read a shorter text, or use a smaller model."), silent_transformers("error"):
+        import torch
+
+        from composer.model.cache import new_cache
+        from composer.model.generation import read_in_pieces
+        from composer.model.state_file import growing_layers, save_cache
+
+        loaded, folder = load_writer(model, device, options.backend, built=True)
+        tokenizer = tokenizer_of_writer(folder)
+        ids = tokenizer(text)["input_ids"]
+        if not ids:
+            raise ComposerError(f"{options.text} has no tokens: name a file with text")
+        check_tokens(f"{options.text}", ids, loaded, tokenizer)
+        check_positions(described.trunk, model, len(ids), "read a text of at most")
+        owner, cache = owner_of(model, folder, loaded), new_cache(loaded.config)
+        began = time.perf_counter()
+        with (
+            room(lambda: no_room(loaded, len(ids))),
+            progress_callback(options.progress, bar_of, "name", "bar", "count", "left") as watch,
+        ):
+            read_in_pieces(loaded, torch.tensor([ids], device=device), cache, watch)
+        seconds = time.perf_counter() - began
+        with output_file(out, ComposerError, force=options.force) as partial:
+            save_cache(partial, cache, loaded, owner)
+    return ReadText(
+        out=out,
+        tokens=len(ids),
+        state_bytes=cache.bytes(),
+        file_bytes=out.stat().st_size,
+        growing_layers=tuple(growing_layers(loaded)),
+        seconds=round(seconds, 3),
+    )
+
+
+read = function_of(ReadOptions, run_read)
+
+
+def bar_of(done: int, total: int) -> BarUpdate:
+    """The number of tokens that have been read, as a bar shows it."""
+    return BarUpdate("tokens", done, total)
+
+
+def check_tokens(what: str, ids: Sequence[int], model: Any, tokenizer: Any) -> None:
+    """Raise ComposerError for a token without an embedding. Warn where the tokenizer can hardly write the text. what: the text in
+    words."""
+    from composer.tasks.unknown import hardly_written, unknown_token, without_embedding
+
+    if problem := without_embedding(what, ids, model.get_input_embeddings().weight.shape[0], tokenizer):
+        raise ComposerError(f"{problem}.")
+    if warning := hardly_written(what, ids, unknown_token(tokenizer)):
+        warn_user(warning)
+
+
+def check_composed(model: str, *, is_composed: bool) -> None:
+    """Raise ComposerError for a model without states."""
+    if not is_composed:
+        raise ComposerError(
+            f"{model} is not a composed model, so it has no state to keep. Build one from it: `compose build SPEC --from {model}`"
+        )
+
+
+def check_state_files(state: Path | None, state_out: Path | None, *, force: bool) -> None:
+    """Raise ComposerError for a state that cannot be read, and for an output file that exists already."""
+    if state is not None:
+        with failing_as(ComposerError, f"{shown(state)} cannot be read", "Name a file that `compose read` wrote."):
+            check_file(state)
+    if state_out is not None:
+        check_output_file(state_out, ComposerError, force=force, example=EXAMPLE)
+
+
+def owner_of(model: str, folder: Path, loaded: Any) -> StateOwner:
+    """Return the hashes that a state is bound to. Reads all weights whose hash is not known. loaded: the model in memory."""
+    from composer.model.state_file import StateOwner
+
+    (opened,) = open_models([model], ComposerError)
+    facts = opened.facts(None)
+    files = [name for name in small_files(folder, TOKENIZER) if "chat_template" not in name]
+    return StateOwner(
+        spec_hash=loaded.config.resolved().hash,
+        config_sha256=facts.config_sha256,
+        weights=facts.weights,
+        tokenizer={name: sha256(folder / name) for name in files},
+        dtype=str(loaded.dtype).removeprefix("torch."),
+    )
+
+
+def save_continued(out: Path, cache: ComposedCache, model: Any, owner: StateOwner, unread: Any, *, force: bool) -> None:
+    """Read the tokens that were generated and not read yet, and write the state after them. unread: 1 T, perhaps empty."""
+    from composer.model.generation import read_in_pieces
+    from composer.model.state_file import save_cache
+
+    read_in_pieces(model, unread, cache)
+    with output_file(out, ComposerError, force=force) as partial:
+        save_cache(partial, cache, model, owner)
