@@ -68,7 +68,9 @@ class Generated(Readable, Closed):
     state_tokens: int = 0
 
     def view(self) -> View:
-        return View("", notes=(f"{self.prompt_tokens:,} + {self.new_tokens:,} tokens, {self.seconds:.2f} s",), verbatim=self.text)
+        after = f" after {self.state_tokens:,} of the state" if self.state_tokens else ""
+        note = f"{self.prompt_tokens:,} + {self.new_tokens:,} tokens{after}, {self.seconds:.2f} s"
+        return View("", notes=(note,), verbatim=self.text)
 
     def _repr_html_(self) -> str:
         """The text, with the generated part emphasised."""

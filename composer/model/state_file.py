@@ -37,7 +37,7 @@ METADATA = "composer_state"
 LONGEST = 2**31
 """The largest number of tokens of a state."""
 BASE_HEADER, ENTRY = 2**18, 2**9
-"""Bytes of the header that a record, and the entry of a tensor, need at most."""
+"""Bytes of the header that a record, and the entry of a tensor beside its name, need at most."""
 AGAIN = "Read the text again: `compose read MODEL --text FILE -o STATE`."
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 """The names that the format has for the types of states."""
@@ -114,7 +114,7 @@ def load_cache(path: Path, model: Any, owner: StateOwner) -> ComposedCache:
     owner: of the model that is to continue. Raises ComposerError where the file is damaged, or belongs to another model.
     """
     try:
-        header = read_header(path, BASE_HEADER + ENTRY * len(declared_states(model, 1)))
+        header = read_header(path, BASE_HEADER + sum(ENTRY + 4 * len(name) for name in declared_states(model, 1)))
         record = _record(path, header.metadata)
         _check_owner(path, record.model, owner)
         states = declared_states(model, record.tokens)
@@ -138,7 +138,7 @@ def load_cache(path: Path, model: Any, owner: StateOwner) -> ComposedCache:
     except OSError as error:
         raise ComposerError(f"{path} cannot be read: {reason(error)}.") from error
     if digest.hexdigest() != record.sha256:
-        raise _damaged(path, f"its tensors have the SHA-256 {digest.hexdigest()}, expected {record.sha256}")
+        raise _damaged(path, f"its tensors have the SHA-256 {digest.hexdigest()}, expected {brief(record.sha256)}")
     for layer in range(len(cache.layers)):
         cache.state(layer).columns = record.tokens
     return cache

@@ -49,6 +49,7 @@ def originals(teacher: Path, student: Path, tmp_path_factory: pytest.TempPathFac
     (folder / "spec.yaml").write_text(SPEC.format("spec"))
     (folder / "child.yaml").write_text(CHILD)
     (folder / "text.txt").write_text("once upon a time there was a cat and it slept " * 20)
+    (folder / "text.state").write_bytes(b"of a model")
     return folder
 
 
@@ -74,7 +75,12 @@ READS = {
     "student/tokenizer.json": ("generate student --prompt once", "eval student --tasks passkey --lengths 64"),
     f"adapted/adapter/{ADAPTER_CONFIG}": ("generate adapted --prompt once",),
     f"adapted/adapter/{ADAPTER_WEIGHTS}": ("generate adapted --prompt once",),
-    "text.txt": ("inspect student --text text.txt --length 8 --alone", "eval student --tasks perplexity,text=text.txt --lengths 8"),
+    "text.txt": (
+        "inspect student --text text.txt --length 8 --alone",
+        "eval student --tasks perplexity,text=text.txt --lengths 8",
+        "read student --text text.txt -o out.state",
+    ),
+    "text.state": ("generate student --prompt once --state text.state",),
 }
 """Commands by the file that each of them reads."""
 

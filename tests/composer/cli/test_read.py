@@ -82,6 +82,7 @@ def test_in_python(folder: Path) -> None:
     assert report.file_bytes == Path("book.state").stat().st_size > report.state_bytes
     answer = composer.generate(folder, PROMPT, max_new_tokens=4, state="book.state")
     assert answer.state_tokens == 221
+    assert "4 + 4 tokens after 221 of the state" in repr(answer)
     again = composer.generate(folder, PROMPT, max_new_tokens=4, temperature=2.0, seed=3, state=Path("book.state"))
     assert again.state_tokens == 221
 
