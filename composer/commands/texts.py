@@ -91,7 +91,6 @@ class GenerateOptions(Replacing, OnGraph, WithBackend, OnDevice, Sampling, OfAny
     chat: bool = option("Write the prompt in the model's chat template, and print the answer alone.", default=False)
     system: str | None = option(SYSTEM, default=None, metavar="TEXT")
     max_new_tokens: int = option("Largest number of new tokens. 1k is 1,024.", default=64, converter=to_tokens(), metavar="N")
-
     state: Path | None = option(
         "State to continue, a file of `compose read` or of --state-out. The prompt has no BOS token then.",
         default=None,
@@ -147,9 +146,9 @@ def run_generate(options: GenerateOptions) -> Generated:
             raise ComposerError("the prompt has no tokens: say something")
         check_tokens("the prompt", tokens["input_ids"][0].tolist(), loaded, tokenizer)
         of = f", {count:,} of the prompt and {most:,} to write" + (f" after {seen:,} of the state" if seen else "")
-        advice = f"{LAST}, so both may come to" if state_out is None else "both may come to"
-        sizes = described.trunk
-        check_positions(sizes, model, seen + count + most, advice, more=-1 if state_out is None else 0, of=of)
+        advice, unread = f"{'all' if seen else 'both'} may come to", 0 if state_out is not None else 1
+        advice = f"{LAST}, so {advice}" if unread else advice
+        check_positions(described.trunk, model, seen + count + most, advice, more=-unread, of=of)
         keep_tokens_alone(loaded)
         loaded.use_graph = options.graph
         sampling = drawing_options(options.temperature, options.top_p)
@@ -172,8 +171,8 @@ def run_generate(options: GenerateOptions) -> Generated:
         seconds = time.perf_counter() - began
         answer = generated.sequences[0]
         if state_out is not None and owner is not None:
-            unread = unread_tokens(loaded, generated.sequences, generated.past_key_values, seen)
-            save_continued(state_out, generated.past_key_values, loaded, owner, unread, force=options.force)
+            tail = unread_tokens(loaded, generated.sequences, generated.past_key_values, seen)
+            save_continued(state_out, generated.past_key_values, loaded, owner, tail, force=options.force)
     new_text = tokenizer.decode(answer[count:], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
