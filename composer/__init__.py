@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from composer.commands.inspecting import inspect
     from composer.commands.logits import logits
     from composer.commands.parts import parts
+    from composer.commands.publishing import push
     from composer.commands.reading import read
     from composer.commands.selection import select
     from composer.commands.serving import serve
@@ -70,6 +71,7 @@ __all__ = [
     "merge",
     "new",
     "parts",
+    "push",
     "read",
     "sample",
     "schema",
@@ -95,6 +97,7 @@ _ROOMS = {
     "commands.inspecting": ["inspect"],
     "commands.logits": ["logits"],
     "commands.parts": ["parts"],
+    "commands.publishing": ["push"],
     "commands.reading": ["read"],
     "commands.selection": ["select"],
     "commands.serving": ["serve"],

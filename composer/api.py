@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.arguments import DtypeLike, named_dtype
 from composer.devices import device_type
-from composer.errors import BuildError, ComposerError, GraphError, in_words, name_of
+from composer.errors import BuildError, ComposerError, GraphError, in_words
 from composer.graph.lowering import AUTO
 from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
@@ -39,7 +39,7 @@ from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.default_folder import default_output
 from composer.weights.dimensions import dimensions
-from composer.weights.sources import check_merged, describe_model, open_model
+from composer.weights.sources import check_merged, describe_model, local_folder, open_model
 from composer.weights.target import TRUNK, Target, target_of
 from converters.bounded import brief
 
@@ -245,7 +245,7 @@ def load(folder: str | os.PathLike[str], *, dtype: DtypeLike | None = None, devi
     backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     """
     dtype = named_dtype(dtype, BuildError)
-    where = Path(name_of(folder))
+    where = local_folder(folder)
     with silent_transformers():
         from composer.weights.loading import load_model
 

@@ -118,6 +118,10 @@ class OutputError(ComposerError):
     """Output of the command line cannot be written, for instance to a full disk."""
 
 
+class PushError(ComposerError):
+    """A model or a spec cannot be pushed to the Hub."""
+
+
 class ExportError(ComposerError):
     """A model cannot be written out as a file of its own."""
 

@@ -108,9 +108,10 @@ TELL = "Function that is called with messages. Left out, they are logged by the 
 SYSTEM = "Text of the system's turn before the first turn."
 TOP_P = "Sample among the likeliest tokens of this total probability."
 SPEC = (
-    "A YAML file, the name of a shipped spec (`compose show` lists them), a variant of a sweep (SWEEP:VARIANT), or the folder of a "
-    "built model."
+    "A YAML file, the name of a shipped spec (`compose show` lists them), a variant of a sweep (SWEEP:VARIANT), the folder of a "
+    "built model, or a spec or built model of the Hub (hub:OWNER/NAME, hub:OWNER/NAME/FILE.yaml, each with @REVISION or without)."
 )
+ON_HUB = "or a model of the Hub: hub:OWNER/NAME[@REVISION]"
 SOURCE = (
     "A folder with config.json and safetensors, a built model, a GGUF file, or a model of the Hub (OWNER/NAME, "
     "OWNER/NAME@REVISION, hub:OWNER/NAME, hub:OWNER/NAME/FILE.gguf)."
@@ -228,7 +229,7 @@ class OnGraph:
 
 @options_class
 class OfModel:
-    model: Path = argument("A folder that `compose build` wrote.", converter=to_path)
+    model: Path = argument(f"A folder that `compose build` wrote, {ON_HUB}.", converter=to_path)
 
 
 @options_class

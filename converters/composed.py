@@ -30,6 +30,9 @@ RECORD = "composition.json"
 EXPORT = "export.json"
 """The record of an exported model, beside its weights. Its config names a class in a Python file of its own."""
 
+SPEC_FILE = "spec.yaml"
+"""The spec in an export, and in a repository of the Hub that has a spec alone."""
+
 TRUNK_KEYS: Mapping[str, str] = {
     "norm_type": "norm",
     "mlp_type": "mlp",

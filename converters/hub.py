@@ -5,17 +5,19 @@ from __future__ import annotations
 import glob
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from converters.bounded import MOST_CONFIG, read_json
-from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, RECORD
+from converters.bounded import MOST_CONFIG, MOST_RECORD, read_json, within
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, EXPORT, RECORD
 from converters.errors import HubError
 from converters.model_types import is_composed_type
 from converters.source import BROUGHT_ALONG, INDEX, TOKENIZER
 
+HUB = "hub:"
+"""Before a name on the Hub, where a folder or a file might be meant."""
 _LOG = logging.getLogger(__name__)
 _REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -31,22 +33,76 @@ def fetch(
     project has beside its weights, a record and adapters, comes with them. Pickles are never fetched. file: fetch this file alone.
     A ``HubError`` says what to do.
     """
+    wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
+    wanted = wanted if file is None else [glob.escape(file)]
+    with _asking(repo_id, revision):
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
+        commit = folder.name if _COMMIT.fullmatch(folder.name) else None
+        if weights and file is None and (beside := _beside(folder)):
+            snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
+    if file is not None and not (folder / file).exists():
+        where = _where(repo_id, revision)
+        raise HubError(f"{where} has no file {file!r}, or the Hub cannot be reached. Check the name on the model's page.")
+    return folder, commit
+
+
+def fetch_files(repo_id: str, revision: str | None, names: Iterable[str]) -> Path:
+    """Download the files of these names into the Hub's local cache, as far as the repository has them. Return its folder there.
+
+    Raises HubError as ``fetch`` does.
+    """
+    with _asking(repo_id, revision):
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=[glob.escape(name) for name in sorted(names)]))
+
+
+def fetch_recorded(repo_id: str, revision: str | None) -> Path:
+    """Download a built or an exported model with all files that its record names, and no others. Return its folder in the Hub's
+    local cache.
+
+    Raises HubError as ``fetch`` does, and for a repository without a record.
+    """
+    folder = fetch_files(repo_id, revision, (RECORD, EXPORT))
+    names = recorded_names(folder)
+    if not names:
+        raise HubError(f"{_where(repo_id, revision)} has no {RECORD} and no {EXPORT}; expected a model that `compose push` wrote.")
+    commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
+    return fetch_files(repo_id, commit, names)
+
+
+def recorded_names(folder: Path) -> set[str]:
+    """The names of the files that the record of a built or an exported model lists, and of the record; none without a record."""
+    for record, keys in ((EXPORT, ("files",)), (RECORD, ("files", "documents"))):
+        try:
+            document = read_json(within(folder, record), MOST_RECORD)
+        except (OSError, ValueError):
+            continue
+        lists = [document.get(key) for key in keys] if isinstance(document, Mapping) else []
+        return {record, *(str(name) for names in lists if isinstance(names, Mapping) for name in names)}
+    return set()
+
+
+def _where(repo_id: str, revision: str | None) -> str:
+    return f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
+
+
+@contextmanager
+def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
+    """For the block, limit the time for an answer of the Hub, and raise errors of ``huggingface_hub`` as HubErrors."""
     if not _REPO_ID.fullmatch(repo_id):
         raise HubError(f"{repo_id!r} is neither a folder here nor a model's name on the Hub, such as 'owner/model'.")
     try:
-        from huggingface_hub import errors, snapshot_download
+        from huggingface_hub import errors
     except ImportError as error:
         raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
-    wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
-    wanted = wanted if file is None else [glob.escape(file)]
-    where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
+    where = _where(repo_id, revision)
     _LOG.info(f"Asking the Hub for {where}; it has {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
         with _limited():
-            folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=wanted, ignore_patterns=_LEFT_THERE))
-            commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-            if weights and file is None and (beside := _beside(folder)):
-                snapshot_download(repo_id, revision=commit or revision, allow_patterns=beside)
+            yield
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
     except errors.RevisionNotFoundError as error:
@@ -66,9 +122,6 @@ def fetch(
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise HubError(f"Fetching {where} failed: {error}") from error
-    if file is not None and not (folder / file).exists():
-        raise HubError(f"{where} has no file {file!r}, or the Hub cannot be reached. Check the name on the model's page.")
-    return folder, commit
 
 
 def _patience() -> int:

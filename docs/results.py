@@ -23,6 +23,7 @@ from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
 from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY
+from composer.publishing.push import PushReport
 from composer.selection.report import Selection
 from composer.spec.explain import Explanation
 from composer.spec.resolve import Resolved
@@ -49,6 +50,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "logits": ("", WrittenLogits),
     "merge": ("", MergeReport),
     "parts": ("a list, one per part", ("role", "kind", "description", "equation", "source", "fields")),
+    "push": ("", PushReport),
     "read": ("", ReadText),
     "sample": ("", Sampled),
     "select": ("and `rules`, the `layers` of its `document`", Selection),

@@ -21,6 +21,7 @@ FLOORS = (
     {"api", "registration"},
     {"evaluation", "training"},
     {"ablation", "benching", "exporting", "inspection", "selection", "viewing"},
+    {"publishing"},
     {"commands"},
     {"__init__"},
     {"cli"},

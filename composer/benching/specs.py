@@ -10,6 +10,7 @@ from pathlib import Path
 from composer.api import BuildOptions, run_build
 from composer.errors import BenchError
 from composer.spec.loading import load_spec, names_a_spec
+from composer.spec.on_hub import is_spec_on_hub
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Ma
 
     Raises BenchError for a spec without a model or trunk to build it on, and SpecError, SourceError and BuildError.
     """
-    specs = [one for one in named if names_a_spec(one)]
+    specs = [one for one in named if names_a_spec(one) or is_spec_on_hub(one)]
     if not specs:
         yield tuple(named), {}
         return

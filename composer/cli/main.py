@@ -26,6 +26,7 @@ from composer.cli.inspect import inspect
 from composer.cli.logits import logits
 from composer.cli.new import new, schema
 from composer.cli.parts import parts
+from composer.cli.push import push
 from composer.cli.read import read
 from composer.cli.sample import sample
 from composer.cli.screen import INTERRUPTED, MISTAKE, notices_shown, print_json, print_mistake, replace_what_cannot_be_shown, say
@@ -126,6 +127,7 @@ COMMANDS = (
     train,
     merge,
     export,
+    push,
     evaluate,
     bench,
     ablate,

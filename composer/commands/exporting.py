@@ -12,7 +12,7 @@ from composer.progress import silent_transformers
 from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
-from composer.weights.sources import open_model
+from composer.weights.sources import local_folder, open_model, plain_name
 
 
 @options_class
@@ -52,9 +52,9 @@ class ExportReport(Readable, Closed):
 
 @in_words
 def run_export(options: ExportOptions) -> ExportReport:
-    open_model(options.model)  # report mistakes before imports that take seconds
-    model = options.model.expanduser()
-    target = options.out or Path(f"{model.resolve().name}-exported")
+    model = local_folder(options.model)
+    open_model(model)  # report mistakes before imports that take seconds
+    target = options.out or Path(f"{plain_name(options.model)}-exported")
     with silent_transformers():
         from composer.exporting.folder import export_folder
 

@@ -19,7 +19,7 @@ from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.training.options import LearningOptions, TeachingOptions, TrainingOptions
 from composer.training.student import Which, read_student, stage_from_nothing, stages_of
-from composer.weights.sources import open_model
+from composer.weights.sources import local_folder, open_model, plain_name
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
@@ -80,7 +80,7 @@ class MergeOptions(Replacing, OfModel):
 
 @in_words
 def run_distill(options: DistillOptions) -> TrainingReport:
-    student = read_student(options.model, options.overrides)  # report mistakes before imports that take seconds
+    student = read_student(local_folder(options.model), options.overrides)  # report mistakes before imports that take seconds
     stages_of(student.record, student.recipe, options.stage)
     check_references((*options.data, *options.held_out))
     with progress_callback(options.progress, bar_of) as watch, silent_transformers():
@@ -93,7 +93,7 @@ def run_distill(options: DistillOptions) -> TrainingReport:
 
 @in_words
 def run_train(options: TrainOptions) -> TrainingReport:
-    student = read_student(options.model, options.overrides)
+    student = read_student(local_folder(options.model), options.overrides)
     stage_from_nothing(student)
     check_references((*options.data, *options.held_out))
     with progress_callback(options.progress, bar_of) as watch, silent_transformers():
@@ -116,12 +116,13 @@ class MergeReport(Readable, Closed):
 
 @in_words
 def run_merge(options: MergeOptions) -> MergeReport:
-    open_model(options.model)  # report mistakes before imports that take seconds
+    model = local_folder(options.model)
+    open_model(model)  # report mistakes before imports that take seconds
     target = _out(options.model, options.out, "merged")
     with silent_transformers():
         from composer.training.merge import merge_adapters
 
-        record = merge_adapters(options.model.expanduser(), target, force=options.force)
+        record = merge_adapters(model, target, force=options.force)
     return MergeReport(out=target, spec_hash=record.spec_hash)
 
 
@@ -163,4 +164,4 @@ def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
 
 
 def _out(model: Path, out: Path | None, did: str) -> Path:
-    return out or Path(f"{model.expanduser().resolve().name}-{did}")
+    return out or Path(f"{plain_name(model)}-{did}")

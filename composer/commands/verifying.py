@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 from composer.errors import in_words
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, to_text
+from composer.shared_options import ON_HUB, PROGRESS, to_text
 from composer.weights.findings import VerifyReport
+from composer.weights.sources import local_folder
 from converters.composed import EXPORT
 
 
@@ -24,21 +24,22 @@ class VerifyOptions:
     """
 
     example: ClassVar[str] = 'assert composer.verify("lawcat-mine").ok'
-    model: str = argument("A folder that `compose build` or `compose export` wrote.", converter=to_text)
+    model: str = argument(f"A folder that `compose build` or `compose export` wrote, {ON_HUB}.", converter=to_text)
     progress: bool | Callable[[str, int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
 @in_words
 def run_verify(options: VerifyOptions) -> VerifyReport:
-    if (Path(options.model).expanduser() / EXPORT).is_file():
+    folder = local_folder(options.model, whole=True)
+    if (folder / EXPORT).is_file():
         with silent_transformers():
             from composer.exporting.verify import verify_export
 
-            return verify_export(Path(options.model).expanduser())
+            return verify_export(folder)
     from composer.weights.verify import verify as checks_of
 
     with progress_callback(options.progress, bar_of, "name", "bar", "bytes", "speed") as watch:
-        return checks_of(options.model, watch)
+        return checks_of(folder, watch)
 
 
 verify = function_of(VerifyOptions, run_verify)

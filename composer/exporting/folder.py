@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from blocks.part import Closed
+from composer.drawing.picture import picture
 from composer.errors import ExportError
 from composer.escape import escape_markdown, markdown_block, markdown_code
 from composer.exporting.modeling import Exported, written
@@ -24,16 +25,16 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.writing import to_yaml
 from composer.training.merge import merge_adapters
 from composer.versions import versions_of
+from composer.weights.card import PICTURE, datasets_of, lineage
 from composer.weights.loading import load_model
 from composer.weights.output import check_output, check_space, whole_or_nothing
 from composer.weights.place import place
 from composer.weights.record import RECORD, Record, read_record, write_json, write_text
 from composer.weights.side_files import CARD, CONFIG
 from converters.bounded import MOST_RECORD, read_bytes, read_text
-from converters.composed import ADAPTER_KEY, EXPORT, SPEC_KEYS, TRUNK_KEYS
+from converters.composed import ADAPTER_KEY, EXPORT, SPEC_FILE, SPEC_KEYS, TRUNK_KEYS
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source
 
-SPEC = "spec.yaml"
 LICENSE = "LICENSE"
 PACKAGES = ("attention-composer", "torch", "transformers")
 
@@ -133,7 +134,8 @@ def _documents(partial: Path, merged: Path, folder: Path, out: Path, model: Any,
             shutil.copyfile(path, partial / path.name)
     if record is not None:
         shutil.copyfile(merged / RECORD, partial / RECORD)
-        write_text(partial / SPEC, to_yaml(record.spec))
+        write_text(partial / SPEC_FILE, to_yaml(record.spec))
+        write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
     write_text(partial / LICENSE, license_text())
     command = f"compose export {shlex.quote(str(folder))} -o {shlex.quote(out.name)}"
     write_text(partial / CARD, card(exported, record, command))
@@ -175,6 +177,8 @@ def card(exported: Exported, record: Record | None, command: str) -> str:
     }
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
+    if record is not None and (datasets := datasets_of(record)):
+        front["datasets"] = datasets
     load = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True, dtype="auto")\n'
@@ -182,7 +186,8 @@ def card(exported: Exported, record: Record | None, command: str) -> str:
     )
     file = markdown_code(f"{exported.file}.py")
     slow = "" if exported.one_by_one is None else "\nIts heads take one token after the other, so that long prompts take long.\n"
-    spec = "" if record is None else f"\n## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"
+    spec = "" if record is None else f"\n{lineage(record)}\n## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"
+    drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"
     paper = "" if record is None or not record.resolved.paper else f" Its heads follow {escape_markdown(record.resolved.paper)}."
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
@@ -192,7 +197,7 @@ def card(exported: Exported, record: Record | None, command: str) -> str:
 
 A {escape_markdown(exported.host_type)} model whose attention is composed of linear-attention parts.{paper} All of its attention
 is in {file}, which needs PyTorch and transformers alone.
-{slow}
+{drawn}{slow}
 {markdown_block(load, "python")}
 
 Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of all files. {markdown_code(RECORD)} says how the

@@ -10,11 +10,13 @@ from blocks.part import FieldPath
 from composer.errors import SpecError
 from composer.spec.built import is_built
 from composer.spec.fields import Alternatives, parts, under
+from composer.spec.on_hub import FORM, spec_on_hub
 from composer.spec.places import SpecNode, at, brief, count, nearest, plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.shipped import shipped_specs
 from converters.bounded import listed, lost_link
 from converters.gguf import is_gguf
+from converters.hub import HUB
 
 SEPARATOR = ":"
 """Between a sweep and one of its variants: ``ablations/lawcat-gate-rank:32``."""
@@ -60,6 +62,9 @@ def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple
         return own
     if not isinstance(said.value, str):
         raise SpecError(at(said.where, ("extends",), "expected a file, or the name of a shipped spec"))
+    if said.value.startswith(HUB):
+        remedy = f"write it to a file beside this one, and extend that: `compose show {said.value} > FILE.yaml`"
+        raise SpecError(at(said.where, ("extends",), f"a spec of the Hub cannot be extended: {remedy}"))
     path = find_spec(said.value, folder)
     sweep, separator, variant = said.value.rpartition(SEPARATOR)
     if path is None and separator and find_spec(sweep, folder) is not None:
@@ -145,7 +150,9 @@ def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:
 
 def find_spec(said: str, folder: Path) -> Path | None:
     """The path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
-    ``.yaml``, else the folder of a built model."""
+    ``.yaml``, else the folder of a built model. A spec of the Hub is fetched first. Raises SpecError where that fails."""
+    if said.startswith(HUB):
+        return spec_on_hub(said)
     path = folder / said
     if os.path.exists(path) and not os.path.isdir(path) and not is_gguf(said):
         return path
@@ -162,6 +169,8 @@ def own_source(said: object) -> Path | None:
 
 def not_found(said: str, folder: Path) -> str:
     """The message that there is no such spec, with the most similar name."""
+    if said.startswith(HUB):
+        return f"{brief(said)} is no spec of the Hub; expected {FORM}"
     if lost := lost_link(folder / said):
         return lost
     if is_gguf(said):

@@ -10,7 +10,8 @@ import yaml
 
 from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.writing import to_yaml
-from composer.weights.record import RECORD, Record, StoredSource
+from composer.weights.record import RECORD, Record, StoredSource, TrainedStage
+from converters.hub import HUB
 
 PICTURE = "composition.svg"
 """The file name of the picture of the model's heads and layers."""
@@ -25,9 +26,11 @@ def model_card(record: Record, name: str) -> str:
         front["pipeline_tag"] = "text-classification"
     elif record.resolved.direction == "causal":
         front["pipeline_tag"] = "text-generation"
-    front["tags"] = ["composed"]
+    front["tags"] = ["composed", "linear-attention"]
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
+    if datasets := datasets_of(record):
+        front["datasets"] = datasets
     auto = "AutoModelForCausalLM" if labels is None else "AutoModelForSequenceClassification"
     paper = f"\nPaper: {markdown_link(record.resolved.paper)}\n" if record.resolved.paper else ""
     linked = (
@@ -60,6 +63,7 @@ def model_card(record: Record, name: str) -> str:
 | dtype | {plan.dtype} |
 
 {_trained(record)}{linked}
+{lineage(record)}
 ## Load it
 
 {markdown_block(load, "python")}
@@ -70,6 +74,34 @@ def model_card(record: Record, name: str) -> str:
 
 {markdown_block(to_yaml(record.spec), "yaml")}
 """
+
+
+def datasets_of(record: Record) -> list[str]:
+    """Return the data sets of the Hub that the model was trained on."""
+    named = [reference for stage in record.training for reference in _references(stage)]
+    return list(dict.fromkeys(one.removeprefix(HUB).partition(",")[0] for one in named if one.startswith(HUB)))
+
+
+def lineage(record: Record) -> str:
+    """Return a section of Markdown: the source, its revision, the spec's hash, and each training stage's data and tokens."""
+    source = record.source
+    rows = [("spec hash", markdown_code(record.spec_hash))]
+    if source is not None:
+        rows += [
+            ("source", markdown_code(source.repo_id) if source.repo_id else "a local folder"),
+            ("revision", markdown_code(source.commit or source.revision or "") if source.commit or source.revision else "none"),
+            ("SHA-256 of the source's config", markdown_code(source.config_sha256)),
+        ]
+    for stage in record.training:
+        data = ", ".join(map(markdown_code, _references(stage))) or "unnamed data"
+        rows.append((stage.stage, f"{data}: {stage.tokens:,} tokens in {stage.steps:,} steps"))
+    table = "\n".join(f"| {escape_markdown(name)} | {value.replace('|', chr(92) + '|')} |" for name, value in rows)
+    return f"## Lineage\n\n| | |\n|---|---|\n{table}\n"
+
+
+def _references(stage: TrainedStage) -> list[str]:
+    """Return the references to a stage's data, as the user wrote them."""
+    return [str(one["reference"]) for one in stage.data.get("references", ())]
 
 
 def _origin(source: StoredSource | None) -> str:

@@ -11,6 +11,7 @@ from composer.drawing.picture import TYPICAL, TYPICAL_OF
 from composer.errors import BuildError, GraphError, SpecError
 from composer.spec.document import Spec
 from composer.spec.loading import locate
+from composer.spec.on_hub import spec_on_hub
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.sweep import refuse_sweep
 from composer.weights.sources import describe_model
@@ -29,6 +30,8 @@ class PictureSubject:
 
 def of_model(model: Any) -> PictureSubject | None:
     """The subject for a folder, or for a model in memory; None for anything else. Raises SourceError or BuildError."""
+    if isinstance(model, str) and (fetched := spec_on_hub(model)) is not None and fetched.is_dir():
+        model = fetched
     if isinstance(model, str | os.PathLike) and Path(model).expanduser().is_dir():
         described = describe_model(model)
         if not described.is_composed:

@@ -23,12 +23,10 @@ from converters.bounded import lost_link
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.gguf import GGUF, is_gguf
-from converters.hub import fetch
+from converters.hub import HUB, fetch, fetch_recorded
 from converters.source import Described, Source, describe, open_source
 from converters.trunk import Dtype
 
-HUB = "hub:"
-"""Before a model's name on the Hub, where a folder might be meant."""
 TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?|{HUB}[\w.-]+(?:/[\w.-]+)+{re.escape(GGUF)})@(.+)", re.IGNORECASE)
 """A model of the Hub, or a GGUF file in one, with its revision; no path, which begins with a slash, a tilde or ``./``."""
 FILE_ON_HUB = re.compile(rf"([\w.-]+/[\w.-]+)/(.+{re.escape(GGUF)})", re.IGNORECASE)
@@ -88,6 +86,27 @@ def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
                 f"folder first: `compose build softmax --from {name_of(reference)} -o FOLDER`"
             )
         return fetch(place.repo_id, place.revision, weights=False, tokenizer=True)[0]
+
+
+def local_folder(reference: str | os.PathLike[str], *, whole: bool = False) -> Path:
+    """The folder of a built model. ``hub:OWNER/NAME[@REVISION]`` is fetched first. Raises ``SourceError``.
+
+    whole: fetch all files that its record names. Left out, what loads and trains it.
+    """
+    with _as_source_errors():
+        if not name_of(reference).startswith(HUB):
+            return Path(name_of(reference)).expanduser()
+        place = _place(reference, None)
+        if not isinstance(place, _OnHub) or place.file is not None:
+            raise SourceError(f"{name_of(reference)} is no built model; expected a folder, or {HUB}OWNER/NAME[@REVISION].")
+        return fetch_recorded(place.repo_id, place.revision) if whole else fetch(place.repo_id, place.revision)[0]
+
+
+def plain_name(reference: str | os.PathLike[str]) -> str:
+    """The last part of a model's name: of its folder, or of its name on the Hub, without the revision."""
+    if name_of(reference).startswith(HUB):
+        return name_of(reference).partition("@")[0].rpartition("/")[2].removeprefix(HUB)
+    return Path(name_of(reference)).expanduser().resolve().name
 
 
 class _OnHub(NamedTuple):

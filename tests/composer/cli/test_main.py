@@ -80,6 +80,7 @@ def test_the_commands() -> None:
         "merge",
         "new",
         "parts",
+        "push",
         "read",
         "sample",
         "schema",

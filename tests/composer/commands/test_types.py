@@ -38,6 +38,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "merge": (TEACHER,),
     "export": (TEACHER,),
     "new": ("mine",),
+    "push": (TEACHER, "owner/name"),
     "read": (TEACHER, "book.txt", "book.state"),
     "sample": (TEACHER, "out.jsonl"),
     "select": ("lolcats", TEACHER, "stories", "out"),

@@ -1,0 +1,1 @@
+"""Models and specs are written to the Hub."""

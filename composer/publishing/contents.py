@@ -1,0 +1,154 @@
+"""The files that a push uploads: those that the record of a model or an export names, or those of a spec."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from composer.drawing.picture import picture
+from composer.errors import PushError
+from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
+from composer.files import read_text_file
+from composer.spec.inherit import find_spec
+from composer.spec.loading import SpecLike, load_document, load_spec, variants_of
+from composer.spec.places import plain
+from composer.spec.reading import MOST_BYTES, read_file
+from composer.spec.writing import to_yaml
+from composer.weights.card import PICTURE, model_card
+from composer.weights.picture_subject import on_source
+from composer.weights.record import RECORD, Record, read_record
+from composer.weights.side_files import CARD, not_of_the_build
+from converters.bounded import MOST_RECORD, read_bytes
+from converters.composed import EXPORT, SPEC_FILE
+from converters.hub import HUB
+
+ContentsKind = Literal["model", "export", "spec"]
+SPEC_FILES = (SPEC_FILE, CARD, PICTURE)
+"""The files of a spec on the Hub."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files of a push, by their paths in the repository: a path here, or bytes. left_out: files of the folder that no record
+    names."""
+
+    kind: ContentsKind
+    files: Mapping[str, Path | bytes]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in sorted(self.files.items())}
+
+
+def contents_of(pushed: SpecLike, repo_id: str, results: Sequence[object] = ()) -> Contents:
+    """Return the files of a built model, of an export, or of a spec.
+
+    results: ``EvalResult`` objects for the card of a model. Raises PushError for a folder without a record, and for a file that is
+    missing or has changed; SpecError, BuildError and ExportError.
+    """
+    folder = Path(pushed).expanduser() if isinstance(pushed, str | Path) and not str(pushed).startswith(HUB) else None
+    if folder is None or not folder.is_dir():
+        if results:
+            raise PushError("--metrics is for a model, and this is a spec: leave it out.")
+        return _of_spec(pushed, repo_id)
+    if (folder / EXPORT).is_file():
+        return _of_export(folder, repo_id, results)
+    record = read_record(folder)
+    if record is None:
+        raise PushError(
+            f"{folder} has no {RECORD} and no {EXPORT}; expected a folder of `compose build` or `compose export`, or a spec."
+        )
+    return _of_model(folder, record, repo_id, results)
+
+
+def _of_model(folder: Path, record: Record, repo_id: str, results: Sequence[object]) -> Contents:
+    if record.documents is None:
+        raise PushError(f"{folder / RECORD} does not list the files beside the weights. Build the model again.")
+    strangers, changed = not_of_the_build(folder, record)
+    sizes = {name: stored.bytes for name, stored in record.files.items()}
+    names = (*record.files, *record.documents, RECORD)
+    wrong = [name for name in names if not (folder / name).is_file()]
+    wrong += [name for name in changed if name != CARD and name not in wrong]
+    wrong += [name for name, size in sizes.items() if name not in wrong and (folder / name).stat().st_size != size]
+    _refuse_changed(folder, wrong)
+    text = read_text_file(folder / CARD, PushError, MOST_RECORD) if CARD in changed else model_card(record, repo_id)
+    files: dict[str, Path | bytes] = {name: folder / name for name in names}
+    return Contents("model", files | {CARD: with_results(text, repo_id, results)}, tuple(strangers))
+
+
+def _of_export(folder: Path, repo_id: str, results: Sequence[object]) -> Contents:
+    from composer.exporting.folder import differences, read_export
+
+    record = read_export(folder)
+    assert record is not None, "the folder has its file"
+    found = differences(folder, record)
+    _refuse_changed(folder, [name for name in found if name in record.files and name != CARD])
+    text = read_text_file(folder / CARD, PushError, MOST_RECORD).replace('"FOLDER"', json.dumps(repo_id))
+    files: dict[str, Path | bytes] = {name: folder / name for name in record.files}
+    card = with_results(text, repo_id, results)
+    stored = record.model_copy(update={"files": record.files | {CARD: hashlib.sha256(card).hexdigest()}})
+    files |= {CARD: card, EXPORT: f"{stored.model_dump_json(indent=2)}\n".encode()}
+    return Contents("export", files, tuple(name for name in found if name not in record.files))
+
+
+def _refuse_changed(folder: Path, names: Sequence[str]) -> None:
+    if names:
+        listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        raise PushError(
+            f"{folder} is not what its record says ({listed}): see `compose verify {folder}`. Build or export it again."
+        )
+
+
+def with_results(card: str, repo_id: str, results: Sequence[object]) -> bytes:
+    """Return a card as UTF-8, with the results of an evaluation as ``model-index`` in its front matter."""
+    if results:
+        from huggingface_hub import ModelCard
+
+        read = ModelCard(card, ignore_metadata_errors=True)
+        data: Any = read.data
+        data.model_name, data.eval_results = repo_id.rpartition("/")[2], list(results)
+        card = str(read)
+    return card.encode()
+
+
+def _of_spec(pushed: SpecLike, repo_id: str) -> Contents:
+    """A file that extends no other is uploaded as it is, comments included; of any other spec, the whole document."""
+    vary, specs = variants_of(pushed)
+    path = find_spec(str(pushed), Path()) if isinstance(pushed, str | Path) else None
+    if path is not None and path.is_file() and read_file(path, str(path)).child("extends") is None:
+        content = read_bytes(path, MOST_BYTES)
+    elif vary is None:
+        content = to_yaml(load_spec(pushed).model_dump(mode="json", exclude_unset=True)).encode()
+    else:
+        document = plain(load_document(pushed))
+        assert isinstance(document, dict), "it has been read as a sweep"
+        content = to_yaml(document).encode()
+    spec = next(iter(specs.values()))
+    files: dict[str, Path | bytes] = {SPEC_FILE: content}
+    if vary is None:
+        subject = on_source(spec, None, None)
+        files[PICTURE] = picture(subject.resolved, on=subject.on, dtype=subject.dtype).svg.encode()
+    files[CARD] = "\n".join(
+        _spec_card(spec.name, spec.paper, content.decode("utf-8-sig"), repo_id, is_sweep=vary is not None)
+    ).encode()
+    return Contents("spec", files)
+
+
+def _spec_card(name: str, paper: str | None, text: str, repo_id: str, *, is_sweep: bool) -> Iterator[str]:
+    """The lines of the card of a spec."""
+    front = {"tags": ["composed-spec", "linear-attention"]}
+    command = f"compose ablate {HUB}{repo_id} --from SOURCE" if is_sweep else f"compose build {HUB}{repo_id} --from SOURCE"
+    yield f"---\n{yaml.safe_dump(front, sort_keys=False).strip()}\n---\n\n# {escape_markdown(repo_id)}\n"
+    yield f"{markdown_code(name)}, a {'sweep of specs' if is_sweep else 'spec'} of heads for linear-attention language models.\n"
+    if paper:
+        yield f"Paper: {markdown_link(paper)}\n"
+    if not is_sweep:
+        yield f"![The graph of each head, and the map of layers]({PICTURE})\n"
+    yield f"{markdown_block(command, 'sh')}\n\n## Spec\n\n{markdown_block(text, 'yaml')}\n"
