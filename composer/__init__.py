@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from composer.commands.evaluation import evaluate
     from composer.commands.exporting import export
     from composer.commands.inspecting import inspect
+    from composer.commands.locking import lock
     from composer.commands.logits import logits
     from composer.commands.parts import parts
     from composer.commands.publishing import push
@@ -67,6 +68,7 @@ __all__ = [
     "known_tasks",
     "load",
     "load_spec",
+    "lock",
     "logits",
     "merge",
     "new",
@@ -95,6 +97,7 @@ _ROOMS = {
     "commands.evaluation": ["evaluate"],
     "commands.exporting": ["export"],
     "commands.inspecting": ["inspect"],
+    "commands.locking": ["lock"],
     "commands.logits": ["logits"],
     "commands.parts": ["parts"],
     "commands.publishing": ["push"],

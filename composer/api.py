@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.arguments import DtypeLike, named_dtype
 from composer.devices import device_type
-from composer.errors import BuildError, ComposerError, GraphError, in_words
+from composer.errors import BuildError, ComposerError, GraphError, SourceError, in_words
 from composer.graph.lowering import AUTO
 from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
@@ -39,6 +40,7 @@ from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.default_folder import default_output
 from composer.weights.dimensions import dimensions
+from composer.weights.lock import Lock, read_lock
 from composer.weights.sources import check_merged, describe_model, local_folder, open_model
 from composer.weights.target import TRUNK, Target, target_of
 from converters.bounded import brief
@@ -88,7 +90,7 @@ class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, Overriding
 
     def check(self) -> None:
         source = self.source
-        _check_origin(source, self.fresh, self.revision)
+        check_origin(source, self.fresh, self.revision)
         if source is not None and not isinstance(source, str | os.PathLike) and not hasattr(source, "config"):
             raise BuildError(f"a source is a folder, a repository of the Hub or a model of transformers, not {brief(source)}")
 
@@ -159,19 +161,62 @@ class BuildOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDty
     progress: bool | Progress = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
     def check(self) -> None:
-        _check_origin(self.source, self.fresh, self.revision)
+        if read_lock(self.spec) is not None:
+            self.check_locked()
+            return
+        check_origin(self.source, self.fresh, self.revision)
         if self.source is None and self.lolcats:
             raise BuildError("--lolcats is for a model with a source: name the source with --from")
         if self.source is not None and self.tokenizer is not None:
             raise BuildError("--tokenizer is for a model that is built with --fresh: a source has its own tokenizer")
 
+    def check_locked(self) -> None:
+        """Raise BuildError for options that a lock has already decided."""
+        decided = {
+            "--fresh": self.fresh,
+            "--set": self.overrides,
+            "--seed": self.seed,
+            "--dtype": self.dtype,
+            "--tokenizer": self.tokenizer,
+            "--lolcats": self.lolcats,
+        }
+        if given := [flag for flag, value in decided.items() if value]:
+            raise BuildError(f"{self.spec} is a lock, which decides {given[0]}: leave that out, or lock the spec anew.")
+
 
 @in_words
 def run_build(options: BuildOptions) -> BuildReport:
+    if (lock := read_lock(options.spec)) is not None:
+        return _build_locked(lock, options)
+    return _build(options)
+
+
+def _build_locked(lock: Lock, options: BuildOptions) -> BuildReport:
+    """Build from a lock. Raises BuildError for a source or a result with other bytes, with nothing written."""
+    source, revision = options.source, options.revision
+    if lock.source is None and source is not None:
+        raise BuildError(f"--from {source}: {options.spec} is locked without a source: leave it out.")
+    if lock.source is not None:
+        if source is None:
+            source, revision = lock.source.reference, None
+        try:
+            opened = open_model(source, revision, lock.dtype)
+        except SourceError as error:
+            raise SourceError(f"{error} A copy of the locked source, {lock.source.reference}, is named with --from.") from error
+        lock.check_source(opened)
+    decided = {"spec": lock.spec, "seed": lock.seed, "dtype": lock.dtype, "tokenizer": lock.tokenizer}
+    return _build(
+        replace(options, **decided, source=source, revision=revision, fresh=lock.source is None, hash_contents=True), lock
+    )
+
+
+def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
+    """Build a model. lock: what its files are compared with before they are in place."""
     from composer.weights.build import build_folder as write_folder
 
     loaded, dtype = load_spec(options.spec, options.overrides), options.dtype
     shared: dict[str, Any] = {
+        "check": None if lock is None else lock.check_built,
         "spec_document": loaded.model_dump(mode="json", exclude_unset=True),
         "dtype": dtype,
         "seed": options.seed,
@@ -256,8 +301,8 @@ def _written(name: str, done: int, total: int) -> BarUpdate:
     return BarUpdate(f"writing {name}", done, total)
 
 
-def _check_origin(source: object, fresh: bool, revision: str | None) -> None:
-    """Raise BuildError where options contradict each other."""
+def check_origin(source: object, fresh: bool, revision: str | None) -> None:
+    """Raise BuildError where options of a source contradict each other."""
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
     if source is None and not fresh:

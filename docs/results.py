@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from composer.ablation.report import AblationReport
 from composer.benching.report import BenchReport
 from composer.commands.exporting import ExportReport
+from composer.commands.locking import LockReport
 from composer.commands.reading import ReadText
 from composer.commands.texts import Generated, Sampled
 from composer.commands.training import MergeReport
@@ -47,6 +48,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "export": ("", ExportReport),
     "generate": ("", Generated),
     "inspect": ("", Findings),
+    "lock": ("", LockReport),
     "logits": ("", WrittenLogits),
     "merge": ("", MergeReport),
     "parts": ("a list, one per part", ("role", "kind", "description", "equation", "source", "fields")),

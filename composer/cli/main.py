@@ -23,6 +23,7 @@ from composer.cli.explain import explain
 from composer.cli.export import export
 from composer.cli.generate import generate
 from composer.cli.inspect import inspect
+from composer.cli.lock import lock
 from composer.cli.logits import logits
 from composer.cli.new import new, schema
 from composer.cli.parts import parts
@@ -123,6 +124,7 @@ def about(
 
 COMMANDS = (
     build,
+    lock,
     distill,
     train,
     merge,

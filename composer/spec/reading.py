@@ -135,6 +135,8 @@ def read_spec(text: str, shown: str) -> SpecNode:
         if text.strip() and not VERSION.search(text):
             raise SpecError(at(Place(shown, 1, 1), (), "no spec: nothing in it says `compose: 1`")) from None
         raise
+    if root.child("lock") is not None and (spec := root.child("spec")) is not None and isinstance(spec.value, dict):
+        root = spec  # of a lock
     if root.child("compose") is None:
         raise SpecError(at(root.where, ("compose",), "missing. A spec begins with `compose: 1`"))
     return root

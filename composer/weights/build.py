@@ -84,6 +84,7 @@ def build_folder(
     dry_run: bool = False,
     progress: Progress | None = None,
     lolcats: Sequence[str | os.PathLike[str]] = (),
+    check: Callable[[Record], None] | None = None,
 ) -> BuildReport:
     """Builds ``resolved`` from ``source`` into the folder ``out``, which appears whole or not at all.
 
@@ -96,6 +97,7 @@ def build_folder(
     - force: replaces a model that stands at ``out``.
     - dry_run: makes the plan and checks, but writes nothing.
     - lolcats: LoLCATs' checkpoints, which bring the heads' parameters and adapters to merge.
+    - check: called with the record before the folder is in place. An error that it raises leaves nothing written.
 
     Raises ``BuildError`` and ``SourceError``; the source is only ever read.
     """
@@ -138,7 +140,9 @@ def build_folder(
             untrained=raw,
             versions=versions(),
         )
-        complete_folder(folder, config, record, target.name)
+        record = complete_folder(folder, config, record, target.name)
+        if check is not None:
+            check(record)
         total = bytes_in(folder)
     return report_of(target, resolved, plan, raw, files, total, began, dry_run=False)
 

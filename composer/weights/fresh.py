@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ def build_fresh_folder(
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    check: Callable[[Record], None] | None = None,
 ) -> BuildReport:
     """Builds ``resolved``, which has a trunk, into the folder ``out``, which appears whole or not at all.
 
@@ -86,7 +87,9 @@ def build_fresh_folder(
             untrained=untrained,
             versions=versions(),
         )
-        complete_folder(folder, config_dict(trunk, resolved, trunk.dtype), record, target.name)
+        record = complete_folder(folder, config_dict(trunk, resolved, trunk.dtype), record, target.name)
+        if check is not None:
+            check(record)
         total = bytes_in(folder)
     return report_of(target, resolved, plan, untrained, files, total, began, dry_run=False)
 

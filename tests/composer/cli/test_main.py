@@ -76,6 +76,7 @@ def test_the_commands() -> None:
         "export",
         "generate",
         "inspect",
+        "lock",
         "logits",
         "merge",
         "new",

@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "expand": lambda said: composer.expand("ablations/lawcat-rope", overrides=said),
     "explain": lambda said: composer.explain("lawcat", TEACHER, overrides=said),
     "load_spec": lambda said: composer.load_spec("lawcat", said),
+    "lock": lambda said: composer.lock("lawcat", TEACHER, "out.lock.yaml", overrides=said),
     "select": lambda said: composer.select("lawcat", TEACHER, "texts.jsonl", "out", keep=1, overrides=said),
     "show": lambda said: composer.show("lawcat", overrides=said),
     "train": lambda said: composer.train("built", "texts.jsonl", overrides=said),

@@ -34,6 +34,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "inspect": (TEACHER,),
     "load": (TEACHER,),
     "load_spec": ("lolcats",),
+    "lock": ("lolcats", TEACHER, "out.lock.yaml"),
     "logits": (TEACHER, "stories", "out"),
     "merge": (TEACHER,),
     "export": (TEACHER,),

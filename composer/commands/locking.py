@@ -1,0 +1,125 @@
+"""``lock``: everything that decides the bytes of a build, in one file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from blocks.part import Closed
+from composer.api import BuildOptions, check_origin, load_spec, resolve_spec, run_build
+from composer.errors import BuildError, ComposerError, in_words
+from composer.files import failing_as, write_whole
+from composer.options import converted, function_of, option, options_class
+from composer.shared_options import (
+    FreshOrNot,
+    InDtype,
+    OfSource,
+    OfSpec,
+    Overriding,
+    Replacing,
+    SeededFromBelow,
+    TakesTokenizer,
+    to_optional_path,
+)
+from composer.spec.inherit import shown
+from composer.spec.locked import locked
+from composer.tables import Readable, View
+from composer.weights.lock import (
+    SUFFIX,
+    Lock,
+    LockedSource,
+    files_of_build,
+    files_of_source,
+    locked_reference,
+)
+from composer.weights.record import read_record, versions
+from composer.weights.sources import open_model
+from composer.weights.target import target_of
+from composer.words import plural
+
+
+class LockReport(Readable, Closed):
+    """A lock that was written. files: of the build, that it has hashes of; source: as the lock names it."""
+
+    out: Path
+    spec_hash: str
+    source: str | None
+    files: int
+
+    def view(self) -> View:
+        return View(f"Locked {shown(self.out)}", notes=self.remarks)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        source = "no source" if self.source is None else f"source {self.source}"
+        return (source, f"spec {self.spec_hash}", f"hashes of {plural(self.files, 'file')} of the build")
+
+
+@options_class
+class LockOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
+    """Write everything that decides the bytes of a build to a file.
+
+    The file has the resolved spec, the source with its commit and the hashes of its files, seed, dtype and versions. The model is
+    built once in a temporary folder, for the hashes of its files. `compose build` of the file gives the same bytes, or names what
+    differs.
+    """
+
+    error: ClassVar[type[ComposerError]] = BuildError
+    example: ClassVar[str] = 'composer.lock("lawcat", "teacher", "mine.lock.yaml")'
+    out: Path | None = option(
+        f"File to write. Left out, NAME{SUFFIX} here, with the name of the spec.",
+        default=None,
+        converter=to_optional_path,
+        kw_only=False,
+        flags=("-o", "--out"),
+        metavar="FILE",
+    )
+
+    def check(self) -> None:
+        check_origin(self.source, self.fresh, self.revision)
+        if self.source is not None and self.tokenizer is not None:
+            raise BuildError("--tokenizer is for a model that is built with --fresh: a source has its own tokenizer")
+
+
+@in_words
+def run_lock(options: LockOptions) -> LockReport:
+    loaded = load_spec(options.spec, options.overrides)
+    out = (options.out or Path(f"{loaded.name}{SUFFIX}")).expanduser()
+    if out.exists() and not options.force:
+        raise BuildError(f"{out} exists already. Use --force to replace it, or choose another file.")
+    target = target_of(None, loaded, options.source, fresh=options.fresh, revision=options.revision)
+    assert target is not None, "there is a source, or fresh"
+    document = locked(resolve_spec(loaded, target.size).model_dump(mode="json"))
+    opened = None if options.source is None else open_model(options.source, options.revision, options.dtype)
+    with failing_as(BuildError, f"{out.parent} cannot be written to"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=".compose-lock-", dir=out.parent)
+    with scratch as folder:
+        built = Path(folder) / loaded.name
+        run_build(
+            converted(
+                options, BuildOptions, spec=document, overrides=(), out=built, hash_contents=True, force=False, progress=False
+            )
+        )
+        record = read_record(built)
+    assert record is not None, "it has just been built"
+    source = None
+    if opened is not None and options.source is not None:
+        source = LockedSource(reference=locked_reference(options.source, opened), files=files_of_source(opened))
+    lock = Lock(
+        spec=document,
+        spec_hash=record.spec_hash,
+        source=source,
+        tokenizer=options.tokenizer,
+        dtype=options.dtype,
+        seed=options.seed,
+        files=files_of_build(record),
+        versions=versions(),
+    )
+    with failing_as(BuildError, f"{out} cannot be written"):
+        write_whole(out, lock.yaml, replace=options.force)
+    return LockReport(out=out, spec_hash=lock.spec_hash, source=None if source is None else source.reference, files=len(lock.files))
+
+
+lock = function_of(LockOptions, run_lock)

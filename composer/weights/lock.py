@@ -1,0 +1,135 @@
+"""A locked spec, ``spec.lock.yaml``: everything that decides the bytes of a build, and the hashes of the files that it gave."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from blocks.part import Closed
+from composer.errors import BuildError, SpecError
+from composer.files import read_text_file, sha256
+from composer.spec.inherit import find_spec, shown
+from composer.spec.places import plain
+from composer.spec.reading import MOST_BYTES, read_text
+from composer.spec.writing import to_yaml
+from composer.weights.record import Record, versions
+from composer.weights.side_files import CARD
+from converters.bounded import listed
+from converters.hub import HUB, cached_sha256
+from converters.source import Source
+from converters.trunk import Dtype
+
+SUFFIX = ".lock.yaml"
+"""The end of a lock's name where none is named."""
+LOCK_KEY = re.compile(r"^lock:", re.MULTILINE)
+
+
+class LockedSource(Closed):
+    """The source of a build. files: SHA-256 of each file that the build reads, by name."""
+
+    reference: str
+    """The folder or the name on the Hub, with the commit."""
+    files: dict[str, str]
+
+
+class Lock(Closed):
+    """A locked spec. files: SHA-256 of the files that the build wrote, without the record and the card, which name folders."""
+
+    lock: Literal[1] = 1
+    spec: dict[str, Any]
+    """The resolved spec, which leaves nothing to its source."""
+    spec_hash: str
+    source: LockedSource | None
+    """None: the weights are built from nothing."""
+    tokenizer: str | None = None
+    """Of a model that is built from nothing."""
+    dtype: Dtype | None = None
+    """As ``--dtype``; None keeps the source's."""
+    seed: int
+    files: dict[str, str]
+    versions: dict[str, str]
+
+    @property
+    def yaml(self) -> str:
+        heading = f"# {self.spec.get('name')}, locked. `compose build` gives the same bytes from it, or names what differs.\n"
+        return heading + to_yaml(self.model_dump(mode="json", exclude={"spec"}) | {"spec": self.spec})
+
+    def check_source(self, source: Source) -> None:
+        """Raise BuildError for a source with other files."""
+        assert self.source is not None, "there is a source to compare with"
+        if found := list(_differences(self.source.files, files_of_source(source))):
+            raise BuildError(f"The source {source.folder} differs from the locked one: {'; '.join(found)}. {self._elsewhere}")
+
+    def check_built(self, record: Record) -> None:
+        """Raise BuildError where a build gave other bytes."""
+        if found := list(_differences(self.files, files_of_build(record))):
+            here = versions()
+            other = [
+                f"{name} {here.get(name)} here, {said} locked" for name, said in self.versions.items() if here.get(name) != said
+            ]
+            cause = f"Versions that differ: {'; '.join(other)}." if other else "All versions are the locked ones."
+            raise BuildError(f"The build differs from the locked one, and nothing was written: {'; '.join(found)}. {cause}")
+
+    @property
+    def _elsewhere(self) -> str:
+        assert self.source is not None, "there is a source to name"
+        return f"It was {self.source.reference}. A copy of it is named with --from."
+
+
+def read_lock(named: object) -> Lock | None:
+    """The lock that a spec's name stands for, whatever its file is called; None for any other spec. Raises SpecError for a damaged
+    lock."""
+    if not isinstance(named, str | os.PathLike):
+        return None
+    path = find_spec(os.fspath(named), Path())
+    if path is None or not path.is_file():
+        return None  # the error is raised where the spec is read
+    text = read_text_file(path, SpecError, MOST_BYTES, shown(path))
+    if not LOCK_KEY.search(text):
+        return None
+    document = plain(read_text(text, shown(path)))
+    try:
+        return Lock.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(
+            f"{shown(path)} is a damaged lock, at {where or 'its start'}: {first['msg']}. Write it again: compose lock"
+        ) from None
+
+
+def locked_reference(reference: str, source: Source) -> str:
+    """The name of a source with its commit, where it is on the Hub; else the reference."""
+    if source.repo_id is None or source.commit is None:
+        return reference
+    name = reference.partition("@")[0]
+    return f"{name if name.startswith(HUB) else HUB + name}@{source.commit}"
+
+
+def files_of_source(source: Source) -> dict[str, str]:
+    """SHA-256 of the files of a source that a build reads."""
+    weights = {name: cached_sha256(shard.file) or sha256(shard.file) for name, shard in source.shards.items()}
+    names = ("config.json", *source.small_files)
+    return dict(sorted({**weights, **{name: sha256(source.folder / name) for name in names}}.items()))
+
+
+def files_of_build(record: Record) -> dict[str, str]:
+    """SHA-256 of the files of a build whose bytes do not name folders."""
+    weights = {name: stored.sha256 or "" for name, stored in record.files.items()}
+    return dict(sorted({**weights, **(record.documents or {})}.items() - {(CARD, (record.documents or {}).get(CARD, ""))}))
+
+
+def _differences(locked: Mapping[str, str], present: Mapping[str, str]) -> Iterator[str]:
+    missing, added = locked.keys() - present.keys(), present.keys() - locked.keys()
+    if missing:
+        yield f"{listed(sorted(missing))} missing"
+    if added:
+        yield f"{listed(sorted(added))} added"
+    for name in sorted(locked.keys() & present.keys()):
+        if locked[name] != present[name]:
+            yield f"{name} has the SHA-256 {present[name]}, and {locked[name]} is locked"

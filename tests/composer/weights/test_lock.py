@@ -1,0 +1,148 @@
+"""A build from a lock gives the same bytes wherever it runs, or names what differs and writes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import composer
+from composer.errors import BuildError, ComposerError, SpecError
+from composer.weights.lock import read_lock
+from composer.weights.record import read_record
+from tests.checkpoints import llama
+from tests.composer.model.trunks import document
+from tests.hub_server import local_hub
+
+NAMED = {"composition.json", "README.md"}
+"""Files with names of folders in them."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in NAMED}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return llama(tmp_path / "source")
+
+
+@pytest.fixture
+def locked(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return composer.lock("lolcats", source, "mine.lock.yaml", seed=3, dtype="bfloat16", overrides=["head.memory.0.size=8"]).out
+
+
+def test_a_lock_gives_the_same_bytes_at_another_place(locked: Path, source: Path, tmp_path: Path) -> None:
+    direct = composer.build_folder(
+        "lolcats", source, tmp_path / "direct", seed=3, dtype="bfloat16", overrides=["head.memory.0.size=8"]
+    )
+    there = tmp_path / "there"
+    there.mkdir()
+    moved = Path(shutil.move(source, there / "moved"))
+    shutil.move(locked, there / "renamed.yaml")
+    again = composer.build_folder(str(there / "renamed.yaml"), moved, there / "again")
+    assert contents(again.out) == contents(direct.out)
+    assert again.spec_hash == direct.spec_hash
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["direct", "there"], "the build for the hashes is gone"
+    assert composer.verify(again.out).ok
+
+
+def test_the_locked_source_is_found_again(locked: Path, tmp_path: Path) -> None:
+    assert composer.build_folder(locked, out=tmp_path / "built").out == tmp_path / "built"
+
+
+def test_a_lock_is_a_spec_too(locked: Path, source: Path) -> None:
+    record = read_lock(locked)
+    assert record is not None
+    assert composer.show(locked, source).hash == record.spec_hash
+    assert composer.check(locked, source).ok
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), r"tokenizer\.json has the SHA-256 \w+, and \w+ is locked"),
+        (lambda folder: (folder / "generation_config.json").unlink(), r"generation_config\.json missing"),
+        (lambda folder: (folder / "NOTICE").write_text("terms"), r"NOTICE added"),
+    ],
+)
+def test_another_source_is_named(locked: Path, source: Path, damage: Callable[[Path], object], message: str) -> None:
+    assert (source / "tokenizer.json").is_file()
+    assert (source / "generation_config.json").is_file()
+    damage(source)
+    with pytest.raises(BuildError, match=rf"differs from the locked one: {message}\..*A copy of it is named with `source`"):
+        composer.build_folder(locked, out="built")
+    assert not Path("built").exists()
+
+
+def test_other_bytes_and_other_versions_are_named(locked: Path) -> None:
+    changed = yaml.safe_load(locked.read_text())
+    changed["files"]["fresh.safetensors"] = "0" * 64
+    locked.write_text(yaml.safe_dump(changed))
+    with pytest.raises(BuildError, match=r"fresh\.safetensors has the SHA-256 .* All versions are the locked ones\."):
+        composer.build_folder(locked, out="built")
+    changed["versions"]["torch"] = "1.0"
+    locked.write_text(yaml.safe_dump(changed))
+    with pytest.raises(BuildError, match=r"fresh\.safetensors.*Versions that differ: torch .* here, 1\.0 locked"):
+        composer.build_folder(locked, out="built")
+    assert not Path("built").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [({"seed": 4}, "seed"), ({"dtype": "float32"}, "dtype"), ({"overrides": ["name=x"]}, "overrides"), ({"fresh": True}, "fresh")],
+)
+def test_what_a_lock_decides_is_refused(locked: Path, options: dict, flag: str) -> None:
+    with pytest.raises(BuildError, match=f"is a lock, which decides `{flag}"):
+        composer.build_folder(locked, out="built", **options)
+
+
+def test_a_lock_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = document("lolcats")
+    lock = composer.lock(spec, out="own.lock.yaml", fresh=True, seed=5)
+    assert lock.source is None
+    direct = composer.build_folder(spec, out="direct", fresh=True, seed=5)
+    assert contents(composer.build_folder("own.lock.yaml", out="again").out) == contents(direct.out)
+    with pytest.raises(BuildError, match="locked without a source"):
+        composer.build_folder("own.lock.yaml", "direct", "built")
+
+
+def test_a_source_of_the_hub_is_locked_at_its_commit(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with local_hub(str(tmp_path / "cache")) as hub:
+        files = {path.name: path.read_bytes() for path in source.iterdir()}
+        repository = hub.create("owner/teacher", files)
+        lock = composer.lock("lolcats", "owner/teacher", "mine.lock.yaml")
+        assert lock.source == f"hub:owner/teacher@{repository.branches['main']}"
+        repository.commit("main", files | {"config.json": b"{}"})
+        built = composer.build_folder("mine.lock.yaml", out="built")
+        record = read_record(built.out)
+        assert record is not None
+        assert record.source is not None
+        assert f"hub:owner/teacher@{record.source.commit}" == lock.source
+
+
+def test_a_damaged_lock_is_named(locked: Path) -> None:
+    locked.write_text(locked.read_text().replace("seed: 3", "seed: three"))
+    with pytest.raises(SpecError, match=r"mine\.lock\.yaml is a damaged lock, at seed: .*compose lock"):
+        composer.build_folder(locked, out="built")
+
+
+def test_a_lock_is_not_replaced_by_itself(locked: Path, source: Path) -> None:
+    before = locked.read_bytes()
+    with pytest.raises(BuildError, match="exists already"):
+        composer.lock("lola", source, locked)
+    assert locked.read_bytes() == before
+    composer.lock("lola", source, locked, force=True)
+    assert locked.read_bytes() != before
+
+
+def test_a_source_that_is_gone_is_named(locked: Path, source: Path) -> None:
+    source.rename(source.with_name("elsewhere"))
+    with pytest.raises(ComposerError, match="A copy of the locked source, .*, is named with"):
+        composer.build_folder(locked, out="built")
