@@ -78,7 +78,7 @@ def _of_model(folder: Path, record: Record, repo_id: str, results: Sequence[obje
     wrong += [name for name in changed if name != CARD and name not in wrong]
     wrong += [name for name, size in sizes.items() if name not in wrong and (folder / name).stat().st_size != size]
     _refuse_changed(folder, wrong)
-    text = read_text_file(folder / CARD, PushError, MOST_RECORD) if CARD in changed else model_card(record, repo_id)
+    text = read_text_file(folder / CARD, PushError, MOST_RECORD) if CARD in changed else model_card(record, repo_id, on_hub=True)
     files: dict[str, Path | bytes] = {name: folder / name for name in names}
     return Contents("model", files | {CARD: with_results(text, repo_id, results)}, tuple(strangers))
 

@@ -17,8 +17,11 @@ PICTURE = "composition.svg"
 """The file name of the picture of the model's heads and layers."""
 
 
-def model_card(record: Record, name: str) -> str:
-    """Return Markdown with the Hub's front matter. Names and papers are escaped: the card shows them as they are."""
+def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
+    """Return Markdown with the Hub's front matter. Names and papers are escaped: the card shows them as they are.
+
+    on_hub: ``name`` is a repository of the Hub, and no folder.
+    """
     plan, source = record.plan, record.source
     labels = record.trunk.get("labels")
     front: dict[str, object] = {"library_name": "transformers"}
@@ -36,14 +39,14 @@ def model_card(record: Record, name: str) -> str:
     linked = (
         "\nFiles that the record calls linked are the source's own, under another name: what writes into one of them in place "
         "changes the source.\n"
-        if any(file.how == "linked" for file in record.files.values())
+        if not on_hub and any(file.how == "linked" for file in record.files.values())
         else ""
     )
     load = (
         f"import composer  # registers the model with the Auto classes\nfrom transformers import {auto}\n\n"
         f'model = {auto}.from_pretrained({json.dumps(name, ensure_ascii=False)}, dtype="auto")'
     )
-    verify = f"compose verify {shlex.quote(name)}"
+    verify = f"compose verify {shlex.quote(HUB + name if on_hub else name)}"
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
 ---

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, constants
 
 import composer
 from composer.errors import ComposerError, PushError
@@ -39,6 +40,7 @@ def test_a_model_is_pushed_and_pulled_as_the_same_bytes(hub: LocalHub, compose: 
     for name in names - {"README.md"}:
         assert repository.files()[name] == (student / name).read_bytes(), name
     assert f'from_pretrained("{REPO}"' in repository.files()["README.md"].decode()
+    assert f"`compose verify hub:{REPO}`" in repository.files()["README.md"].decode()
     verified = composer.verify(f"hub:{REPO}")
     assert verified.ok
     for name in names:
@@ -223,6 +225,14 @@ def test_failures_say_what_to_do(hub: LocalHub, student: Path, monkeypatch: pyte
         composer.verify("hub:owner/nothing")
     with pytest.raises(ComposerError, match=r"has no composition\.json and no export\.json"):
         composer.verify("hub:owner/empty")
+
+
+def test_a_hub_that_does_not_answer_is_named(hub: LocalHub, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+        with pytest.raises(PushError, match=r"The Hub cannot be reached for the push to owner/mine: .*push again\.$"):
+            composer.push(student, REPO)
 
 
 def test_a_commit_that_came_between_is_named(hub: LocalHub, student: Path) -> None:
