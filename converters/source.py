@@ -132,7 +132,7 @@ class Source(Described):
 def describe(folder: Path) -> Described:
     """Reads ``config.json`` and nothing else."""
     content = read_config_file(folder)
-    if (folder / EXPORT).is_file():
+    if os.path.isfile(folder / EXPORT):  # False where the folder may not be searched
         raise ConfigError(
             f"{folder} is an exported model ({EXPORT}), whose Python file only transformers runs. Take the model that it was made "
             f"from: {EXPORT} names its folder."

@@ -53,7 +53,7 @@ class ServeOptions(InDtype, OnDevice, OfModel):
 
     example: ClassVar[str] = 'composer.serve("lawcat-mine-distilled").wait()'
     host: str = option("Address to listen on. 0.0.0.0 is all of this machine's.", default="127.0.0.1")
-    port: int = option("Port to listen on.", default=8000, least=1, most=LAST_PORT)
+    port: int = option("Port to listen on. 0 takes a free one.", default=8000, least=0, most=LAST_PORT)
 
 
 @in_words
@@ -62,7 +62,7 @@ def run_serve(options: ServeOptions) -> Server:
     folder = str(source.folder)
     if unfit := sorted(set(SEPARATORS) & set(folder)):
         raise ComposerError(f"transformers' server cannot open a folder with {unfit[0]!r} in its path: {folder}. Rename it.")
-    _check_port(options.host, options.port)
+    port = _listenable(options.host, options.port)
     with silent_transformers():
         from transformers import AutoConfig
         from transformers.utils.import_utils import is_serve_available
@@ -71,7 +71,7 @@ def run_serve(options: ServeOptions) -> Server:
             raise ComposerError(f"transformers' server is not installed: {EXTRA}")
         if source.is_composed:
             _lend(AutoConfig.from_pretrained(folder))
-        return _started(folder, options)
+        return _started(folder, port, options)
 
 
 serve = function_of(ServeOptions, run_serve)
@@ -84,7 +84,7 @@ def _lend(config: Any) -> None:
     setattr(sys.modules["transformers"], config.architectures[0], class_of(config))
 
 
-def _started(folder: str, options: ServeOptions) -> Server:
+def _started(folder: str, port: int, options: ServeOptions) -> Server:
     from huggingface_hub.constants import HF_HUB_CACHE
     from transformers.cli.serve import Serve
 
@@ -94,25 +94,25 @@ def _started(folder: str, options: ServeOptions) -> Server:
         device=options.device,
         dtype=options.dtype or "auto",
         host=options.host,
-        port=options.port,
+        port=port,
         non_blocking=True,
     )
     try:
         while not running.server.started:
             if not running._thread.is_alive():
-                raise ComposerError(f"The server ended as it began to listen on {options.host}:{options.port}.")
+                raise ComposerError(f"The server ended as it began to listen on {options.host}:{port}.")
             time.sleep(0.05)
     except BaseException:
         running.kill_server()  # its thread would keep this process
         raise
-    return Server(f"http://{options.host}:{options.port}", folder, running)
+    return Server(f"http://{options.host}:{port}", folder, running)
 
 
-def _check_port(host: str, port: int) -> None:
-    """Raises ComposerError where nothing can listen there."""
+def _listenable(host: str, port: int) -> int:
+    """The port, or a free one for 0. Raises ComposerError where nothing can listen there."""
     try:
-        with socket.create_server((host, port)):
-            pass
+        with socket.create_server((host, port)) as listening:
+            return listening.getsockname()[1]
     except OSError as error:
         why = reason(error).partition(" (while")[0]  # where Python adds the address once more
         raise ComposerError(f"Nothing can listen on {host}:{port}: {why}. Take another --port or --host.") from error

@@ -63,7 +63,7 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 
 def _plain(default: object) -> object:
     """Numbers may be said between commas on a command line, and in thousands."""
-    said = isinstance(default, str) and default[:1].isdecimal()
+    said = isinstance(default, str) and re.fullmatch(r"[\dk,]+", default)
     return read_tokens(cast("str", default), least=0) if said else default
 
 

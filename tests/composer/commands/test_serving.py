@@ -24,11 +24,6 @@ PROMPTS = ("the girl went to", "one two", "a very old house stood by the sea , a
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LoLCATs model whose tokenizer has a chat template."""
@@ -44,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path_factory.mktemp("hub") / "cache"))
-        served = composer.serve(folder, port=free_port(), dtype="float32")
+        served = composer.serve(folder, port=0, dtype="float32")
         yield served
         served.close()
 
@@ -91,8 +86,8 @@ def test_mistakes_are_told_before_anything_is_loaded(folder: Path, monkeypatch: 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ComposerError, match="Take another `port`"):
         composer.serve(folder, port=taken.getsockname()[1])
     with pytest.raises(ComposerError, match="Rename it"):
-        composer.serve(folder.rename(folder.with_name("a@b")), port=free_port())
+        composer.serve(folder.rename(folder.with_name("a@b")), port=0)
     folder.with_name("a@b").rename(folder)
     monkeypatch.setattr(import_utils, "is_serve_available", lambda: False)
     with pytest.raises(ComposerError, match=r"pip install 'attention-composer\[serve\]'"):
-        composer.serve(folder, port=free_port())
+        composer.serve(folder, port=0)
