@@ -76,6 +76,7 @@ OTHERWISE = {
     "load": "Composed",
     "chat": "Chat",
     "draw": "Picture",
+    "serve": "Server",
     "view": "Served",
     "load_spec": "Spec",
     "expand": "dict[str, Spec]",
