@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from composer.devices import check_device
 from composer.errors import ComposerError, in_words
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
@@ -59,6 +60,7 @@ class ServeOptions(InDtype, OnDevice, OfModel):
 @in_words
 def run_serve(options: ServeOptions) -> Server:
     source = open_model(options.model)
+    check_device(options.device)
     folder = str(source.folder)
     if unfit := sorted(set(SEPARATORS) & set(folder)):
         raise ComposerError(f"transformers' server cannot open a folder with {unfit[0]!r} in its path: {folder}. Rename it.")

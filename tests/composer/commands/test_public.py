@@ -128,6 +128,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "chat template": (lambda: composer.chat(TEACHER), "no chat template"),
     "sample": (lambda: composer.sample("nowhere", "texts.jsonl"), "nowhere"),
     "sample texts": (lambda: composer.sample(TEACHER, "texts.jsonl", texts=0), "texts: expected"),
+    "serve": (lambda: composer.serve("nowhere"), "nowhere"),
+    "serve device": (lambda: composer.serve(TEACHER, device="tpu"), "tpu"),
     "show": (lambda: composer.show("nothing"), "nothing"),
     "show fresh": (lambda: composer.show("lawcat", TEACHER, fresh=True), "leave one out"),
     "code": (lambda: composer.code("lawcat"), "name a source, `source=SOURCE`"),
