@@ -103,6 +103,7 @@ def complete_spec(incomplete: str) -> list[str]:
 
 OUT = {"flags": ("-o", "--out"), "metavar": "FOLDER"}
 """The names of ``out`` on the command line."""
+OUT_FILE: dict[str, Any] = OUT | {"metavar": "FILE"}
 PROGRESS = "True shows a bar. A function is called at each step of the progress."
 TELL = "Function that is called with messages. Left out, they are logged by the log `composer`."
 SYSTEM = "Text of the system's turn before the first turn."

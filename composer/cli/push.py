@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
-from composer.cli.screen import heading, print_json, print_table, say
+from composer.cli.screen import print_report
 from composer.commands import publishing
 from composer.commands.publishing import PushOptions
 from composer.progress import on_terminal
@@ -16,10 +16,4 @@ from composer.progress import on_terminal
 def push(options: PushOptions, screen: Screen) -> None:
     at_once(f"Reading {options.pushed}", quiet=screen.hides_progress)
     report = publishing.run_push(replace(options, progress=not screen.hides_progress and on_terminal()))
-    if screen.as_json:
-        print_json(report.model_dump(mode="json"))
-        return
-    heading(report.headline)
-    print_table(report.table.rows, headers=report.table.headers)
-    for remark in report.remarks:
-        say(f"  {remark}")
+    print_report(report, as_json=screen.as_json)

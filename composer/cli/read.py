@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
-from composer.cli.screen import heading, print_json, say
+from composer.cli.screen import print_report
 from composer.commands import reading
 from composer.commands.reading import ReadOptions
 
@@ -15,9 +15,4 @@ from composer.commands.reading import ReadOptions
 def read(options: ReadOptions, screen: Screen) -> None:
     at_once(f"Reading {options.model}", quiet=screen.hides_progress)
     report = reading.run_read(replace(options, progress=not screen.hides_progress))
-    if screen.as_json:
-        print_json(report.model_dump(mode="json"))
-        return
-    heading(report.view().title)
-    for remark in report.remarks:
-        say(f"  {remark}")
+    print_report(report, as_json=screen.as_json)

@@ -137,6 +137,19 @@ def heading(text: str) -> None:
     console().print(escape_message(text), style="bold", soft_wrap=True)
 
 
+def print_report(report: Any, *, as_json: bool) -> None:
+    """Print a short report: its title, its tables, and its notes, indented. as_json: print it as JSON alone."""
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    view = report.view()
+    heading(view.title)
+    for table in view.tables:
+        print_table(table.rows, headers=table.headers)
+    for note in view.notes:
+        say(f"  {note}")
+
+
 def print_table(
     rows: Iterable[Sequence[str]],
     *,

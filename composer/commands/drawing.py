@@ -15,6 +15,7 @@ from composer.errors import BuildError, ComposerError, in_words
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class
 from composer.shared_options import (
+    OUT_FILE,
     SPEC,
     CountedAt,
     InDtype,
@@ -52,8 +53,7 @@ class DrawOptions(Replacing, InDtype, CountedAt, Overriding, OfSource, OfSpecOrM
         "An .svg file. Left out, the command prints the picture.",
         default=None,
         converter=to_optional_path,
-        flags=("-o", "--out"),
-        metavar="FILE",
+        **OUT_FILE,
     )
 
 

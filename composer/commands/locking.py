@@ -12,6 +12,7 @@ from composer.errors import BuildError, ComposerError, in_words
 from composer.files import failing_as, write_whole
 from composer.options import converted, function_of, option, options_class
 from composer.shared_options import (
+    OUT_FILE,
     FreshOrNot,
     InDtype,
     OfSource,
@@ -72,8 +73,7 @@ class LockOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDtyp
         default=None,
         converter=to_optional_path,
         kw_only=False,
-        flags=("-o", "--out"),
-        metavar="FILE",
+        **OUT_FILE,
     )
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from composer.files import MOST_TEXT, failing_as, read_text_file, sha256
 from composer.notices import warn_user
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, OnDevice, Replacing, WithBackend, to_path, to_text
+from composer.shared_options import OUT_FILE, PROGRESS, OnDevice, Replacing, WithBackend, to_path, to_text
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
 from composer.weights.opened import open_models
@@ -71,8 +71,7 @@ class ReadOptions(Replacing, WithBackend, OnDevice):
         "File for the state, in the safetensors format. It appears whole or not at all.",
         converter=to_path,
         kw_only=False,
-        flags=("-o", "--out"),
-        metavar="FILE",
+        **OUT_FILE,
     )
     progress: bool | Callable[[int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 

@@ -26,6 +26,7 @@ from composer.notices import inform
 from composer.options import function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import (
+    OUT_FILE,
     PROGRESS,
     SYSTEM,
     TOP_P,
@@ -222,8 +223,7 @@ class SampleOptions(Replacing, OnDevice, Seeded, OfAnyModel):
         "File for the texts, as JSON lines. It appears whole or not at all.",
         converter=to_path,
         kw_only=False,
-        flags=("-o", "--out"),
-        metavar="FILE",
+        **OUT_FILE,
     )
     texts: int = option("Number of texts.", default=1000, least=1)
     length: int = option(

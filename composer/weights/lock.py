@@ -17,6 +17,7 @@ from composer.spec.inherit import find_spec, shown
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
 from composer.spec.writing import to_yaml
+from composer.state import first_problem
 from composer.weights.record import Record, versions
 from composer.weights.side_files import CARD
 from converters.bounded import listed
@@ -96,11 +97,7 @@ def read_lock(named: object) -> Lock | None:
     try:
         return Lock.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise SpecError(
-            f"{shown(path)} is a damaged lock, at {where or 'its start'}: {first['msg']}. Write it again: compose lock"
-        ) from None
+        raise SpecError(f"{shown(path)} is a damaged lock, at {first_problem(error)}. Write it again: compose lock") from None
 
 
 def locked_reference(reference: str, source: Source) -> str:

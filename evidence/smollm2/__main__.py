@@ -37,8 +37,17 @@ def main(
         return
     if teacher is None or not data:
         raise typer.BadParameter("runs need --teacher and --data")
-    files = {"text": text, "haystack": haystack, "tasks": tasks, "rows": rows}
-    inputs = Inputs(teacher=teacher, data=tuple(data), bfloat16=bfloat16, device=device, dtype=dtype, **files)
+    inputs = Inputs(
+        teacher=teacher,
+        data=tuple(data),
+        text=text,
+        haystack=haystack,
+        bfloat16=bfloat16,
+        device=device,
+        dtype=dtype,
+        tasks=tasks,
+        rows=rows,
+    )
     try:
         for run in runs_of(read_plan(plan), inputs, work.resolve()):
             if (not only or {run.name, run.folder.name} & set(only)) and not is_kept(run, kept):

@@ -171,8 +171,7 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
     started.touch()
     resumed = ["--resume"] if arguments[0] == "distill" and Path(arguments[arguments.index("-o") + 1] + ".run").exists() else []
     words = [sys.executable, "-m", "composer", *arguments, *resumed]
-    paths = [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     shown = sys.stderr.isatty()
     began = time.monotonic()
     with (folder / f"{step}.log").open("a", encoding="utf-8") as log:

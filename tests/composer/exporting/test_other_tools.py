@@ -17,20 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from trl import SFTConfig, SFTTrainer
 
 import composer
+from tests.composer.evaluation.test_harness import YAML
 from tests.composer.exporting.models import randomised
 
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
-TASK = """
-task: digits
-dataset_path: json
-dataset_kwargs: {data_files: {test: DATA}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: choices
-doc_to_target: label
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +63,15 @@ def test_lm_eval_gives_the_figures_of_compose_eval(
         digits = [str(rng.randrange(10)) for _ in range(4)]
         rows.append({"question": " ".join(digits), "choices": ["0", "3", "7"], "label": rng.randrange(3)})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "digits.yaml").write_text(TASK.replace("DATA", json.dumps(str(tmp_path / "rows.jsonl"))))
+    (tmp_path / "mine.yaml").write_text(YAML.replace("DATA", json.dumps(str(tmp_path / "rows.jsonl"))))
     folder, exported = folders
-    own = composer.evaluate([folder], lm_eval=["digits"], include_path=tmp_path, out=tmp_path / "scores")
+    own = composer.evaluate([folder], lm_eval=["mine"], include_path=tmp_path, out=tmp_path / "scores")
     arguments = {"pretrained": str(exported), "trust_remote_code": True, "dtype": "float32", "batch_size": 4, "device": "cpu"}
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    theirs = lm_eval.simple_evaluate("hf", arguments, tasks=["digits"], task_manager=manager, bootstrap_iters=0)
+    theirs = lm_eval.simple_evaluate("hf", arguments, tasks=["mine"], task_manager=manager, bootstrap_iters=0)
     assert theirs is not None
     (figure,) = [one.value for one in own.harness if one.metric == "acc"]
-    assert theirs["results"]["digits"]["acc,none"] == figure
+    assert theirs["results"]["mine"]["acc,none"] == figure
     assert 0 < figure < 1
 
 
