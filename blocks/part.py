@@ -80,6 +80,11 @@ class Slot:
     dtype: Literal["pairs", "state", "int64"]
     empty: float = 0.0
 
+    @property
+    def grows(self) -> bool:
+        """Whether it has a row for each token so far: its first axis is empty before the first token."""
+        return self.shape[:1] == (0,)
+
     def bytes(self, pair_bytes: int, state_bytes: int = 4) -> int:
         """Bytes of one batch row, where one number of a pair (of a state) takes ``pair_bytes`` (``state_bytes``)."""
         return math.prod(self.shape) * {"pairs": pair_bytes, "state": state_bytes, "int64": 8}[self.dtype]

@@ -21,7 +21,7 @@ FLOORS = (
     {"api", "registration"},
     {"evaluation", "training"},
     {"ablation", "benching", "exporting", "inspection", "selection", "viewing"},
-    {"publishing"},
+    {"publishing", "vllm"},
     {"commands"},
     {"__init__"},
     {"cli"},

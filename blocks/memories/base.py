@@ -73,6 +73,11 @@ class Memory(Part):
     """Its weight σ among the memories of the head, one a head: learned (from σ = 0.1, as LoLCATs), a linear function of each
     token's (mixed) hidden state, fixed, or none."""
 
+    @property
+    def is_softmax_over_all(self) -> bool:
+        """Whether it is softmax attention over every token so far, with logits q·k / √D."""
+        return False
+
     def has_mass(self) -> bool:
         """Whether its answer comes with a mass, so that it can share a denominator."""
         return True

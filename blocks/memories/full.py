@@ -55,6 +55,10 @@ class Full(Memory):
         """Whether its pairs do."""
         return self.gate.rank_of_decay != "none"
 
+    @property
+    def is_softmax_over_all(self) -> bool:
+        return not self.fades and self.length_scale is None
+
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         return (*super().inputs(shape), Port("decay", Kind.DECAY, shape.heads, 1, needed=False))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
-from composer.errors import in_words
+from composer.errors import ComposerError, in_words
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import ON_HUB, PROGRESS, to_text
+from composer.vllm import version_problem
 from composer.weights.findings import VerifyReport
 from composer.weights.sources import local_folder
 from converters.composed import EXPORT
@@ -25,12 +27,28 @@ class VerifyOptions:
 
     example: ClassVar[str] = 'assert composer.verify("lawcat-mine").ok'
     model: str = argument(f"A folder that `compose build` or `compose export` wrote, {ON_HUB}.", converter=to_text)
+    served: bool = option(
+        "Serve it by vLLM in this process, too, and compare greedy text and log-probabilities with `generate`, in float32.",
+        default=False,
+    )
     progress: bool | Callable[[str, int, int], None] = option(PROGRESS, default=False, is_checked=False, is_hidden=True)
 
 
 @in_words
 def run_verify(options: VerifyOptions) -> VerifyReport:
     folder = local_folder(options.model, whole=True)
+    if options.served and (problem := version_problem()):
+        raise ComposerError(problem)
+    report = _against_record(folder, options)
+    if not options.served:
+        return report
+    with silent_transformers():
+        from composer.vllm.check import check_served
+
+        return report.model_copy(update={"checks": report.checks + check_served(folder)})
+
+
+def _against_record(folder: Path, options: VerifyOptions) -> VerifyReport:
     if (folder / EXPORT).is_file():
         with silent_transformers():
             from composer.exporting.verify import verify_export

@@ -45,6 +45,8 @@ class ExportRecord(Closed):
     model: str
     """The folder of the model."""
     command: str
+    config: dict[str, Any]
+    """``config.json`` of the composed model that it was made of, which says what its heads are."""
     files: dict[str, str]
     """SHA-256 of each file, by name."""
     versions: dict[str, str]
@@ -140,7 +142,8 @@ def _documents(partial: Path, merged: Path, folder: Path, out: Path, model: Any,
     command = f"compose export {shlex.quote(str(folder))} -o {shlex.quote(out.name)}"
     write_text(partial / CARD, card(exported, record, command))
     files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
-    export = ExportRecord(model=str(folder.resolve()), command=command, files=files, versions=versions_of(PACKAGES))
+    config, versions = dict(open_source(merged).config), versions_of(PACKAGES)
+    export = ExportRecord(model=str(folder.resolve()), command=command, config=config, files=files, versions=versions)
     write_text(partial / EXPORT, export.model_dump_json(indent=2) + "\n")
 
 

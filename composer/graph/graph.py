@@ -114,6 +114,14 @@ class HeadGraph:
         (read,) = (node.part for node in self.nodes.values() if isinstance(node.part, Read))
         return read
 
+    @property
+    def softmax(self) -> Memory | None:
+        """The memory of a head that is softmax attention over all tokens and nothing else; None for every other head."""
+        (_, memory), *others = self.memories
+        roles = {node.part.role for node in self.order if node.part is not None and node.part is not memory}
+        nothing_else = not others and roles <= {"entry", "read"}
+        return memory if nothing_else and memory.is_softmax_over_all else None
+
     def into(self, name: str, port: str | None = None) -> tuple[Edge, ...]:
         """The edges into a node, or into one of its ports."""
         return tuple(edge for edge in self.edges if edge.end == name and port in (None, edge.input))

@@ -119,6 +119,7 @@ class ComposedAttention(nn.Module):
     """Stands in front of a host's class of attention, which is the next one in the order of its bases."""
 
     composed: ComposedHeads
+    """An inference engine puts a module with the same methods in its place."""
     facts: AttentionFacts
     layer: int
     listener: Callable[[LayerCall, Mapping[str, Any], Tensor], None] | None = None
@@ -175,7 +176,7 @@ class ComposedAttention(nn.Module):
         if not call.state:
             call.state = self._empty_state(hidden)
         inputs: list[Tensor] = []
-        if self.composed._mixes:
+        if self.composed.mixes_inputs:
             how = call.state, passed.backend, call.in_place
             inputs, call.carried = self.composed.mix(hidden, passed.tokens, *how)
         given = {**options, "attention_mask": None, "composed": call}
@@ -197,7 +198,7 @@ class ComposedAttention(nn.Module):
     @property
     def mixes_inputs(self) -> bool:
         """Whether a head mixes the hidden states that queries and keys are projected from."""
-        return self.composed._mixes
+        return self.composed.mixes_inputs
 
     def _empty_state(self, hidden: Tensor) -> State:
         return self.composed.empty_state(hidden.shape[0], _projected_dtype(hidden), hidden.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -9,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from blocks.flow import Tokens
-from blocks.part import State
+from blocks.part import Slot, State
 from blocks.rotation import Turning
 from composer.graph.composition import HeadSpec
-from composer.model.head import Head
+from composer.model.head import Head, anatomy
 from composer.spec.resolve import Resolved
 
 
@@ -56,8 +58,25 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads
-        self._mixes = any(head._mixes for head in self._heads())
+        self.mixes_inputs = any(head._mixes for head in self._heads())
         """Whether a head mixes the hidden states before queries and keys are projected from them."""
+
+    def groups(self) -> Iterator[tuple[str, Head]]:
+        """Each group's name and its heads, in the order of the layer."""
+        return zip(self._names, self._heads(), strict=True)
+
+    def without(self, groups: Container[str]) -> ComposedHeads:
+        """The same modules without these groups."""
+        rest = copy.copy(self)
+        rest._groups = tuple(group for group in self._groups if group.head not in groups)
+        rest._names = {name: parts for name, parts in self._names.items() if name not in groups}
+        rest._modules = {name: self._modules[name] for name in rest._names}
+        return rest
+
+    def slots(self, group: str) -> dict[str, Slot]:
+        """The tensors that a group hands from call to call, for one batch row, by their names in the layer's state."""
+        head = cast("Head", self._modules[group])
+        return {self._names[group][part]: slot for part, slot in anatomy(head).graph.slots.items()}
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """For each group, the hidden states that its queries and keys are projected from, mixed or as they are; and new states."""

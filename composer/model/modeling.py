@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -10,9 +11,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers.generation.utils import GenerationMixin
+from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
+from blocks.flow import Tokens
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
@@ -141,7 +144,7 @@ class ComposedModel(ComposedPreTrainedModel):
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(given)
         passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
-        outputs = self._attended(rows, seen, passed) if asked else self._run(rows, **passed)
+        outputs = self._attended(rows, seen, passed) if asked else self.run(rows.tokens, rows.below, **passed)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.reordered:
@@ -165,13 +168,16 @@ class ComposedModel(ComposedPreTrainedModel):
             )
         found = Attentions(self.backend)
         with visiting_heads(self, found.collect):
-            outputs = self._run(rows, **options)
+            outputs = self.run(rows.tokens, rows.below, **options)
         outputs.attentions = found.by_layer(rows)
         return outputs
 
-    def _run(self, rows: Rows, **options: Any) -> Any:
-        """The host's own forward."""
-        passed = Passed(rows.tokens, self.backend, rows.below)
+    def run(self, tokens: Tokens, below: int | None = None, **options: Any) -> Any:
+        """The host's own forward for tokens that the caller has laid out, padding behind each row's real ones.
+
+        below: as in ``Rows``. options: the host's arguments, past_key_values and position_ids among them.
+        """
+        passed = Passed(tokens, self.backend, below)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
         options |= {"attention_mask": None, "use_cache": options["past_key_values"] is not None, "return_dict": True}
@@ -197,6 +203,13 @@ class ComposedModel(ComposedPreTrainedModel):
                 raise ValueError("past_key_values: layers with gradient checkpointing take no cache in training; call eval() first")
             return None
         return new_cache(self.config) if given is None and (self.config.use_cache if use_cache is None else use_cache) else given
+
+
+class Computed(nn.Module):
+    """Stands in the place of a base model whose last hidden states are known: it gives them back."""
+
+    def forward(self, *, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=cast("Any", inputs_embeds))  # of a host with experts, no routers' logits
 
 
 class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
@@ -227,6 +240,12 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             for cache in (options.get("past_key_values"), getattr(answer, "past_key_values", None)):
                 if isinstance(cache, ComposedCache):
                     cache.recorder = None
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """The logits ``B T V`` of last hidden states ``B T C``, by the host's own forward, with its caps and scales."""
+        head = copy.copy(self)
+        head._modules = {**self._modules, self.base_model_prefix: Computed()}
+        return PreTrainedModel.__call__(head, inputs_embeds=hidden).logits
 
     def recording(self, cache: ComposedCache) -> Recorder:
         """A recorder of this model's steps for this cache, which has it from here on."""

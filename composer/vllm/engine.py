@@ -1,0 +1,293 @@
+"""All that touches vLLM's interfaces, which move with its versions: what is registered, the model, layers of states, metadata.
+
+The model is the host's own code from transformers, with ``ServedHeads`` in the place of its layers' heads. Every host and adapter
+is served that this package loads. vLLM's own linear layers, and with them tensor parallelism and its quantisation, are not used. A
+layer's states are one state of bytes to vLLM, of one size in all layers: it keeps, copies (prefix caching) and
+recomputes them as it does Mamba's.
+"""
+
+# pyright: reportMissingImports=false
+# vLLM brings packages of versions of its own, so that an environment of tests and checks is without it.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from vllm.config import ModelConfig, VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
+from vllm.platforms import current_platform
+from vllm.transformers_utils.config import register_config_parser
+from vllm.transformers_utils.config_parser_base import ConfigParserBase
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionMetadataBuilder, CommonAttentionMetadata
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, register_backend
+from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
+
+from blocks.flow import Tokens
+from composer.model.head import Anatomy
+from composer.vllm import FORMAT
+from composer.vllm.folder import check_servable, configuration_of_folder, keeps_states, load_for_serving
+from composer.vllm.heads import CurrentStep, ServedHeads, serve_heads, slots_of
+from composer.vllm.pages import Field, Pages, layout
+from composer.vllm.step import EngineStep
+
+KIND = MambaAttentionBackendEnum.CUSTOM
+"""The kind of a layer of states among those of vLLM."""
+CPU_BLOCK = 128
+"""vLLM's default tokens of a block on a CPU."""
+
+
+@dataclass
+class StateMetadata:
+    """The requests of a step, as ``EngineStep`` has them. pages: the page of each request, ``R``."""
+
+    starts: tuple[int, ...]
+    seen: tuple[int, ...]
+    pages: Tensor
+
+
+class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
+    """Makes it out of what vLLM says of a step."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> StateMetadata:
+        """Without speculative decoding, which is refused, vLLM's upper bounds of lengths are the lengths."""
+        common, requests = common_attn_metadata, common_attn_metadata.num_reqs
+        mode = self.vllm_config.cache_config.mamba_cache_mode
+        pages = mamba_get_block_table_tensor(common.block_table_tensor, common.seq_lens, self.kv_cache_spec, mode)
+        starts = common.query_start_loc_cpu[: requests + 1].tolist()
+        ends = common.seq_lens_cpu_upper_bound
+        assert ends is not None, "vLLM's runner of models has set it"
+        lengths = [end - start for start, end in pairwise(starts)]
+        seen = [end - length for end, length in zip(ends[:requests].tolist(), lengths, strict=True)]
+        return StateMetadata(tuple(starts), tuple(seen), pages[:requests, 0].long())
+
+
+class StateBackend(AttentionBackend):
+    """Names the builder to vLLM."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "COMPOSER_STATES"
+
+    @staticmethod
+    def get_builder_cls() -> type[StateMetadataBuilder]:
+        return StateMetadataBuilder
+
+    @classmethod
+    def is_ssm(cls) -> bool:
+        return True
+
+
+class LayerStates(nn.Module, MambaBase):
+    """The states of one layer in vLLM's cache: a page of bytes for each request, which is one state to vLLM."""
+
+    def __init__(self, heads: ServedHeads, fields: tuple[Field, ...], vllm_config: VllmConfig) -> None:
+        super().__init__()
+        self._heads = [heads]
+        """In a list, so that it is no module of this one."""
+        self.fields, self.page = fields, 0
+        self.kv_cache: tuple[Tensor, ...] = ()
+        layers = vllm_config.compilation_config.static_forward_context
+        if heads.name in layers:
+            raise ValueError(f"two layers are called {heads.name}")
+        layers[heads.name] = self
+
+    @property
+    def mamba_type(self) -> MambaAttentionBackendEnum:
+        return KIND
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.page,),)
+
+    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        return (torch.int8,)
+
+    def bind_kv_cache(self, kv_cache: Tensor) -> None:
+        """kv_cache: pages of bytes, one a row; attention beside it may have made them longer."""
+        memory = kv_cache.view(kv_cache.shape[0], -1).view(torch.int8)[:, : self.page]
+        self.kv_cache = (memory,)
+        self._heads[0].pages = Pages(self.fields, memory)
+
+
+class ServedModel(nn.Module):
+    """A composed model as vLLM runs it."""
+
+    has_inner_state: ClassVar[bool] = True
+    is_hybrid: ClassVar[bool] = True
+    supports_mamba_prefix_caching: ClassVar[bool] = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        _check_engine(vllm_config)
+        model_config = vllm_config.model_config
+        model = load_for_serving(Path(model_config.model), model_config.dtype)
+        self.composed = model.to(vllm_config.device_config.device)
+        self.current = CurrentStep()
+        layers = serve_heads(self.composed, lambda *group: _softmax(*group, vllm_config), self.current)
+        states: list[LayerStates] = []
+        for served in layers:
+            fields, size = layout(slots_of(served.heads), model_config.dtype, model_config.max_model_len)
+            if fields:
+                states.append(LayerStates(served, fields, vllm_config))
+                states[-1].page = size
+        self.states = nn.ModuleList(states)
+        for layer in states:
+            layer.page = max(other.page for other in states)
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
+        """vLLM asks once the layers are made, so that pages of its attention are as long as theirs."""
+        layers = vllm_config.compilation_config.static_forward_context.values()
+        return ((max((layer.page for layer in layers if isinstance(layer, LayerStates)), default=0),),)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
+        return (torch.int8,)
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
+        return (get_temporal_copy_spec,)
+
+    @classmethod
+    def get_mamba_state_copy_funcs(cls, mamba_types: set[MambaAttentionBackendEnum]) -> dict[MambaAttentionBackendEnum, Any]:
+        return dict.fromkeys(mamba_types, cls.get_mamba_state_copy_func())
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.composed.get_input_embeddings()(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Token ids ``N``, or their embeddings ``N C``, to the last hidden states ``N C``."""
+        inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        assert tokens is not None, "vLLM hands one of the two over"
+        inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = tokens[None]
+        self.current.step = self._step(positions)
+        try:
+            outputs = self.composed.base.run(Tokens(positions[None]), position_ids=positions[None], past_key_values=None, **inputs)
+        finally:
+            self.current.step = None
+        return outputs.last_hidden_state[0]
+
+    def _step(self, positions: Tensor) -> EngineStep:
+        """The step that vLLM is at. Where it only measures memory, the line is one request that is not kept."""
+        metadata = get_forward_context().attn_metadata
+        if not isinstance(metadata, dict) or not self.states:
+            return EngineStep(positions, (0, len(positions)), (0,))
+        of_layers = {name: each for name, each in metadata.items() if isinstance(each, StateMetadata)}
+        first = next(iter(of_layers.values()))
+        return EngineStep(positions, first.starts, first.seen, {name: each.pages for name, each in of_layers.items()})
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        return self.composed.logits_of(hidden_states[None])[0]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """They are loaded already, as the folder says. One is taken of vLLM's own reader, which starts its clock."""
+        next(iter(weights), None)
+        return {name for name, _ in self.named_parameters()}
+
+
+class ComposedFolders(VerifyAndUpdateConfig):
+    """What vLLM has to know of a model before it is built."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: ModelConfig) -> None:
+        """vLLM takes a model for one with states by its class, unless its configuration says that all layers are softmax: here the
+        spec decides."""
+        config = model_config.hf_config
+        check_servable(config)
+        config.layer_types = None if keeps_states(config) else ["full_attention"] * config.get_text_config().num_hidden_layers
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        """On a CPU vLLM sets its default size of blocks anew after it has cut its memory by another. Then it splits texts elsewhere
+        than at the ends of blocks, and cached states are of other tokens. A size that counts as the user's stays.
+        """
+        _check_engine(vllm_config)
+        cache = vllm_config.cache_config
+        if current_platform.is_cpu() and not cache.user_specified_block_size:
+            cache.block_size, cache.user_specified_block_size = CPU_BLOCK, True
+
+
+class ComposedConfigurations(ConfigParserBase):
+    """The configurations of composed models, and of exports, whose own ``config.json`` names a class of their own."""
+
+    def parse(
+        self, model: str | Path, trust_remote_code: bool, revision: str | None = None, code_revision: str | None = None, **_: Any
+    ) -> tuple[dict[str, Any], Any]:
+        config = configuration_of_folder(Path(model))
+        return config.to_dict(), config
+
+
+def register_with_vllm() -> None:
+    """Make the architectures of composed models, their configurations and their layers of states known. It may be called again."""
+    names = {"ComposedForCausalLM"}
+    names |= {f"Composed{name}" for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
+    for name in sorted(names - set(ModelRegistry.get_supported_archs())):
+        ModelRegistry.register_model(name, f"{__name__}:{ServedModel.__name__}")
+        MODELS_CONFIG_MAP[name] = ComposedFolders
+    register_backend(KIND, f"{__name__}.{StateBackend.__name__}", is_mamba=True)
+    register_config_parser(FORMAT)(ComposedConfigurations)
+
+
+def _check_engine(vllm_config: VllmConfig) -> None:
+    """Raises ValueError for what composed models cannot do."""
+    parallel = vllm_config.parallel_config
+    refused = {
+        "--tensor-parallel-size": parallel.tensor_parallel_size > 1,
+        "--pipeline-parallel-size": parallel.pipeline_parallel_size > 1,
+        "--speculative-config": vllm_config.speculative_config is not None,
+        "--quantization": vllm_config.quant_config is not None,
+        "--enable-lora": vllm_config.lora_config is not None,
+    }
+    reasons = {
+        "--speculative-config": "a state cannot go back to an earlier token",
+        "--enable-lora": "adapters are part of the folder: compose merge",
+    }
+    for option, is_wanted in refused.items():
+        if is_wanted:
+            reason = reasons.get(option, "a composed model runs the layers of transformers, on one device")
+            raise ValueError(f"composed models are not served with {option}: {reason}; leave it out")
+
+
+def _softmax(attention: Any, group: str, head: Anatomy, vllm_config: VllmConfig) -> Attention:
+    """vLLM's attention for a group of heads, a module of the layer's attention, where vLLM looks for it."""
+    shape, facts = head.shape, attention.facts
+    own = {} if not facts.sinks else {"sinks": attention.sinks[head.place[1] : head.place[1] + shape.heads]}
+    softmax = Attention(
+        shape.heads,
+        shape.head_dim,
+        shape.head_dim**-0.5,
+        num_kv_heads=shape.key_heads,
+        cache_config=vllm_config.cache_config,
+        logits_soft_cap=facts.softcap,
+        per_layer_sliding_window=facts.window,
+        prefix=f"composed.layers.{attention.layer}.{group}",
+        **own,
+    )
+    attention.add_module(f"softmax_{group}", softmax)
+    return softmax

@@ -1,0 +1,105 @@
+"""States in an engine: each request has a page of bytes for a layer, with the tensors of its state one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from blocks.part import Slot, State
+from blocks.tensors import accumulating
+from composer.vllm.step import EngineCall
+
+ALIGNED = 64
+"""Pages have a multiple of so many bytes."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor in a page. grows: it has room for a row for each token of the longest text; rows without a token are ``empty``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    empty: float
+    grows: bool
+    offset: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in a page."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def layout(slots: Mapping[str, Slot], dtype: torch.dtype, longest: int) -> tuple[tuple[Field, ...], int]:
+    """The fields of a page with these tensors, and its bytes. The widest numbers stand first, so that all are aligned.
+
+    dtype: of the model's keys and values. longest: tokens of the longest text.
+    """
+    dtypes = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
+    fields = [
+        Field(name, (longest, *slot.shape[1:]) if slot.grows else slot.shape, dtypes[slot.dtype], slot.empty, slot.grows)
+        for name, slot in slots.items()
+    ]
+    placed, offset = [], 0
+    for each in sorted(fields, key=lambda other: -other.dtype.itemsize):
+        placed.append(replace(each, offset=offset))
+        offset += each.bytes
+    return tuple(placed), -(-offset // ALIGNED) * ALIGNED
+
+
+class Pages:
+    """The fields of all pages of a layer, as views of the engine's memory."""
+
+    def __init__(self, fields: tuple[Field, ...], memory: Tensor) -> None:
+        """memory: ``pages bytes`` int8, at least as many bytes as the fields take."""
+        self.fields = fields
+        self._views = {
+            each.name: memory[:, each.offset : each.offset + each.bytes].view(each.dtype).unflatten(1, each.shape or (1,))
+            for each in fields
+        }
+
+    def read(self, call: EngineCall, pages: Tensor, empty: State) -> State:
+        """The states of a call's requests, copied. pages: of all requests of the step. empty: those before the first token.
+
+        A page is handed on as its last request left it, so a request that begins has ``empty``.
+        """
+        if call.all_new:
+            return empty
+        at, state = pages[call.rows], dict(empty)
+        for each in self.fields:
+            view = self._views[each.name]
+            if each.grows:
+                rows = view[at, : call.most_seen]
+                has_token = torch.arange(call.most_seen, device=at.device) < call.seen[:, None]
+                state[each.name] = rows.masked_fill(~_over(has_token, rows), each.empty)
+                continue
+            states = view[at].view(-1, *each.shape)
+            state[each.name] = states if call.is_new is None else states.where(~_over(call.is_new, states), empty[each.name])
+        return state
+
+    def write(self, call: EngineCall, pages: Tensor, state: State) -> None:
+        """Keep the new states of a call's requests, those that are in ``state``."""
+        at = pages[call.rows]
+        for each in self.fields:
+            new = state.get(each.name)
+            if new is None:
+                continue
+            view = self._views[each.name]
+            if not each.grows:
+                view[at] = new.view(-1, *view.shape[1:]).to(each.dtype)
+                continue
+            earlier = 0 if call.all_new else call.most_seen
+            entry = torch.arange(new.shape[1], device=at.device).expand(len(at), -1)
+            later = entry - earlier
+            is_token = torch.where(later < 0, entry < call.seen[:, None], later < call.length[:, None])
+            row = torch.where(later < 0, entry, later + call.seen[:, None])
+            view[at[:, None].expand_as(entry)[is_token], row[is_token]] = new[is_token].to(each.dtype)
+
+
+def _over(rows: Tensor, states: Tensor) -> Tensor:
+    """The same with further axes, to be compared with ``states``."""
+    return rows.view(*rows.shape, *[1] * (states.dim() - rows.dim()))

@@ -1,0 +1,214 @@
+"""Under vLLM a composed model writes what ``generate`` writes: every shipped spec, several hosts, adapters, exports, and over HTTP.
+
+It needs vLLM, which ``make serve-test`` installs into an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make serve-test")
+
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from vllm import ModelRegistry
+
+import composer
+from composer.spec.loading import load_spec
+from composer.vllm import register
+from composer.vllm.check import check_served
+from composer.vllm.engine import ServedModel
+from composer.vllm.pages import Pages
+
+ROOT = Path(__file__).parents[2]
+TEACHER = ROOT / "examples" / "teacher"
+CAUSAL = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml")) if load_spec(path.stem).direction == "causal"]
+SMALL: dict[str, Any] = {
+    "vocab_size": 503, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "initializer_range": 0.2,
+}  # fmt: skip
+HOSTS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "gemma2": {"sliding_window": 32, "query_pre_attn_scalar": 32},
+    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 32},
+}
+STORY = "once upon a time there was a gentle child who lived near the river. In the house he found an old letter from her brother. "
+ABORTED = 50
+"""The number of the request that is given up."""
+HALF = {
+    "compose": 1,
+    "name": "half",
+    "head": {"memory": [{"kind": "window", "size": 16}, {"kind": "state"}], "feature_map": {"kind": "hedgehog"}},
+    "layers": [{"at": [0], "use": "source"}],
+}
+"""A kept softmax layer before one with states, so that vLLM has pages of both kinds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    """The class itself, which vLLM would otherwise look at in a process of its own."""
+    register()
+    for name in ModelRegistry.get_supported_archs():
+        if name.startswith("Composed"):
+            ModelRegistry.register_model(name, ServedModel)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny random model of each family."""
+    folders = {}
+    for family, options in HOSTS.items():
+        torch.manual_seed(0)
+        folders[family] = tmp_path_factory.mktemp(family)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL | options)).save_pretrained(folders[family])
+    return folders
+
+
+def built(spec: Any, source: Path, out: Path) -> Path:
+    composer.build_folder(spec, source, out=out, overrides=["trunk=null"])
+    return out
+
+
+def check(folder: Path, **options: Any) -> None:
+    assert not [made.detail for made in check_served(folder, **options) if made.outcome != "passed"]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_shipped_spec(name: str, tmp_path: Path) -> None:
+    check(built(name, TEACHER, tmp_path / name))
+
+
+@pytest.mark.parametrize("family", HOSTS)
+@pytest.mark.parametrize("name", ["lolcats", "lawcat", "gated-deltanet", "gdn-hybrid"])
+def test_hosts(family: str, name: str, hosts: dict[str, Path], tmp_path: Path) -> None:
+    check(built(name, hosts[family], tmp_path / name))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_gpu_blocks_override": 8}], ids=["pages of both kinds", "requests are put back"])
+def test_a_kept_softmax_layer(options: dict[str, Any], tmp_path: Path) -> None:
+    check(built(HALF, TEACHER, tmp_path / "half"), **options)
+
+
+@pytest.mark.parametrize("name", ["lolcats", "forgetting"])
+def test_texts_with_one_beginning(name: str, tmp_path: Path) -> None:
+    text = torch.randint(0, 507, (260,), generator=torch.Generator().manual_seed(2)).tolist()
+    texts = [text[:length] for length in (200, 190, 220, 100, 260, 215, 20)]
+    check(built(name, TEACHER, tmp_path / name), texts=texts, enable_prefix_caching=True)
+
+
+def test_adapters_and_exports(tmp_path: Path) -> None:
+    folder = built("lolcats", TEACHER, tmp_path / "built")
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sat on the mat. " * 400)
+    recipe = ["recipe.sequence=64"]
+    recipe += [f"recipe.{stage}.{key}" for stage in ("transfer", "finetune") for key in ("epochs=null", "steps=3")]
+    composer.distill(folder, str(text), tmp_path / "trained", overrides=recipe)
+    check(tmp_path / "trained")
+    composer.export(tmp_path / "trained", out=tmp_path / "export")
+    check(tmp_path / "export")
+
+
+def test_states_that_are_not_kept_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = built("lolcats", TEACHER, tmp_path / "built")
+    monkeypatch.setattr(Pages, "write", lambda *_: None)
+    with pytest.raises(AssertionError, match="vLLM writes others"):
+        check(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tensor_parallel_size": 2}, "not served with --tensor-parallel-size"),
+        ({"enable_lora": True}, "not served with --enable-lora: adapters are part of the folder"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(built("lolcats", TEACHER, tmp_path / "built"), **options)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of vLLM's server of OpenAI's interface, and the folder that it serves."""
+    folder = built("lolcats", TEACHER, tmp_path_factory.mktemp("served") / "lolcats")
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "cat"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", "256"]
+    command += ["--max-num-batched-tokens", "64", "--block-size", "32"]  # so that prefix caching has much to find
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    with log.open("w") as written, subprocess.Popen(command, env=environment, stdout=written, stderr=written) as process:
+        address, end = f"http://127.0.0.1:{port}", time.monotonic() + 300
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=5)
+                break
+            except OSError:
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < end, log.read_text()[-3000:]
+                time.sleep(0.5)
+        yield address, folder
+        process.terminate()
+
+
+def post(address: str, path: str, **body: Any) -> Any:
+    """The answer of the server, opened."""
+    data = json.dumps({"model": "cat", "temperature": 0, "max_tokens": 24, **body}).encode()
+    request = urllib.request.Request(f"{address}/v1/{path}", data, {"Content-Type": "application/json"})
+    return urllib.request.urlopen(request, timeout=300)
+
+
+def test_two_hundred_requests_and_one_that_is_aborted(server: tuple[str, Path]) -> None:
+    address, folder = server
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), composer.load(folder)
+    ids = tokenizer(STORY * 12)["input_ids"]
+    prompts = [ids[number : number + 1 + number * 37 % 90] for number in range(200)]
+
+    def ask(number: int) -> list[int]:
+        if number == ABORTED:
+            with post(address, "completions", prompt=prompts[number], max_tokens=150, stream=True, ignore_eos=True) as answer:
+                assert answer.readline().startswith(b"data:")
+            return []
+        with post(address, "completions", prompt=prompts[number], ignore_eos=True, return_token_ids=True) as answer:
+            return json.load(answer)["choices"][0]["token_ids"]
+
+    with ThreadPoolExecutor(32) as asking:
+        written = list(asking.map(ask, range(200)))
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    wanted = []
+    for number in set(range(0, 200, 4)) - {ABORTED}:
+        with torch.no_grad():
+            wanted.append(model.generate(torch.tensor([prompts[number]]), **options)[0, len(prompts[number]) :].tolist())
+        assert written[number] == wanted[-1], number
+    assert len(set(map(tuple, wanted))) > len(wanted) / 2, "texts differ, so that another's would show"
+
+
+def test_a_conversation_in_pieces(server: tuple[str, Path]) -> None:
+    messages = [{"role": "user", "content": "once upon a time"}]
+    with post(server[0], "chat/completions", messages=messages) as answer:
+        whole = json.load(answer)["choices"][0]["message"]["content"]
+    with post(server[0], "chat/completions", messages=messages, stream=True) as answer:
+        lines = [line.decode().removeprefix("data: ") for line in answer if line.startswith(b"data: {")]
+    pieces = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]
+    assert whole
+    assert "".join(pieces) == whole
