@@ -6,7 +6,7 @@ import glob
 import hashlib
 import os
 import secrets
-import sys
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +19,6 @@ MOST_TEXT = 16 * 2**20
 MOST_SENTENCES = 256 * 2**20
 """Bytes of a file of which sentences are taken."""
 MARK_BYTES = 4
-_RENAME_EXCHANGE, _AT_FDCWD = 2, -100
-"""Arguments of renameat2, from Linux's headers."""
 
 
 @contextmanager
@@ -56,48 +54,49 @@ def own_partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(MARK_BYTES)}{PARTIAL}")
 
 
-def own_partials_of(path: Path) -> Iterator[Path]:
-    """Every path of ``own_partial_of`` that is there."""
-    mark = "[0-9a-f]" * (2 * MARK_BYTES)
-    return path.parent.glob(f".{glob.escape(path.name)}.{mark}{PARTIAL}")
-
-
 def replaced_by(partial: Path) -> Path:
-    """The path of a folder that ``move_folder`` replaces, until ``partial`` stands in its place."""
+    """The path of a folder that ``move_folder`` replaces, until ``partial`` is in its place."""
     return partial.with_suffix(".replaced")
 
 
 def move_folder(partial: Path, folder: Path, *, replace: bool = True) -> Path | None:
-    """Moves a folder to its place, in one step where the system can exchange two folders.
+    """Move a folder to its place.
 
-    replace: a folder that is there; otherwise it must be empty. Returns the new path of a replaced folder, for the caller to
-    remove; None where there was none. Raises OSError, with both where they were.
+    replace: an existing folder is renamed to ``replaced_by(partial)`` first; otherwise ``folder`` must be free or empty. A process
+    that is killed between the two renames leaves the old folder there, from where ``recover`` returns it. Returns the new path of
+    the replaced folder, for the caller to remove; None if there was none. Raises OSError, with both folders where they were.
     """
     if not replace or not folder.exists():
         partial.rename(folder)
         return None
-    if _exchanged(partial, folder):
-        return partial
     aside = replaced_by(partial)
-    folder.rename(aside)
     try:
+        folder.rename(aside)
         partial.rename(folder)
     except BaseException:
-        aside.rename(folder)
+        if aside.exists() and not folder.exists():
+            aside.rename(folder)
         raise
-    return aside
+    try:
+        return aside.rename(partial)  # a folder that is still called ``aside`` has not been replaced yet
+    except OSError:
+        return aside
 
 
-def _exchanged(one: Path, other: Path) -> bool:
-    """Exchanges two paths in one step by Linux's renameat2. False where the system or the file system cannot."""
-    import ctypes
+def recover(folder: Path) -> None:
+    """Clean up after processes that were killed while they wrote a folder, with paths of ``own_partial_of``.
 
-    if not sys.platform.startswith("linux"):
-        return False
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+    A folder that ``move_folder`` has set aside returns to its place, unless another folder is there; partial folders are removed.
+    Call it under the folder's lock. Raises OSError.
+    """
+    paths = f".{glob.escape(folder.name)}.{'[0-9a-f]' * (2 * MARK_BYTES)}"
+    for aside in folder.parent.glob(f"{paths}.replaced"):
+        if folder.is_dir() and any(folder.iterdir()):
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(folder)
+    for partial in folder.parent.glob(f"{paths}{PARTIAL}"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str, *, replace: bool = True) -> None:

@@ -27,8 +27,7 @@ from composer.training.merge import merge_adapters
 from composer.versions import versions_of
 from composer.weights.card import PICTURE, datasets_of, lineage
 from composer.weights.loading import load_model
-from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.place import place
+from composer.weights.output import check_output, check_space, link_or_copy, whole_or_nothing
 from composer.weights.record import RECORD, Record, read_record, write_json, write_text
 from composer.weights.side_files import CARD, CONFIG
 from converters.bounded import MOST_RECORD, read_bytes, read_text
@@ -77,7 +76,7 @@ def export_folder(folder: Path, out: Path, *, copy: bool = False, force: bool = 
         check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files else 0)
         with whole_or_nothing(out, force=force, check_replaceable=_check_export) as partial:
             for name, shard in source.shards.items():
-                place(shard.file, partial / name, copy=copy or own_files, moved=lambda _: None)
+                link_or_copy(shard.file, partial / name, copy=copy or own_files)
             _documents(partial, merged, folder, out, model, exported, record)
     return exported
 

@@ -20,8 +20,7 @@ from composer.weights.check import problems_of
 from composer.weights.dimensions import dimensions
 from composer.weights.finite import digest_and_counts, refuse_not_finite
 from composer.weights.head_checkpoints import LolcatsValues, merged_piece, read_head_checkpoints, value_piece, with_head_checkpoints
-from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.place import copy_files, place
+from composer.weights.output import check_output, check_space, copy_files, link_or_copy, whole_or_nothing
 from composer.weights.plan import FRESH_FILE, Inherited, Plan, ShardPlan, make_plan
 from composer.weights.record import (
     RECORD,
@@ -209,7 +208,7 @@ class _Writer:
 
     def _linked(self, shard: ShardPlan) -> StoredFile:
         origin, target = self.source.shards[shard.file].file, self.folder / str(shard.output)
-        how = place(origin, target, copy=self.copy, moved=self._moved(target.name, shard.bytes))
+        how = link_or_copy(origin, target, copy=self.copy, moved=self._moved(target.name, shard.bytes))
         contents = known_sha256(self.source, self.student, shard.file)
         if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
             contents, counts = digest_and_counts(self.source.shards[shard.file])
@@ -283,7 +282,7 @@ def report_of(
     dry_run: bool,
 ) -> BuildReport:
     """The report of a finished build. total: bytes of all files of the output, small ones included."""
-    shared = sum(file.bytes for file in files.values() if file.how in ("linked", "cloned"))
+    shared = sum(file.bytes for file in files.values() if file.how == "linked")
     return BuildReport(
         out=out,
         dry_run=dry_run,

@@ -1,22 +1,21 @@
-"""A folder that appears whole or not at all."""
+"""An output folder that appears whole or not at all, and the files of its source: linked or copied."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from composer.errors import BuildError
-from composer.files import move_folder, own_partial_of, own_partials_of, sync
+from composer.files import move_folder, own_partial_of, recover, sync
 from composer.locks import beside, exclusive_lock
-from composer.weights.record import RECORD, read_record
+from composer.weights.contents import blocks
+from composer.weights.record import RECORD, Placement, read_record
 from composer.weights.side_files import not_of_the_build
-from converters.bounded import circle_of_links, reason
+from converters.bounded import check_file, circle_of_links, reason
 from converters.source import Source
 
 
@@ -74,53 +73,39 @@ def check_space(out: Path, needed: int) -> None:
 
 @contextmanager
 def whole_or_nothing(out: Path, *, force: bool = False, check_replaceable: Callable[[Path], None] = check_build) -> Iterator[Path]:
-    """Gives a temporary folder beside ``out`` that takes its place at the end, or leaves no trace if anything goes wrong.
+    """Create a temporary folder beside ``out`` for the block, and move it to ``out`` at the end.
 
-    Before that it waits until all of it is on the disk. What stood at ``out`` is replaced only by ``force``, in one step where the
-    system can exchange two folders, and removed after that. For the block, a lock keeps other builds of the same output out; what
-    killed builds have left is removed. Ctrl-C and SIGTERM end the build as errors do. Raises ``BuildError``, also for file-system
-    errors.
+    If anything fails, Ctrl-C included, ``out`` is as it was. All files are on the disk before the folder moves. An existing folder
+    is replaced only with ``force``, and removed after that. For the block, a lock keeps other builds of the same output out, and
+    what killed builds have left is cleaned up. Raises ``BuildError``, also for file-system errors.
     """
     partial = own_partial_of(out)
     made = [parent for parent in (out.parent, *out.parent.parents) if not parent.exists()]
     busy = BuildError(f"Another build is at work on {out}. Wait until it has ended, or choose another folder.")
-    done = False
-    with _sigterm_raises(), ExitStack() as held:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            if held.enter_context(exclusive_lock(beside(out), busy)):
-                _remove_abandoned(out)
-            check_output(
-                out, None, force=force, check_replaceable=check_replaceable
-            )  # another build may have written there while the source was read
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(beside(out), busy) as is_locked:
+            if is_locked:
+                recover(out)
+            # Another build may have written to the place while the source was read.
+            check_output(out, None, force=force, check_replaceable=check_replaceable)
             partial.mkdir()
             yield partial
             _sync_all(partial)
-            with _undisturbed():
-                check_output(out, None, force=force, check_replaceable=check_replaceable)
-                replaced = move_folder(partial, out, replace=force)
-                done = True
-                # The output is in place: later errors are not failures of the build.
-                with suppress(OSError):
-                    sync(out.parent)
-                if replaced is not None:
-                    shutil.rmtree(replaced, ignore_errors=True)
-        except OSError as error:
-            raise BuildError(_what_failed(error, out)) from error
-        finally:
-            with _undisturbed():
-                if not done:
-                    shutil.rmtree(partial, ignore_errors=True)
-                held.close()
-                for parent in () if done else made:
-                    with suppress(OSError):
-                        parent.rmdir()
-
-
-def _remove_abandoned(out: Path) -> None:
-    """Remove the temporary folders beside the output that killed builds have left."""
-    for partial in own_partials_of(out):
+            check_output(out, None, force=force, check_replaceable=check_replaceable)
+            replaced = move_folder(partial, out, replace=force)
+            # The output is in place: later errors are not failures of the build.
+            with suppress(OSError):
+                sync(out.parent)
+            if replaced is not None:
+                shutil.rmtree(replaced, ignore_errors=True)
+    except OSError as error:
+        raise BuildError(_what_failed(error, out)) from error
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            with suppress(OSError):  # it is not empty once the output is in place
+                parent.rmdir()
 
 
 def _sync_all(folder: Path) -> None:
@@ -130,39 +115,6 @@ def _sync_all(folder: Path) -> None:
         if path.is_dir() or path.stat().st_nlink == 1:
             sync(path)
     sync(folder)
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Makes SIGTERM end the process through its ``finally`` clauses, as Ctrl-C does, unless another handler is set."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keeps a (second) Ctrl-C or SIGTERM out of the few steps that must not stop half-way."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def _what_failed(error: OSError, out: Path) -> str:
@@ -180,3 +132,40 @@ def _what_failed(error: OSError, out: Path) -> str:
 
 def _existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def link_or_copy(
+    source: Path, target: Path, *, copy: bool = False, moved: Callable[[int], object] = lambda count: None
+) -> Placement:
+    """Create ``target`` as a hard link to ``source``, or as a copy with the same time stamp where no link is possible. Raises
+    OSError.
+
+    copy: always copy. moved: called with the number of bytes of each block that is copied.
+    """
+    source = source.resolve()
+    check_file(source)
+    if not copy:
+        with suppress(OSError):  # another file system, or one without links: the copy fails where the disk is full or read-only
+            os.link(source, target)
+            return "linked"
+    copy_file(source, target, moved)
+    # The time stamp identifies files that nobody has hashed, such as those of a run that continues with a model built anew.
+    stat = source.stat()
+    with suppress(OSError):  # a file system that does not let it be set
+        os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    return "copied"
+
+
+def copy_file(source: Path, target: Path, moved: Callable[[int], object] = lambda count: None) -> None:
+    """Copy the contents of a file. moved: called with the number of bytes of each block. Raises OSError."""
+    with target.open("xb") as stream:
+        for block in blocks(source):
+            stream.write(block)
+            moved(len(block))
+
+
+def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
+    """Copy files of one folder into another. They are never linked: a later save would write through a link into the source."""
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        copy_file(source / name, folder / name)

@@ -19,7 +19,7 @@ from composer.devices import check_memory
 from composer.errors import SourceError
 from composer.progress import silent_transformers
 from composer.trust import refuse_code, refused_by_transformers
-from composer.weights.place import copy_files
+from composer.weights.output import copy_files
 from composer.weights.record import write_text
 from converters.bounded import listed, parse_json, shortened
 from converters.errors import ConfigError

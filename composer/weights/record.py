@@ -15,7 +15,6 @@ from composer.graph.lowering import AUTO
 from composer.spec.resolve import Resolved
 from composer.versions import versions_of
 from composer.weights.names import FileName
-from composer.weights.place import Placement
 from composer.weights.plan import Plan
 from converters.bounded import MOST_RECORD, read_bytes, reason, shortened, within
 from converters.composed import RECORD
@@ -23,6 +22,7 @@ from converters.hub import cached_sha256
 from converters.shard import read_shard
 from converters.source import Source, UnpackedFrom
 
+Placement = Literal["linked", "copied"]
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
 
 
@@ -35,7 +35,7 @@ class StoredFile(Closed):
 
     how: Placement | Literal["written", "rewritten"]
     origin: str | None
-    """The source's file behind it, for one that was linked, cloned or copied."""
+    """The source's file behind it, for one that was linked or copied."""
     bytes: int
     header_sha256: str
     sha256: str | None

@@ -10,8 +10,7 @@ from composer.spec.resolve import Resolved
 from composer.weights.build import complete_folder
 from composer.weights.card import PICTURE
 from composer.weights.config import config_dict, recorded_trunk
-from composer.weights.output import check_output, whole_or_nothing
-from composer.weights.place import copy_file, place
+from composer.weights.output import check_output, copy_file, link_or_copy, whole_or_nothing
 from composer.weights.record import RECORD, Record, read_record, stored_file
 from composer.weights.side_files import CARD, CONFIG
 from converters.composed import ADAPTER_KEY
@@ -45,7 +44,7 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
             if name not in record.files:
                 copy_file(path, folder / name)
                 continue
-            how, known = place(path, folder / name, copy=False, moved=lambda _: None), record.files[name]
+            how, known = link_or_copy(path, folder / name), record.files[name]
             placed = stored_file(folder / name, known.how, origin=None, contents=known.sha256)
             files[name] = placed.model_copy(update={"how": known.how if how == "linked" else how, "origin": known.origin})
         whole = config_dict(recorded_trunk(record.trunk), record.resolved, record.plan.dtype)

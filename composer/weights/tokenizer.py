@@ -9,7 +9,7 @@ from pathlib import Path
 
 from composer.errors import BuildError
 from composer.trust import load_tokenizer
-from composer.weights.place import copy_files
+from composer.weights.output import copy_files
 from composer.weights.sources import tokenizer_folder
 from composer.words import plural
 from converters.bounded import brief

@@ -12,8 +12,7 @@ from composer.spec.parameters import fresh_parameters
 from composer.weights.build import complete_folder
 from composer.weights.config import config_dict, recorded_trunk
 from composer.weights.finite import all_finite
-from composer.weights.output import check_output, check_space, whole_or_nothing
-from composer.weights.place import copy_file, copy_files, place
+from composer.weights.output import check_output, check_space, copy_file, copy_files, link_or_copy, whole_or_nothing
 from composer.weights.plan import Plan, dtype_of
 from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
 from composer.weights.side_files import TRAINING
@@ -145,7 +144,7 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
     # A stored copy of a tied embedding would no longer be one, and transformers would then take it for a matrix of its own.
     outdated = {source.covered.output_copy} & shard.tensors.keys() if EMBEDDING in changed else set()
     if not here and not outdated:
-        how = place(shard.file, target, copy=False, moved=lambda count: None)
+        how = link_or_copy(shard.file, target)
         contents = known_sha256(source, record, target.name)
         return stored_file(target, how, origin=shard.file, contents=contents)
     pieces = [

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from composer import files
 from composer.errors import BenchError
-from composer.files import failing_as, move_folder, read_text_file, sha256, write_whole
+from composer.files import failing_as, move_folder, own_partial_of, read_text_file, recover, replaced_by, sha256, write_whole
 
 
 def test_it_replaces_what_stood_there_and_makes_its_folder(tmp_path: Path) -> None:
@@ -34,10 +33,7 @@ def folder_with(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "in two steps"])
-def test_a_folder_moves_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
-    if not exchange:
-        monkeypatch.setattr(files, "_exchanged", lambda *_: False)
+def test_a_folder_moves_to_its_place(tmp_path: Path) -> None:
     place = tmp_path / "place"
     assert move_folder(folder_with(tmp_path / ".place.partial", "one"), place) is None
     replaced = move_folder(folder_with(tmp_path / ".place.partial", "another"), place)
@@ -47,7 +43,6 @@ def test_a_folder_moves_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_exchanged", lambda *_: False)
     place, partial = folder_with(tmp_path / "place", "one"), folder_with(tmp_path / ".place.partial", "another")
     rename = Path.rename
 
@@ -63,6 +58,23 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_other(tmp_path: Path, mo
         move_folder(partial, place, replace=False)
     assert [(path / "file").read_text() for path in (place, partial)] == ["one", "another"]
     assert set(tmp_path.iterdir()) == {place, partial}
+
+
+@pytest.mark.parametrize("place", ["free", "empty", "taken"])
+def test_a_folder_set_aside_by_a_killed_process_returns_to_its_place(tmp_path: Path, place: str) -> None:
+    """Unless another folder is there. Folders with other names stay."""
+    folder = tmp_path / "a[1]"
+    aside = folder_with(replaced_by(own_partial_of(folder)), "old")
+    folder_with(own_partial_of(folder), "half")
+    other = folder_with(tmp_path / ".a[1].0123.replaced", "other")
+    if place == "taken":
+        folder_with(folder, "new")
+    if place == "empty":
+        folder.mkdir()
+    recover(folder)
+    assert (folder / "file").read_text() == ("new" if place == "taken" else "old")
+    assert set(tmp_path.iterdir()) == {folder, other}
+    assert not aside.exists()
 
 
 def test_what_has_come_to_stand_there_may_be_left_alone(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_an_export_that_fails_leaves_what_was_there(model: Path, tmp_path: Path,
     def fails(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("composer.exporting.folder.place", fails)
+    monkeypatch.setattr("composer.exporting.folder.link_or_copy", fails)
     with pytest.raises(ComposerError, match="No space left"):
         composer.export(model, out, force=True)
     assert (out / "export.json").read_bytes() == before

@@ -37,7 +37,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> 
     def listed() -> set[str]:
         return {path.name for path in tmp_path.iterdir()} - {begun.name}
 
-    others = {".out[1].more.0123abcd.partial", ".out[1].run.partial", ".out1.0123abcd.partial", ".out[1].0123abcd.replaced"}
+    others = {".out[1].more.0123abcd.partial", ".out[1].run.partial", ".out1.0123abcd.partial", ".out[1].more.0123abcd.replaced"}
     for name in others:
         (tmp_path / name).mkdir()
     process = forked(child)
