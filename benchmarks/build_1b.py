@@ -110,7 +110,7 @@ def build_once(spec_name: str, source: Path, out: Path, copy: bool) -> dict[str,
     from composer.spec.loading import load_spec
     from composer.spec.resolve import resolve
     from composer.weights.build import build_folder
-    from composer.weights.dimensions import dimensions
+    from composer.weights.config import dimensions
     from composer.weights.sources import open_model
 
     imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -162,7 +162,7 @@ def file_system(folder: Path) -> str:
 
 def warm(source: Path) -> None:
     """Reads the source once, so that no run pays for the first reading."""
-    from composer.weights.contents import blocks
+    from composer.weights.stream import blocks
 
     for path in source.glob("*.safetensors"):
         for _ in blocks(path):

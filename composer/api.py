@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from composer.arguments import DtypeLike, named_dtype
 from composer.devices import device_type
@@ -38,10 +38,9 @@ from composer.spec.loading import SpecLike, load_spec, locate
 from composer.spec.overrides import Overrides
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code, refused_by_transformers
-from composer.weights.default_folder import default_output
-from composer.weights.dimensions import dimensions
+from composer.weights.config import dimensions
 from composer.weights.lock import Lock, read_lock
-from composer.weights.sources import check_merged, describe_model, local_folder, open_model
+from composer.weights.sources import check_merged, default_output, describe_model, local_folder, open_model, open_tokenizer
 from composer.weights.target import TRUNK, Target, target_of
 from converters.bounded import brief
 
@@ -97,14 +96,14 @@ class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, Overriding
 
 @in_words
 def run_build_in_memory(options: ModelOptions) -> Composed:
-    from composer.weights.finite import check_loaded
-    from composer.weights.from_model import build_from_model, trunk_of
+    from composer.weights.in_memory import build_from_model, trunk_of
+    from composer.weights.stream import check_loaded
 
     source, dtype, share, seed = options.source, options.dtype, options.share, options.seed
     loaded = load_spec(options.spec, options.overrides)
     document, opened = loaded.model_dump(mode="json", exclude_unset=True), None
     if source is None:
-        from composer.weights.fresh import build_fresh
+        from composer.weights.in_memory import build_fresh
 
         made = build_fresh(resolve_spec(loaded, None), spec_document=document, dtype=dtype, seed=seed)
         made.set_backend(options.backend)
@@ -214,39 +213,30 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
     """Build a model. lock: what its files are compared with before they are in place."""
     from composer.weights.build import build_folder as write_folder
 
-    loaded, dtype = load_spec(options.spec, options.overrides), options.dtype
-    shared: dict[str, Any] = {
-        "check": None if lock is None else lock.check_built,
-        "spec_document": loaded.model_dump(mode="json", exclude_unset=True),
-        "dtype": dtype,
-        "seed": options.seed,
-        "force": options.force,
-        "dry_run": options.dry_run,
-    }
+    loaded = load_spec(options.spec, options.overrides)
+    source = tokenizer = None
     if options.source is None:
-        from composer.weights.fresh import build_fresh_folder
-        from composer.weights.tokenizer import open_tokenizer
-
-        with progress_callback(options.progress, _written, "name", "bar", "bytes", "speed") as moved:
-            return build_fresh_folder(
-                resolve_spec(loaded, None),
-                options.out or default_output(loaded.name, None),
-                tokenizer=None if options.tokenizer is None else open_tokenizer(options.tokenizer),
-                progress=moved,
-                **shared,
-            )
-    resolved = resolve_spec(loaded, dimensions(describe_model(options.source, options.revision).trunk))
-    opened = open_model(options.source, options.revision, dtype)
+        resolved = resolve_spec(loaded, None)
+        tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
+    else:
+        resolved = resolve_spec(loaded, dimensions(describe_model(options.source, options.revision).trunk))
+        source = open_model(options.source, options.revision, options.dtype)
     with progress_callback(options.progress, _written, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,
-            opened,
-            options.out or default_output(loaded.name, opened),
+            source,
+            options.out or default_output(loaded.name, source),
+            spec_document=loaded.model_dump(mode="json", exclude_unset=True),
+            dtype=options.dtype,
+            seed=options.seed,
+            tokenizer=tokenizer,
             copy=options.copy,
             hash_contents=options.hash_contents,
+            force=options.force,
+            dry_run=options.dry_run,
             progress=moved,
             lolcats=options.lolcats,
-            **shared,
+            check=None if lock is None else lock.check_built,
         )
 
 
@@ -292,7 +282,7 @@ def load(folder: str | os.PathLike[str], *, dtype: DtypeLike | None = None, devi
     dtype = named_dtype(dtype, BuildError)
     where = local_folder(folder)
     with silent_transformers():
-        from composer.weights.loading import load_model
+        from composer.weights.load import load_model
 
         return load_model(where, dtype, device, backend)
 

@@ -32,7 +32,7 @@ class _LazyConfiguration(type):
     def _configuration(cls) -> Any:
         """The configuration itself, which is registered in place of its stand-in, with its models."""
         from composer.model.classes import configuration_for
-        from composer.weights.saved import keep_records
+        from composer.weights.save import keep_records
 
         keep_records()
         own = configuration_for(cls.model_type)

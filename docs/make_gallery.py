@@ -22,7 +22,7 @@ from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
 from composer.spec.writing import said
-from composer.weights.dimensions import dimensions
+from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from docs.gallery_style import STYLE
 from evidence.experiments import EXPERIMENTS, TEACHER

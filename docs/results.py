@@ -32,9 +32,9 @@ from composer.training.logits_writing import WrittenLogits
 from composer.training.run import TrainingReport
 from composer.training.stored_logits import LogitsRecord
 from composer.weights.build import BuildReport
-from composer.weights.findings import VerifyReport
 from composer.weights.record import Record
-from composer.weights.unpacking import Manifest
+from composer.weights.sources import Manifest
+from composer.weights.verify import VerifyReport
 
 PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "ablate": ("", AblationReport),

@@ -8,7 +8,7 @@ from blocks.operation import Kind
 from composer.spec.loading import load_spec
 from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Dimensions, resolve
-from composer.weights.fresh import parameters, trunk_from
+from composer.weights.config import own_parameters, trunk_from
 from tests.shipped import on
 
 LLAMA_1B = Dimensions(hidden_size=2048, layers=16, heads=32, key_heads=8, head_dim=64, rope_theta=5e5)
@@ -50,7 +50,7 @@ def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more
     unused = all(memory.reads is Kind.HIDDEN for memory in spec.heads["head"].memory)
     counted = [
         fresh.size
-        for name, fresh in parameters(spec, trunk_from(spec, "float32", None)).items()
+        for name, fresh in own_parameters(spec, trunk_from(spec, "float32")).items()
         if not (unused and name.endswith(("q_proj.weight", "k_proj.weight")))
     ]
     assert sum(counted) // 10**6 == millions + more

@@ -21,7 +21,7 @@ from composer.spec.recipe import Recipe
 from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions
 from composer.training.teacher import check_fits, open_language_model
-from composer.weights.fresh import trunk_from
+from composer.weights.config import trunk_from
 from composer.weights.sources import open_model, tokenizer_folder
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from composer.ablation.steps import model_of
 from composer.api import resolve_spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.resolve import Resolved
-from composer.weights.dimensions import dimensions
-from composer.weights.renamed import write_renamed
+from composer.weights.config import dimensions
+from composer.weights.rewrite import write_renamed
 from composer.weights.sources import describe_model
 
 VARIANTS = "variants"

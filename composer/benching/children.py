@@ -68,7 +68,7 @@ def main(asked: dict[str, Any]) -> None:
 
     from composer.benching.memory import resident
     from composer.benching.trial import Contestant, run_trial, warm
-    from composer.weights.opened import open_models
+    from composer.weights.load import open_models
 
     silence_transformers("error")
     torch.set_num_threads(asked["threads"])

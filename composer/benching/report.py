@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
 from composer.tables import Readable, View, cell_at
-from composer.weights.opened import OpenedFacts
+from composer.weights.load import OpenedFacts
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")

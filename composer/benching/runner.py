@@ -23,8 +23,8 @@ from composer.graph.lowering import AUTO, lowered
 from composer.model.attention import INTERFACE
 from composer.spec.parameters import graphs_of
 from composer.versions import versions_of
-from composer.weights.opened import Opened, check_backends, open_models
-from composer.weights.positions import check_positions
+from composer.weights.config import check_positions
+from composer.weights.load import Opened, check_backends, open_models
 from converters.composed import ADAPTER_KEY
 from converters.trunk import dtype_name
 

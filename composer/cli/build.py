@@ -9,7 +9,6 @@ from composer.api import BuildOptions
 from composer.cli.derived import Screen, command
 from composer.cli.screen import print_json, print_view
 from composer.spec.inherit import shown
-from composer.weights.build_report import view_of
 
 
 @command(BuildOptions, "quiet", "as_json")
@@ -18,7 +17,7 @@ def build(options: BuildOptions, screen: Screen) -> None:
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
         return
-    view = view_of(report, options.seed)
+    view = report.view(options.seed)
     if screen.quiet and not options.dry_run:
         view = view._replace(title=f"Built {shown(report.out)}", tables=())
     print_view(view, wrap=False)

@@ -26,7 +26,7 @@ from composer.shared_options import (
     to_optional_path,
 )
 from composer.spec.document import Spec
-from composer.weights.picture_subject import of_model, on_source
+from composer.weights.target import of_model, on_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,7 +11,7 @@ from composer.evaluation.options import SHORTEST, EvaluationOptions, EvaluationP
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, to_models, to_numbers
-from composer.weights.opened import open_models
+from composer.weights.load import open_models
 
 if TYPE_CHECKING:
     from composer.evaluation.perplexity import Perplexity

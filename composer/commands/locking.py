@@ -26,14 +26,7 @@ from composer.shared_options import (
 from composer.spec.inherit import shown
 from composer.spec.locked import locked
 from composer.tables import Readable, View
-from composer.weights.lock import (
-    SUFFIX,
-    Lock,
-    LockedSource,
-    files_of_build,
-    files_of_source,
-    locked_reference,
-)
+from composer.weights.lock import SUFFIX, Lock, LockedSource, files_of_build, files_of_source, locked_reference
 from composer.weights.record import read_record, versions
 from composer.weights.sources import open_model
 from composer.weights.target import target_of

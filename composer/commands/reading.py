@@ -19,8 +19,8 @@ from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT_FILE, PROGRESS, OnDevice, Replacing, WithBackend, to_path, to_text
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
-from composer.weights.opened import open_models
-from composer.weights.positions import check_positions
+from composer.weights.config import check_positions
+from composer.weights.load import open_models
 from composer.weights.sources import describe_model
 from composer.words import layers_in_words, plural, size
 from converters.bounded import check_file

@@ -37,7 +37,7 @@ from composer.spec.document import Spec
 from composer.spec.inherit import shown
 from composer.spec.resolve import Resolved
 from composer.training.student import read_student, stages_of
-from composer.weights.dimensions import dimensions
+from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import describe_model, open_model
 from composer.words import plural

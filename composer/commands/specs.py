@@ -37,7 +37,7 @@ from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
 from composer.spec.writing import said, to_yaml
 from composer.tables import Readable, Table, View
-from composer.weights.dimensions import dimensions
+from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from composer.weights.target import target_of
 from composer.words import layers_in_words, plural, short_hashes

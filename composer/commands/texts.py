@@ -43,7 +43,7 @@ from composer.shared_options import (
 )
 from composer.spec.inherit import shown
 from composer.tables import Readable, View
-from composer.weights.positions import check_positions
+from composer.weights.config import check_positions
 from composer.weights.sources import describe_model
 from composer.words import plural
 from converters.source import GENERATION_CONFIG

@@ -11,8 +11,8 @@ from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import ON_HUB, PROGRESS, to_text
 from composer.vllm import version_problem
-from composer.weights.findings import VerifyReport
 from composer.weights.sources import local_folder
+from composer.weights.verify import VerifyReport
 from converters.composed import EXPORT
 
 

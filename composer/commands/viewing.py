@@ -14,7 +14,7 @@ from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import launch, page
 from composer.viewing.reading import MOST_TEXT, EditorContext
-from composer.weights.dimensions import dimensions
+from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from converters.bounded import read_bytes
 

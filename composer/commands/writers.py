@@ -11,7 +11,7 @@ from composer.api import load
 from composer.errors import ComposerError
 from composer.spec.explain import explain_resolved
 from composer.trust import load_tokenizer
-from composer.weights.opened import check_backends, open_models
+from composer.weights.load import check_backends, open_models
 from composer.words import size
 from converters.source import TOKENIZER, small_files
 from converters.trunk import dtype_name

@@ -20,7 +20,7 @@ from composer.evaluation.table import cut_in_words
 from composer.files import failing_as, sha256, write_whole
 from composer.notices import warn_user
 from composer.spec.places import brief, nearest
-from composer.weights.positions import check_positions
+from composer.weights.config import check_positions
 from converters.bounded import MOST_LOG, check_file, read_text
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from composer.notices import warn_user
 from composer.tasks.base import Sample
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.tasks.writer import Writer
-from composer.weights.positions import check_positions
+from composer.weights.config import check_positions
 from converters.trunk import Sizes
 
 OnMade = Callable[[CellKey, int, int], None]

@@ -14,7 +14,7 @@ from composer.graph.lowering import AUTO
 from composer.state import Count, Elapsed, Measured
 from composer.tables import Readable, View, cell_at
 from composer.tasks.base import Scored
-from composer.weights.opened import OpenedFacts
+from composer.weights.load import OpenedFacts
 
 BUCKETS = 64
 """The number of parts of a window whose losses are reported apart; fewer where it has fewer tokens."""

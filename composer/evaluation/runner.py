@@ -28,7 +28,7 @@ from composer.spec.inherit import shown
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
 from composer.versions import versions_of
-from composer.weights.opened import check_backends
+from composer.weights.load import check_backends
 from composer.words import plural
 
 PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft")

@@ -12,7 +12,7 @@ from composer.errors import EvaluationError
 from composer.evaluation.report import EvaluatedModelFacts
 from composer.files import sha256
 from composer.trust import load_tokenizer
-from composer.weights.opened import Opened, open_models
+from composer.weights.load import Opened, open_models
 from converters.source import TOKENIZER, Source, small_files
 from converters.trunk import Dtype
 
@@ -33,7 +33,7 @@ class Subject(Opened):
 
 
 def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path], dtype: Dtype | None = None) -> tuple[Subject, ...]:
-    """As ``open_models`` of ``composer.weights.opened``, with their tokenizers. Raises SourceError and EvaluationError."""
+    """As ``open_models`` of ``composer.weights.load``, with their tokenizers. Raises SourceError and EvaluationError."""
     opened = open_models(models, EvaluationError, dtype)
     return tuple(
         Subject(one.label, one.reference, one.source, one.refusal, _tokenizer(one.reference, one.source)) for one in opened

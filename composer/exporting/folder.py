@@ -26,10 +26,9 @@ from composer.spec.writing import to_yaml
 from composer.training.merge import merge_adapters
 from composer.versions import versions_of
 from composer.weights.card import PICTURE, datasets_of, lineage
-from composer.weights.loading import load_model
-from composer.weights.output import check_output, check_space, link_or_copy, whole_or_nothing
-from composer.weights.record import RECORD, Record, read_record, write_json, write_text
-from composer.weights.side_files import CARD, CONFIG
+from composer.weights.load import load_model
+from composer.weights.output import check_output, check_space, link_or_copy, whole_or_nothing, write_json, write_text
+from composer.weights.record import CARD, CONFIG, RECORD, Record, read_record
 from converters.bounded import MOST_RECORD, read_bytes, read_text
 from converters.composed import ADAPTER_KEY, EXPORT, SPEC_FILE, SPEC_KEYS, TRUNK_KEYS
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source

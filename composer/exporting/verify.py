@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from composer.errors import ComposerError, ExportError
 from composer.exporting.folder import ExportRecord, differences, read_export, text_of, without_adapter
 from composer.files import sha256
-from composer.weights.findings import Check, Verdict, VerifyReport
-from composer.weights.loading import load_model
-from composer.weights.side_files import CONFIG
+from composer.weights.load import load_model
+from composer.weights.record import CONFIG
+from composer.weights.verify import Check, Verdict, VerifyReport
 from converters.composed import EXPORT
 
 TOKENS = 96

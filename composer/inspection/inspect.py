@@ -16,7 +16,7 @@ from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, looked_text
 from composer.tasks.unknown import without_embedding
-from composer.weights.positions import check_positions
+from composer.weights.config import check_positions
 
 if TYPE_CHECKING:
     from composer.training.teacher import Teacher
@@ -70,7 +70,7 @@ def look(
 ) -> Findings:
     """The findings on a model in memory, and its teacher if there is one, on a text."""
     from composer.inspection.models import TextRun, stream_likeness
-    from composer.weights.from_model import trunk_of
+    from composer.weights.in_memory import trunk_of
 
     resolved = student.config.resolved()
     layers = _layers(options, len(resolved.layers))
@@ -152,7 +152,7 @@ def _opened_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Open
             raise InspectionError("A model in memory runs where it is and as it is: leave device and backend out.")
         return _Opened(model, tokenizer, "model", *_teacher(None, options))
     from composer.evaluation.subjects import open_subjects
-    from composer.weights.opened import check_backends
+    from composer.weights.load import check_backends
 
     (subject,) = open_subjects([os.fspath(model)])
     check_backends(options.backend, [subject])

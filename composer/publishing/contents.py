@@ -21,9 +21,8 @@ from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_file
 from composer.spec.writing import to_yaml
 from composer.weights.card import PICTURE, model_card
-from composer.weights.picture_subject import on_source
-from composer.weights.record import RECORD, Record, read_record
-from composer.weights.side_files import CARD, not_of_the_build
+from composer.weights.record import CARD, RECORD, Record, not_of_the_build, read_record
+from composer.weights.target import on_source
 from converters.bounded import MOST_RECORD, read_bytes
 from converters.composed import EXPORT, SPEC_FILE
 from converters.hub import HUB
@@ -69,8 +68,6 @@ def contents_of(pushed: SpecLike, repo_id: str, results: Sequence[object] = ()) 
 
 
 def _of_model(folder: Path, record: Record, repo_id: str, results: Sequence[object]) -> Contents:
-    if record.documents is None:
-        raise PushError(f"{folder / RECORD} does not list the files beside the weights. Build the model again.")
     strangers, changed = not_of_the_build(folder, record)
     sizes = {name: stored.bytes for name, stored in record.files.items()}
     names = (*record.files, *record.documents, RECORD)

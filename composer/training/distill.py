@@ -26,7 +26,7 @@ from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import Student, Which, stages_of
 from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import TransferCourse, computing_alone
-from composer.weights.trained import Adapter
+from composer.weights.rewrite import Adapter
 
 
 def distill(student: Student, out: str | os.PathLike[str], options: TrainingOptions, *, which: Which = "all") -> TrainingReport:

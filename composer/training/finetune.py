@@ -19,7 +19,7 @@ from composer.training.losses import next_token_losses
 from composer.training.processes import added, count, shares
 from composer.training.stored_logits import TaughtBatch, stored_divergence
 from composer.training.unit import Unit
-from composer.weights.trained import Adapter
+from composer.weights.rewrite import Adapter
 from converters.adapter import OTHERS
 from converters.canonical import is_composed
 

@@ -27,7 +27,7 @@ from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions
 from composer.training.stored_logits import LOGITS, REMEDY, SHARD, SHARDS, LogitsRecord, hash_of_tokens, hashes_of
 from composer.training.teacher import Teacher, tokens_of
-from composer.weights.positions import check_positions
+from composer.weights.config import check_positions
 from composer.words import size
 
 SHARD_BYTES = 64 * 2**20

@@ -8,10 +8,9 @@ from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.training.finetune import merged
 from composer.training.journal import CURVE, LOG
-from composer.weights.loading import load_model
-from composer.weights.record import Record
-from composer.weights.side_files import TRAINING
-from composer.weights.trained import Trained, write_trained
+from composer.weights.load import load_model
+from composer.weights.record import TRAINING, Record
+from composer.weights.rewrite import Trained, write_trained
 
 
 def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:

@@ -26,12 +26,10 @@ from composer.model.classes import class_of, configuration_for
 from composer.model.hosts import attentions, layers_of
 from composer.model.joined import joined
 from composer.spec.resolve import Resolved
-from composer.weights.config import config_dict
-from composer.weights.contents import as_tensor
-from composer.weights.dimensions import dimensions
-from composer.weights.finite import count_not_finite, not_finite
+from composer.weights.config import config_dict, dimensions
 from composer.weights.record import record_of
 from composer.weights.sources import check_merged
+from composer.weights.stream import as_tensor, count_not_finite, not_finite
 from converters import shard
 from converters.bounded import opened
 from converters.source import Source

@@ -35,11 +35,11 @@ from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student
 from composer.training.table import losses, remarks
 from composer.training.teacher import Teacher, tokens_of
-from composer.weights.loading import load_model
+from composer.weights.config import check_positions
+from composer.weights.load import load_model
 from composer.weights.output import check_output
-from composer.weights.positions import check_positions
 from composer.weights.record import TrainedStage
-from composer.weights.trained import Adapter, Trained, write_trained
+from composer.weights.rewrite import Adapter, Trained, write_trained
 
 
 class TrainingReport(Readable, Closed):

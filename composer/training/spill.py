@@ -18,7 +18,7 @@ from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.files import failing_as, partial_of, whole
 from composer.training.model_on_disk import StoredModel, read_rows
-from composer.weights.contents import blocks
+from composer.weights.stream import blocks
 from converters.bounded import reason
 
 TOKENS = 1024

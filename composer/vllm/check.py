@@ -15,7 +15,7 @@ from composer.errors import ComposerError
 from composer.model.modeling import ComposedForCausalLM
 from composer.vllm import FORMAT, version_problem
 from composer.vllm.folder import check_servable, configuration_of_folder, load_for_serving
-from composer.weights.findings import Check
+from composer.weights.verify import Check
 
 LENGTHS = (1, 2, 3, 5, 17, 31, 63, 64, 65, 100, 127, 128, 129, 150, 180, 200)
 """Tokens of the texts. The last two are sent while the others are being written."""

@@ -16,7 +16,7 @@ from composer.model.head import anatomy
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.parameters import graphs_of
-from composer.weights.loading import load_model
+from composer.weights.load import load_model
 from converters.trunk import dtype_name
 
 

@@ -82,7 +82,7 @@ def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
 def datasets_of(record: Record) -> list[str]:
     """Return the data sets of the Hub that the model was trained on."""
     named = [reference for stage in record.training for reference in _references(stage)]
-    return list(dict.fromkeys(one.removeprefix(HUB).partition(",")[0] for one in named if one.startswith(HUB)))
+    return list(dict.fromkeys(name.removeprefix(HUB).partition(",")[0] for name in named if name.startswith(HUB)))
 
 
 def lineage(record: Record) -> str:
@@ -104,7 +104,7 @@ def lineage(record: Record) -> str:
 
 def _references(stage: TrainedStage) -> list[str]:
     """Return the references to a stage's data, as the user wrote them."""
-    return [str(one["reference"]) for one in stage.data.get("references", ())]
+    return [str(data["reference"]) for data in stage.data.get("references", ())]
 
 
 def _origin(source: StoredSource | None) -> str:

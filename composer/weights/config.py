@@ -1,19 +1,147 @@
-"""The ``config.json`` of a composed model, written without transformers: a build needs neither it nor its import time."""
+"""The trunk of a model: its sizes, its parameters where it has no source, and the ``config.json`` that describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from blocks import initialise
+from blocks.part import Fresh
+from blocks.positions import Llama3Scaling
+from composer.errors import BuildError, ComposerError, SourceError
+from composer.spec.dimensions import Dimensions
+from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved
+from converters.canonical import expected_tensors
 from converters.composed import TRUNK_KEYS
 from converters.hosts import Host
 from converters.model_types import OWN, PREFIX
-from converters.trunk import DEFAULTS, DTYPE_KEYS, Sizes, Trunk
+from converters.trunk import DEFAULTS, DTYPE_KEYS, Dtype, Sizes, Trunk
+
+if TYPE_CHECKING:
+    import torch
+
+    from composer.weights.sources import Tokenizer
+
+DEVIATION = 0.02
+"""Standard deviation of the normal distribution that embeddings and projections start from."""
+ANY_LENGTH = 2048
+"""``max_position_embeddings`` where no positions are learned: a number that nothing depends on."""
+
+
+def dimensions(trunk: Sizes) -> Dimensions:
+    """The dimensions that a spec resolves against. Raises SourceError for a model that cannot be composed with heads."""
+    if isinstance(trunk, Host):
+        if trunk.refused is not None:
+            raise SourceError(trunk.refused)
+        return Dimensions(**_sizes(trunk), rope_theta=None, attention=trunk.attention)
+    assert isinstance(trunk, Trunk), "there are two"
+    scaling = trunk.rope_scaling
+    return Dimensions(
+        **_sizes(trunk),
+        rope_theta=trunk.rope_theta,
+        rope_scaling=None
+        if scaling is None
+        else Llama3Scaling(
+            factor=scaling["factor"],
+            low_frequency_factor=scaling["low_freq_factor"],
+            high_frequency_factor=scaling["high_freq_factor"],
+            original_length=scaling["original_max_position_embeddings"],
+        ),
+    )
+
+
+def _sizes(trunk: Sizes) -> dict[str, Any]:
+    return {name: getattr(trunk, name) for name in ("hidden_size", "layers", "heads", "key_heads", "head_dim")}
+
+
+def check_positions(
+    sizes: Sizes,
+    reference: str,
+    tokens: int,
+    ask: str,
+    refusal: type[ComposerError] = ComposerError,
+    *,
+    more: int = 0,
+    of: str = "",
+) -> None:
+    """Raises ``refusal`` where tokens, and ``more``, exceed a model's table of learned positions. Other kinds have no end.
+
+    reference: the model. ask: the advice that precedes the largest possible number. of: words that say what the tokens are.
+    """
+    most = sizes.max_positions - more
+    if sizes.learns_positions and tokens > most:
+        raise refusal(
+            f"{reference} has learned {sizes.max_positions:,} positions, too few for {tokens:,} tokens{of}: {ask} {max(most, 0):,}."
+        )
+
+
+def trunk_from(resolved: Resolved, dtype: Dtype, tokenizer: Tokenizer | None = None) -> Trunk:
+    """Return the trunk that a resolved spec describes. Raises ``BuildError`` if the tokenizer has more tokens than it."""
+    spec, size = resolved.trunk, resolved.dimensions
+    if spec is None or spec.mlp.width is None:
+        raise BuildError("The spec was resolved against a source. Resolve it by itself: a `trunk` of its own makes it whole.")
+    if tokenizer is not None and tokenizer.size > spec.vocabulary:
+        raise BuildError(
+            f"The tokenizer of {tokenizer.folder} has {tokenizer.size:,} tokens, and the trunk has embeddings for "
+            f"{spec.vocabulary:,}. Say `trunk.vocabulary: {tokenizer.size}`, or choose another tokenizer."
+        )
+    special = tokenizer.special if tokenizer is not None else {}
+    return Trunk(
+        vocabulary_size=spec.vocabulary,
+        hidden_size=size.hidden_size,
+        intermediate_size=spec.mlp.width,
+        layers=size.layers,
+        heads=size.heads,
+        key_heads=size.key_heads,
+        head_dim=size.head_dim,
+        norm_epsilon=spec.norm_epsilon,
+        attention_bias=spec.bias,
+        mlp_bias=False,
+        tied_embeddings=spec.tied,
+        rope_theta=spec.theta,
+        rope_scaling=None,
+        max_positions=spec.length or ANY_LENGTH,
+        activation=spec.mlp.activation,
+        bos_token_id=special.get("bos_token_id"),
+        eos_token_id=special.get("eos_token_id"),
+        # The embedding of a padding token is never trained, and some tokenizers pad with what ends a text.
+        pad_token_id=None,
+        dtype=dtype,
+        initializer_range=DEVIATION,
+        norm=spec.norm,
+        mlp=spec.mlp.kind,
+        position_embedding=spec.embedding,
+        dropout=spec.dropout,
+        labels=spec.labels,
+    )
+
+
+def own_parameters(resolved: Resolved, trunk: Trunk | None = None) -> dict[str, Fresh]:
+    """Return the parameters that need no source, by their full names: those of the heads and of ``trunk``.
+
+    In a trunk, norms start as 1, biases as 0, and all others as normal numbers.
+    """
+    own = {} if trunk is None else {name: Fresh(shape, _fill(name)) for name, shape in expected_tensors(trunk).items()}
+    return own | fresh_parameters(resolved)
+
+
+def _fill(name: str) -> initialise.Fill:
+    *_, module, tensor = name.split(".")
+    if tensor == "bias":
+        return initialise.constant(0.0)
+    return initialise.constant(1.0) if module.endswith("norm") else _normal
+
+
+def _normal(tensor: torch.Tensor, generator: torch.Generator | None) -> None:
+    tensor.normal_(0.0, DEVIATION, generator=generator)
 
 
 def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
-    """A host's own fields, or Llama's for a trunk of ours with those that Llama has not, and the resolved spec."""
+    """Return the contents of ``config.json`` of a composed model, without transformers, whose import takes seconds.
+
+    They are a host's own fields, or Llama's and those that only our own trunk has, and the resolved spec.
+    """
     spec = {"spec": resolved.model_dump(mode="json"), "spec_hash": resolved.hash}
     if isinstance(trunk, Host):
         own = {key: value for key, value in trunk.config.items() if key not in DTYPE_KEYS}
@@ -55,5 +183,5 @@ def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
 
 
 def recorded_trunk(stored: Mapping[str, Any]) -> Sizes:
-    """The trunk as a record stores it."""
+    """Return the trunk that a record stores."""
     return Host(**stored) if "config" in stored else Trunk(**stored)

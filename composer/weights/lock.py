@@ -18,8 +18,7 @@ from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
 from composer.spec.writing import to_yaml
 from composer.state import first_problem
-from composer.weights.record import Record, versions
-from composer.weights.side_files import CARD
+from composer.weights.record import CARD, Record, versions
 from converters.bounded import listed
 from converters.hub import HUB, cached_sha256
 from converters.source import Source
@@ -63,23 +62,23 @@ class Lock(Closed):
     def check_source(self, source: Source) -> None:
         """Raise BuildError for a source with other files."""
         assert self.source is not None, "there is a source to compare with"
-        if found := list(_differences(self.source.files, files_of_source(source))):
-            raise BuildError(f"The source {source.folder} differs from the locked one: {'; '.join(found)}. {self._elsewhere}")
+        if differences := list(_differences(self.source.files, files_of_source(source))):
+            raise BuildError(
+                f"The source {source.folder} differs from the locked one: {'; '.join(differences)}. It was "
+                f"{self.source.reference}. A copy of it is named with --from."
+            )
 
     def check_built(self, record: Record) -> None:
         """Raise BuildError where a build gave other bytes."""
-        if found := list(_differences(self.files, files_of_build(record))):
+        if differences := list(_differences(self.files, files_of_build(record))):
             here = versions()
             other = [
-                f"{name} {here.get(name)} here, {said} locked" for name, said in self.versions.items() if here.get(name) != said
+                f"{name} {here.get(name)} here, {locked} locked"
+                for name, locked in self.versions.items()
+                if here.get(name) != locked
             ]
             cause = f"Versions that differ: {'; '.join(other)}." if other else "All versions are the locked ones."
-            raise BuildError(f"The build differs from the locked one, and nothing was written: {'; '.join(found)}. {cause}")
-
-    @property
-    def _elsewhere(self) -> str:
-        assert self.source is not None, "there is a source to name"
-        return f"It was {self.source.reference}. A copy of it is named with --from."
+            raise BuildError(f"The build differs from the locked one, and nothing was written: {'; '.join(differences)}. {cause}")
 
 
 def read_lock(named: object) -> Lock | None:
@@ -118,7 +117,7 @@ def files_of_source(source: Source) -> dict[str, str]:
 def files_of_build(record: Record) -> dict[str, str]:
     """SHA-256 of the files of a build whose bytes do not name folders."""
     weights = {name: stored.sha256 or "" for name, stored in record.files.items()}
-    return dict(sorted({**weights, **(record.documents or {})}.items() - {(CARD, (record.documents or {}).get(CARD, ""))}))
+    return {name: digest for name, digest in sorted({**weights, **record.documents}.items()) if name != CARD}
 
 
 def _differences(locked: Mapping[str, str], present: Mapping[str, str]) -> Iterator[str]:

@@ -52,21 +52,21 @@ class Meaning:
 
 def meanings(resolved: Resolved) -> dict[str, Meaning]:
     """The meaning of every part of every head, by the prefix of its parameters' full names, which the tensor's own name follows."""
-    found: dict[str, Meaning] = {}
+    by_prefix: dict[str, Meaning] = {}
     for layer, groups in enumerate(resolved.layers):
         first = 0
         for group in groups:
             graph = build_graph(resolved.heads[group.head], resolved.shape(group.heads))
             heads = f"heads {first} to {first + group.heads - 1}"
             for module, part, seen, beside in _modules(graph):
-                found[prefix(resolved, layer, group.head) + module] = Meaning(_described(part), heads, seen, beside)
+                by_prefix[prefix(resolved, layer, group.head) + module] = Meaning(_described(part), heads, seen, beside)
             first += group.heads
-    return found
+    return by_prefix
 
 
 def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
     """The heads of a composed model, as its config has them; None where it has none. Raises BuildError where they are damaged."""
-    document, said = (config.get(key) for key in SPEC_KEYS)
+    document, spec_hash = (config.get(key) for key in SPEC_KEYS)
     if document is None:
         return None
     try:
@@ -75,9 +75,10 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
         raise BuildError(
             f"The source's config.json says what its heads are, and no spec is like that: {error.errors()[0]['msg']}."
         ) from error
-    if said is not None and not resolved.has_hash(said):
+    if spec_hash is not None and not resolved.has_hash(spec_hash):
         raise BuildError(
-            f"The source's config.json holds a spec of hash {resolved.hash}, and says that its hash is {said}: one was changed."
+            f"The source's config.json holds a spec of hash {resolved.hash}, and says that its hash is {spec_hash}: one was "
+            "changed."
         )
     return resolved
 
@@ -103,12 +104,16 @@ def _seen(graph: HeadGraph, node: Node) -> str:
         return kind in (READ - {Kind.PAIRS} if end == node.name and held else {Kind.PAIRS} if held else READ)
 
     before = networkx.ancestors(networkx.subgraph_view(graph.network, filter_edge=leads), node.name)
-    parts = [one.part for one in graph.parts if one.name in before and one.path is not None and not isinstance(one.part, Memory)]
+    parts = [
+        other.part
+        for other in graph.parts
+        if other.name in before and other.path is not None and not isinstance(other.part, Memory)
+    ]
     done = [_described(part) for part in parts if part is not None]
     position = node.options.get("position")
     if position is not None and not position.idle:
         done.append(_described(position))
-    return " after ".join(["states", *(f"`{one}`" for one in reversed(done))]) if done else "states as they are"
+    return " after ".join(["states", *(f"`{part}`" for part in reversed(done))]) if done else "states as they are"
 
 
 def _beside(graph: HeadGraph, node: Node) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from composer.errors import BuildError
 from composer.files import move_folder, own_partial_of, recover, sync
 from composer.locks import beside, exclusive_lock
-from composer.weights.contents import blocks
-from composer.weights.record import RECORD, Placement, read_record
-from composer.weights.side_files import not_of_the_build
+from composer.weights.record import RECORD, Placement, not_of_the_build, read_record
+from composer.weights.stream import blocks
 from converters.bounded import check_file, circle_of_links, reason
 from converters.source import Source
 
@@ -28,7 +29,6 @@ def check_build(out: Path) -> None:
     for files, what in ((strangers, "no build wrote"), (changed, "somebody has changed since its build")):
         if files:
             listed = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
-            listed += "" if record.documents is not None else "; its record, of an earlier version, names weights alone"
             raise BuildError(
                 f"{out} holds what {what} ({listed}), and --force does not replace it. Move that, or choose another folder."
             )
@@ -169,3 +169,14 @@ def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         copy_file(source / name, folder / name)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a new file of JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a new file of text."""
+    with path.open("x", encoding="utf-8") as stream:
+        stream.write(text)

@@ -19,8 +19,7 @@ from composer.devices import check_memory
 from composer.errors import SourceError
 from composer.progress import silent_transformers
 from composer.trust import refuse_code, refused_by_transformers
-from composer.weights.output import copy_files
-from composer.weights.record import write_text
+from composer.weights.output import copy_files, write_text
 from converters.bounded import listed, parse_json, shortened
 from converters.errors import ConfigError
 from converters.gguf import GGUF, GgufHeader, read_gguf
@@ -126,9 +125,10 @@ class PackedFile:
 
     def _described(self, config: Any) -> Described:
         text = config.to_json_string()
-        found, where = describe_config(self.path, json.loads(text), text.encode()), f"{self.path}: its metadata"
-        check_sizes(where, found.config, max(math.prod(tensor.shape) for tensor in self.header.tensors))
-        return found
+        described = describe_config(self.path, json.loads(text), text.encode())
+        largest = max(math.prod(tensor.shape) for tensor in self.header.tensors)
+        check_sizes(f"{self.path}: its metadata", described.config, largest)
+        return described
 
     def _check(self) -> None:
         """Raise SourceError where the file has no tokenizer, or scales its rotary positions, which transformers does not read."""
@@ -220,10 +220,10 @@ class PackedFolder:
 
     def _check_sizes(self, dtype: Dtype) -> None:
         """Raise ConfigError, before modules are made, where the config has more layers or larger sizes than the weights."""
-        found, where = self.describe(dtype), f"{self.path}: config.json"
+        described, where = self.describe(dtype), f"{self.path}: config.json"
         tensors = sum(len(shard.masks) for shard in self._shards.values())
-        check_layers(where, found.trunk.layers, tensors)
-        check_sizes(where, found.config, 8 * self._bytes)
+        check_layers(where, described.trunk.layers, tensors)
+        check_sizes(where, described.config, 8 * self._bytes)
 
     def _check_fits(self, config: Any, dtype: Dtype) -> None:
         """Raise SourceError, before any weight is read, where the model has more weights than the files have bits, and BuildError
@@ -319,8 +319,8 @@ def _number_of_weights(config: Any) -> int:
 
 def _layer(name: str) -> int:
     """The layer of a tensor of a GGUF file; -1 for one of no layer."""
-    found = LAYER.match(name)
-    return -1 if found is None else int(found[1])
+    layer = LAYER.match(name)
+    return -1 if layer is None else int(layer[1])
 
 
 def _check_complete(path: Path, answer: Any) -> PreTrainedModel:

@@ -9,22 +9,25 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
 from blocks.part import Closed, Fresh
 from composer.errors import BuildError
+from composer.spec.resolve import Resolved
 from composer.spec.rotations import notes_on_rotations
+from composer.weights.config import dimensions, own_parameters
 from composer.weights.meaning import meanings, stored_heads
+from composer.weights.stream import same_contents
 from converters.canonical import EMBEDDING
 from converters.coverage import Covered, Shaped
 from converters.shard import BYTES, Shard
-from converters.source import Source
-from converters.trunk import Dtype, Sizes
+from converters.source import SINGLE, Source
+from converters.trunk import Dtype, Sizes, Trunk
 
 if TYPE_CHECKING:
-    from composer.spec.resolve import Resolved
+    from composer.weights.lolcats import LolcatsValues
 
 FRESH_FILE = "fresh.safetensors"
 
@@ -99,7 +102,7 @@ class Plan(Closed):
         return {name: entry for name, entry in self.parameters.items() if isinstance(entry, Inherited)}
 
     @property
-    def given(self) -> dict[str, GivenParameter]:
+    def from_beside(self) -> dict[str, GivenParameter]:
         return {name: entry for name, entry in self.parameters.items() if isinstance(entry, GivenParameter)}
 
     @property
@@ -118,127 +121,188 @@ class Plan(Closed):
     @property
     def fresh_bytes(self) -> int:
         """Bytes of all parameters that the source does not have."""
-        return sum(bytes_of(entry.shape, entry.dtype) for entry in (*self.given.values(), *self.fresh.values()))
+        return sum(bytes_of(entry.shape, entry.dtype) for entry in (*self.from_beside.values(), *self.fresh.values()))
+
+
+class Typed(Shaped, Protocol):
+    @property
+    def dtype(self) -> Dtype: ...
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """Coverage both ways, before files come into it.
+class Weights:
+    """The weights that a student takes parameters from: those of a folder, or of a model in memory.
 
-    inherited: the source's name of each inherited parameter. own: the parameters of the composed heads, inherited or fresh.
-    dropped: for each tensor that is not used, by the source's name, the reason.
+    name: in messages. config: the contents of ``config.json``. covered: the tensors by their use. tensors: their shapes and types,
+    by the source's names. are_equal: whether two of the tensors, by name, hold equal values. files: the file of each tensor; empty
+    where nobody knows it. shards: the files that a build links or rewrites. notes: on the source.
     """
 
-    inherited: dict[str, str]
-    own: dict[str, Fresh]
-    dropped: dict[str, str]
-
-    @property
-    def fresh(self) -> dict[str, Fresh]:
-        return {name: fresh for name, fresh in self.own.items() if name not in self.inherited}
-
-    def dtype(self, name: str, stored: Dtype, dtype: Dtype | None) -> Dtype:
-        """The type of a parameter in the student. dtype: of all parameters; None: each stays as it is stored."""
-        if dtype is None:
-            return stored
-        return dtype_of(self.own[name], dtype) if name in self.own else dtype
+    name: str
+    config: Mapping[str, Any]
+    covered: Covered
+    tensors: Mapping[str, Typed]
+    are_equal: Callable[[str, str], bool]
+    files: Mapping[str, str]
+    shards: Mapping[str, Shard]
+    notes: tuple[str, ...]
 
 
-def dtype_of(fresh: Fresh, dtype: Dtype) -> Dtype:
-    """The type of a head's own parameter in a model of ``dtype``."""
-    return "float32" if fresh.precise and BYTES[dtype] < BYTES["float32"] else dtype
+def weights_of(source: Source) -> Weights:
+    """Return the weights of a folder, whose headers have been read."""
+    return Weights(
+        name=str(source.folder),
+        config=source.config,
+        covered=source.covered,
+        tensors=source.tensors,
+        are_equal=lambda first, second: same_contents(source.tensors[first], source.tensors[second]),
+        files={name: tensor.file.name for name, tensor in source.tensors.items()},
+        shards=source.shards,
+        notes=source.notes,
+    )
 
 
-def assign(
+def make_plan(
     resolved: Resolved,
-    covered: Covered,
-    tensors: Mapping[str, Shaped],
-    same: Callable[[str, str], bool],
-    heads: Resolved | None = None,
-) -> Assignment:
-    """Gives every parameter of the student its origin, and every tensor of the source its use or the reason it is dropped.
+    trunk: Sizes,
+    weights: Weights | None = None,
+    *,
+    dtype: Dtype | None = None,
+    beside: LolcatsValues | None = None,
+    before: Plan | None = None,
+) -> Plan:
+    """Give every parameter of a student its origin, and every tensor of its source its use or the reason that it is dropped.
 
-    A source that is itself a student keeps those parameters of its composed heads that the new spec has, too, in the same shape and
-    with the same meaning. same: whether two of the source's tensors, by name, hold equal values. heads: of such a source.
+    A source that is itself a student keeps those parameters of its heads that the new spec has, too, in the same shape and with
+    the same meaning.
+
+    - trunk: of the source, or of a student without one. Its dtype is that of fresh parameters, unless ``dtype`` is another.
+    - weights: of the source. None: there is none, and every parameter is fresh.
+    - dtype: of every tensor. None: each keeps its own.
+    - beside: values in files beside the source.
+    - before: the plan of the model that was saved as ``weights``. Parameters keep their origins, and stay in their files.
+
     Raises ``BuildError``.
     """
-    from composer.spec.parameters import fresh_parameters
+    if weights is not None and resolved.dimensions != dimensions(trunk):
+        raise BuildError(f"The spec was resolved against another model than {weights.name}. Resolve it against this one.")
+    assignment = _assign(resolved, trunk, weights, dtype)
+    notes = notes_on(resolved, trunk, fresh=weights is None)
+    if weights is None:
+        parameters = _fresh_parameters(assignment, trunk.dtype, SINGLE, None)
+        return Plan(dtype=dtype or trunk.dtype, parameters=parameters, dropped={}, shards=(), notes=notes)
+    shards = () if before is not None else _plan_shards(weights, assignment, beside)
+    outputs = {shard.file: shard.output or "" for shard in shards}
+    parameters = _inherited_parameters(weights, assignment, outputs, beside, before)
+    parameters |= _fresh_parameters(assignment, trunk.dtype, FRESH_FILE, beside)
+    dropped = {
+        name: Dropped(file=weights.files.get(name, ""), shape=weights.tensors[name].shape, reason=reason)
+        for name, reason in assignment.dropped.items()
+    }
+    return Plan(
+        dtype=dtype or trunk.dtype,
+        parameters=parameters,
+        dropped=dropped if before is None else before.dropped | dropped,
+        shards=shards,
+        notes=(*(() if beside is None else beside.notes), *weights.notes, *notes) if before is None else before.notes,
+    )
 
-    wanted = fresh_parameters(resolved)
-    unfit = _unfit(resolved, wanted, covered, tensors, heads)
-    kept = {name: own for name, own in covered.composed.items() if own not in unfit}
+
+@dataclass(frozen=True)
+class _Assignment:
+    """The origin of every parameter, before files come into it.
+
+    own: the parameters that need no source. inherited: the source's name of each parameter that comes from it. dropped: the reason
+    for each of the source's tensors that is not used. dtype: of all parameters; None: each keeps its own.
+    """
+
+    own: Mapping[str, Fresh]
+    inherited: Mapping[str, str]
+    dropped: Mapping[str, str]
+    dtype: Dtype | None
+
+    def dtype_of(self, name: str, stored: Dtype) -> Dtype:
+        """Return the type of an inherited parameter. stored: its type in the source."""
+        if self.dtype is None:
+            return stored
+        return dtype_of(self.own[name], self.dtype) if name in self.own else self.dtype
+
+
+def _assign(resolved: Resolved, trunk: Sizes, weights: Weights | None, dtype: Dtype | None) -> _Assignment:
+    if weights is None:
+        assert isinstance(trunk, Trunk), "a spec describes no other trunk"
+        return _Assignment(own_parameters(resolved, trunk), {}, {}, dtype)
+    own, covered = own_parameters(resolved), weights.covered
+    unfit = _unfit(resolved, own, weights)
     dropped = {**covered.passed_over, **unfit}
     if covered.output_copy is not None:
-        if not same(covered.output_copy, covered.trunk[EMBEDDING]):
+        if not weights.are_equal(covered.output_copy, covered.trunk[EMBEDDING]):
             raise BuildError(
                 f"config.json ties the output to the embedding, but the source has a {covered.output_copy} that differs from "
                 f"{covered.trunk[EMBEDDING]}. If the output is a matrix of its own, set tie_word_embeddings to false there."
             )
         dropped[covered.output_copy] = "a copy of the embedding, to which the output is tied"
-    return Assignment(
-        inherited={**covered.trunk, **kept},
-        own=wanted,
-        dropped=dropped,
-    )
+    heads = {name: stored for name, stored in covered.composed.items() if stored not in unfit}
+    return _Assignment(own, {**covered.trunk, **heads}, dropped, dtype)
 
 
-def _unfit(
-    resolved: Resolved, wanted: Mapping[str, Fresh], covered: Covered, tensors: Mapping[str, Shaped], heads: Resolved | None
-) -> dict[str, str]:
-    """The source's parameters of composed heads that this spec has no place for, by the source's names, and why."""
-    if not covered.composed:
-        return {}
-    here, there = meanings(resolved), {} if heads is None else meanings(heads)
-    unfit = {}
-    for name, own in covered.composed.items():
-        module, shape = name.rpartition(".")[0], tensors[own].shape
-        if name not in wanted:
-            unfit[own] = "this spec has no such parameter"
-        elif wanted[name].shape != shape:
-            unfit[own] = f"its shape is {list(shape)}, this spec's is {list(wanted[name].shape)}"
-        elif module not in there:
-            unfit[own] = "the source's config.json does not say what it means"
-        elif reason := here[module].difference(there[module]):
-            unfit[own] = reason
+def _unfit(resolved: Resolved, own: Mapping[str, Fresh], weights: Weights) -> dict[str, str]:
+    """Return the source's parameters of composed heads that have no place in this spec, by the source's names, and the reasons."""
+    heads, unfit = stored_heads(weights.config), dict[str, str]()
+    if not weights.covered.composed:
+        return unfit
+    ours, theirs = meanings(resolved), {} if heads is None else meanings(heads)
+    for name, stored in weights.covered.composed.items():
+        module, shape = name.rpartition(".")[0], weights.tensors[stored].shape
+        if name not in own:
+            unfit[stored] = "this spec has no such parameter"
+        elif own[name].shape != shape:
+            unfit[stored] = f"its shape is {list(shape)}, this spec's is {list(own[name].shape)}"
+        elif module not in theirs:
+            unfit[stored] = "the source's config.json does not say what it means"
+        elif reason := ours[module].difference(theirs[module]):
+            unfit[stored] = reason
     return unfit
 
 
-def make_plan(resolved: Resolved, source: Source, dtype: Dtype | None = None) -> Plan:
-    """The plan for a folder. dtype: of every tensor; None keeps each tensor's own. Raises ``BuildError``."""
-    from composer.weights.contents import same_contents
-
-    assignment = assign(
-        resolved,
-        source.covered,
-        source.tensors,
-        same=lambda one, other: same_contents(source.tensors[one], source.tensors[other]),
-        heads=stored_heads(source.config),
-    )
-    shards = _shard_plans(source, assignment, dtype)
-    output = {shard.file: shard.output or "" for shard in shards}
+def _inherited_parameters(
+    weights: Weights, assignment: _Assignment, outputs: Mapping[str, str], beside: LolcatsValues | None, before: Plan | None
+) -> dict[str, Inherited | GivenParameter | FreshParameter]:
+    products = {} if beside is None else beside.products
     parameters: dict[str, Inherited | GivenParameter | FreshParameter] = {}
-    for name, own in assignment.inherited.items():
-        tensor = source.tensors[own]
-        parameters[name] = Inherited(
-            tensor=own,
-            file=tensor.file.name,
-            output=output[tensor.file.name],
-            shape=tensor.shape,
-            dtype=assignment.dtype(name, tensor.dtype, dtype),
-        )
-    model_dtype = dtype or source.trunk.dtype
-    for name, fresh in assignment.fresh.items():
-        parameters[name] = FreshParameter(output=FRESH_FILE, shape=fresh.shape, dtype=dtype_of(fresh, model_dtype))
-    return Plan(
-        dtype=model_dtype,
-        parameters=parameters,
-        dropped={
-            own: Dropped(file=source.tensors[own].file.name, shape=source.tensors[own].shape, reason=reason)
-            for own, reason in assignment.dropped.items()
-        },
-        shards=shards,
-        notes=(*source.notes, *notes_on(resolved, source.trunk, fresh=False)),
-    )
+    for name, stored in assignment.inherited.items():
+        tensor, file = weights.tensors[stored], weights.files.get(stored, "")
+        output = outputs.get(file, "") if before is None else file
+        place: dict[str, Any] = {"output": output, "shape": tensor.shape, "dtype": assignment.dtype_of(name, tensor.dtype)}
+        if before is not None and name in before.parameters:
+            parameters[name] = before.parameters[name].model_copy(update=place)
+        else:
+            added = (products[name].down.name, products[name].up.name) if name in products else ()
+            parameters[name] = Inherited(tensor=stored, file=file if before is None else "", added=added, **place)
+    return parameters
+
+
+def _fresh_parameters(
+    assignment: _Assignment, dtype: Dtype, output: str, beside: LolcatsValues | None
+) -> dict[str, Inherited | GivenParameter | FreshParameter]:
+    """Return the parameters that are not inherited. dtype: of the model, unless all parameters get another."""
+    values = {} if beside is None else beside.values
+    parameters: dict[str, Inherited | GivenParameter | FreshParameter] = {}
+    for name, fresh in assignment.own.items():
+        if name in assignment.inherited:
+            continue
+        place: dict[str, Any] = {"output": output, "shape": fresh.shape, "dtype": dtype_of(fresh, assignment.dtype or dtype)}
+        if (value := values.get(name)) is None:
+            parameters[name] = FreshParameter(**place)
+        else:
+            place["dtype"] = value.dtype if assignment.dtype is None else place["dtype"]
+            parameters[name] = GivenParameter(tensor=value.name, file=str(value.file), **place)
+    return parameters
+
+
+def dtype_of(fresh: Fresh, dtype: Dtype) -> Dtype:
+    """Return the type of a head's own parameter in a model of ``dtype``."""
+    return "float32" if fresh.precise and BYTES[dtype] < BYTES["float32"] else dtype
 
 
 def notes_on(resolved: Resolved, trunk: Sizes, *, fresh: bool) -> tuple[str, ...]:
@@ -252,49 +316,50 @@ def notes_on(resolved: Resolved, trunk: Sizes, *, fresh: bool) -> tuple[str, ...
         notes.append("Attention is bidirectional from now on; weights of a causal model were not trained for it.")
     unused = sorted(name for name, head in resolved.heads.items() if not uses_projections(head))
     if unused:
-        kept = "are there" if fresh else "are kept"
+        state = "are there" if fresh else "are kept"
         heads = ", ".join(f"`{name}`" for name in unused)
-        notes.append(f"q_proj and k_proj {kept}, and not used by heads made of latents alone: {heads}.")
+        notes.append(f"q_proj and k_proj {state}, and not used by heads made of latents alone: {heads}.")
     return (*notes, *notes_on_rotations(resolved, trunk.length_rotations))
 
 
-def _shard_plans(source: Source, assignment: Assignment, dtype: Dtype | None) -> tuple[ShardPlan, ...]:
-    canonical = {own: name for name, own in assignment.inherited.items()}
-    used = [file for file, shard in source.shards.items() if any(name in canonical for name in shard.tensors)]
+def _plan_shards(weights: Weights, assignment: _Assignment, beside: LolcatsValues | None) -> tuple[ShardPlan, ...]:
+    names = {stored: name for name, stored in assignment.inherited.items()}
+    used = [file for file, shard in weights.shards.items() if any(stored in names for stored in shard.tensors)]
+    products = {} if beside is None else beside.products
     plans = []
-    for file, shard in source.shards.items():
+    for file, shard in weights.shards.items():
         if file not in used:
             plans.append(ShardPlan(file=file, output=None, action="leave", reason="nothing in it is used", bytes=0))
             continue
         output = f"source-{used.index(file) + 1}-of-{len(used)}.safetensors"
-        kinds: dict[str, Dtype] = {
-            own: assignment.dtype(canonical.get(own, own), tensor.dtype, dtype) for own, tensor in shard.tensors.items()
+        dtypes: dict[str, Dtype] = {
+            stored: assignment.dtype_of(names.get(stored, stored), tensor.dtype) for stored, tensor in shard.tensors.items()
         }
-        change = _change(shard, canonical, source.covered, kinds)
-        size = sum(bytes_of(t.shape, kinds[own]) for own, t in shard.tensors.items() if own in canonical)
-        plans.append(
-            ShardPlan(file=file, output=output, action="rewrite", reason=change, bytes=size)
-            if change
-            else ShardPlan(file=file, output=output, action="link", reason="nothing in it changes", bytes=shard.bytes)
-        )
+        merged = sum(names.get(stored) in products for stored in shard.tensors)
+        if change := _change(shard, names, weights.covered, dtypes, merged):
+            size = sum(bytes_of(tensor.shape, dtypes[stored]) for stored, tensor in shard.tensors.items() if stored in names)
+            plans.append(ShardPlan(file=file, output=output, action="rewrite", reason=change, bytes=size))
+        else:
+            plans.append(ShardPlan(file=file, output=output, action="link", reason="nothing in it changes", bytes=shard.bytes))
     return tuple(plans)
 
 
-def _change(shard: Shard, canonical: Mapping[str, str], covered: Covered, kinds: Mapping[str, Dtype]) -> str:
-    """Why a file cannot stay as it is; empty where it can. kinds: the type that each tensor shall have, by the source's name.
+def _change(shard: Shard, names: Mapping[str, str], covered: Covered, dtypes: Mapping[str, Dtype], merged: int) -> str:
+    """Return why a file cannot stay as it is; empty if it can. names: the student's, by the source's. dtypes: in the student, by
+    the source's names. merged: number of tensors that adapters are merged into.
 
-    Loaders read every tensor of a file, whether the index names it or not, and complain of those without a place. What they
-    pass over by themselves, and a copy of a tied matrix, does not stand in the way of linking.
+    Loaders read every tensor of a file, whether the index names it or not, and complain of those without a place. Tensors that they
+    pass over by themselves, and a copy of a tied matrix, do not stand in the way of linking.
     """
     silent = {*covered.passed_over, covered.output_copy}
-    dropped = [own for own in shard.tensors if own not in canonical and own not in silent]
-    renamed = [own for own in shard.tensors if canonical.get(own, own) != own]
-    retyped = Counter(kinds[own] for own, tensor in shard.tensors.items() if tensor.dtype != kinds[own])
+    dropped = sum(stored not in names and stored not in silent for stored in shard.tensors)
+    renamed = sum(names.get(stored, stored) != stored for stored in shard.tensors)
+    retyped = Counter(dtypes[stored] for stored, tensor in shard.tensors.items() if tensor.dtype != dtypes[stored])
     counts = [(count, f"turned into {dtype}") for dtype, count in retyped.items()]
-    counts += [(len(renamed), "renamed"), (len(dropped), "dropped")]
+    counts += [(renamed, "renamed"), (dropped, "dropped"), (merged, "with adapters merged in")]
     return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
 def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
-    """The bytes of a tensor."""
+    """Return the bytes of a tensor."""
     return math.prod(shape) * BYTES[dtype]

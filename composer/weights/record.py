@@ -1,29 +1,45 @@
-"""The record, ``composition.json``: what a model consists of, and how it was built and trained."""
+"""The record, ``composition.json``: what a model consists of, how it was built and trained, and the files of its folder."""
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from blocks.part import Closed
 from composer.errors import BuildError
+from composer.files import sha256
 from composer.graph.lowering import AUTO
 from composer.spec.resolve import Resolved
 from composer.versions import versions_of
-from composer.weights.names import FileName
 from composer.weights.plan import Plan
-from converters.bounded import MOST_RECORD, read_bytes, reason, shortened, within
-from converters.composed import RECORD
+from converters.bounded import MOST_RECORD, brief, is_name, read_bytes, reason, shortened, within
+from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
-from converters.source import Source, UnpackedFrom
+from converters.source import GENERATION_CONFIG, SINGLE, TOKENIZER, Source
 
+CARD, CONFIG, TRAINING = "README.md", "config.json", "training"
+READ = (*TOKENIZER, GENERATION_CONFIG, SINGLE, ADAPTER_CONFIG, "adapter_model.*")
+"""The files that transformers finds in a folder by their names, beside config and index."""
+HASHED_ANYWAY = 256 * 2**20
+"""Bytes of linked and copied files up to which they are hashed in any case: this takes a few tenths of a second."""
 Placement = Literal["linked", "copied"]
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
+
+
+def _checked_name(name: str) -> str:
+    if not all(map(is_name, name.split("/"))):
+        raise ValueError(f"no file of a folder can be called {brief(name)}")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_checked_name)]
+"""A file of the folder, or of a folder in it, such as ``adapter/adapter_model.safetensors``."""
 
 
 class StoredFile(Closed):
@@ -90,7 +106,7 @@ class TrainedStage(Closed):
     teacher: str | None
     """The teacher's folder or name on the Hub; None where no stage had a teacher."""
     seed: int
-    backend: str = Field(default=AUTO, exclude_if=lambda said: said == AUTO)
+    backend: str = Field(default=AUTO, exclude_if=lambda backend: backend == AUTO)
     """The backend whose forms ran the heads."""
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
     """The calibration before the stage; None where all parts kept their initialisation."""
@@ -128,8 +144,8 @@ class Record(Closed):
     """As ``config.json`` has it; its dtype is that of fresh parameters."""
     plan: Plan
     files: dict[FileName, StoredFile]
-    documents: dict[str, str] | None = None
-    """SHA-256 of every other file of the build, by path. None: an earlier version wrote the record, and did not keep them."""
+    documents: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of every other file of the build, by path."""
     given: dict[str, str] = Field(default_factory=dict, exclude_if=lambda files: not files)
     """SHA-256 of the files beside the source that parameters came from, by path."""
     untrained: tuple[str, ...] = ()
@@ -163,6 +179,7 @@ def record_of(source: Source) -> Record | None:
 
 
 def stored_source(source: Source, student: Record | None) -> StoredSource:
+    """Return a record's entry for a source. student: its record, if it is itself a student."""
     unpacked = source.unpacked
     return StoredSource(
         family=source.family.model_type,
@@ -172,12 +189,10 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
         commit=source.commit,
         config_sha256=source.config_sha256,
         spec_hash=student.spec_hash if student else None,
-        unpacked=None if unpacked is None else stored_unpacked(unpacked),
+        unpacked=None
+        if unpacked is None
+        else StoredUnpacked(path=str(unpacked.path), quantisation=unpacked.quantisation, files=dict(unpacked.files)),
     )
-
-
-def stored_unpacked(unpacked: UnpackedFrom) -> StoredUnpacked:
-    return StoredUnpacked(path=str(unpacked.path), quantisation=unpacked.quantisation, files=dict(unpacked.files))
 
 
 def stored_file(
@@ -215,11 +230,87 @@ def versions() -> dict[str, str]:
     return versions_of(_PACKAGES)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def untrained_in(plan: Plan, source: Source | None, student: Record | None) -> tuple[str, ...]:
+    """Return the fresh parameters, and a student's untrained ones in files that have not changed since its build.
+
+    student: the record of a source that is a student. Its files with heads are read whole.
+    """
+    kept: list[str] = []
+    as_built: dict[str, bool] = {}
+    for name, entry in plan.inherited.items():
+        if source is None or student is None or name not in student.untrained:
+            continue
+        if entry.file not in as_built:
+            stored = student.files.get(entry.file)
+            as_built[entry.file] = stored is not None and stored.sha256 == sha256(source.shards[entry.file].file)
+        if as_built[entry.file]:
+            kept.append(name)
+    return (*plan.fresh, *kept)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a new file."""
-    with path.open("x", encoding="utf-8") as stream:
-        stream.write(text)
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return the contents of a folder and its subfolders, by path: files, links, and empty folders."""
+    paths_by_name = {}
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        paths = [Path(parent, name) for name in (*names, *links)]
+        if not (names or folders) and Path(parent) != folder:
+            paths.append(Path(parent))
+        paths_by_name |= {path.relative_to(folder).as_posix(): path for path in paths}
+    return dict(sorted(paths_by_name.items()))
+
+
+def documents_in(folder: Path, weights: Mapping[str, StoredFile]) -> dict[str, str]:
+    """Return the SHA-256 of each file in a folder but its weights."""
+    return {name: sha256(path) for name, path in files_in(folder).items() if name not in weights and path.is_file()}
+
+
+def is_read(name: str) -> bool:
+    """Whether a file decides the model's output: part of its tokenizer, its settings or its adapters."""
+    return _fits(name, READ) or PurePosixPath(name).name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+
+
+def is_tokenizer(name: str) -> bool:
+    return _fits(name, TOKENIZER)
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in patterns)
+
+
+def adapter_in(record: Record) -> str | None:
+    """Return the folder of adapters that the record names; None if it names none."""
+    named = {*record.files, *record.documents}
+    folders = {path.parent.name for path in map(PurePosixPath, named) if path.name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)}
+    return min(folders - {""}, default=None)
+
+
+def not_of_the_build(folder: Path, record: Record) -> tuple[list[str], list[str]]:
+    """Return the files that the build did not write, and those of the build that have changed since."""
+    strangers, changed = [], []
+    for name, path in files_in(folder).items():
+        if name == RECORD:
+            continue
+        if name in record.files:
+            if _rewritten(path, record.files[name]):
+                changed.append(name)
+        elif name not in record.documents:
+            strangers.append(name)
+        elif not path.is_file() or sha256(path) != record.documents[name]:
+            changed.append(name)
+    return strangers, changed
+
+
+def _rewritten(path: Path, stored: StoredFile) -> bool:
+    """Whether a weight file is no longer the build's, and has no other link, so that removing it loses its contents. Large files
+    are compared by size and time stamp."""
+    if not path.is_file():
+        return True
+    stat = path.stat()
+    if stat.st_nlink > 1:
+        return False
+    if stat.st_size != stored.bytes:
+        return True
+    if stored.sha256 is not None and stored.bytes <= HASHED_ANYWAY:
+        return sha256(path) != stored.sha256
+    return (stat.st_dev, stat.st_ino) == (stored.device, stored.inode) and stat.st_mtime_ns != stored.modified_ns

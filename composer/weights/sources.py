@@ -1,30 +1,46 @@
-"""A model named by its user: a folder here, or a repository on the Hub (``hub:OWNER/NAME`` says that it is one, and
-``OWNER/NAME@REVISION`` which of its states), or a GGUF file (a path, or ``hub:OWNER/NAME/FILE.gguf``).
+"""Models and tokenizers that users name: a folder, a repository on the Hub, or a GGUF file.
 
-Quantised weights are unpacked into a folder of the cache, which is opened in their place.
+``hub:OWNER/NAME`` is always a repository, ``OWNER/NAME@REVISION`` names one of its states, and a GGUF file is a path or
+``hub:OWNER/NAME/FILE.gguf``. Quantised weights are unpacked into a folder of the cache, which is opened in their place. The name of
+that folder follows from the contents of the quantised files, the dtype, and the versions of transformers and of this project, so
+each is unpacked once. The cache may be removed at any time: built models have all of their files.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer.errors import SourceError, name_of
+from pydantic import ValidationError
+
+from blocks.part import Closed
+from composer.errors import BuildError, SourceError, name_of
+from composer.files import failing_as, sha256
+from composer.locks import exclusive_lock, inside
+from composer.notices import inform
 from composer.spec.loading import names_a_spec
-from composer.weights.packed import find_packed
-from composer.weights.unpacking import DTYPE, open_unpacked
-from converters.bounded import lost_link
+from composer.trust import load_tokenizer
+from composer.versions import versions_of
+from composer.weights.output import whole_or_nothing, write_json
+from composer.weights.packed import Packed, find_packed
+from composer.weights.record import StoredFile, StoredUnpacked, documents_in, stored_file
+from composer.weights.stream import digest_and_counts, not_finite
+from composer.words import plural
+from converters.bounded import MOST_NAMES, brief, lost_link, read_bytes
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.gguf import GGUF, is_gguf
-from converters.hub import HUB, fetch, fetch_recorded
-from converters.source import Described, Source, describe, open_source
+from converters.hub import HUB, cached_sha256, fetch, fetch_recorded
+from converters.source import TOKENIZER, Described, Source, UnpackedFrom, describe, open_source, small_files, weight_files
 from converters.trunk import Dtype
 
 TAGGED = re.compile(rf"((?:{HUB})?[\w.-]+(?:/[\w.-]+)?|{HUB}[\w.-]+(?:/[\w.-]+)+{re.escape(GGUF)})@(.+)", re.IGNORECASE)
@@ -33,6 +49,14 @@ FILE_ON_HUB = re.compile(rf"([\w.-]+/[\w.-]+)/(.+{re.escape(GGUF)})", re.IGNOREC
 """A GGUF file in a model of the Hub."""
 NEAR = 0.75
 """The least likeness, as difflib counts it, at which a message suggests another name."""
+DTYPE: Dtype = "bfloat16"
+"""The dtype of unpacked weights where the user names none."""
+CACHE, FOLDER = "COMPOSER_CACHE", "unpacked"
+"""The environment variable for the folder of the cache, and the folder of unpacked models in it."""
+MANIFEST = "unpacked.json"
+KEY_LENGTH = 16
+PACKAGES = ("attention-composer", "transformers")
+"""The packages whose versions decide what is unpacked."""
 
 
 def open_model(reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None) -> Source:
@@ -52,7 +76,7 @@ def open_model(reference: str | os.PathLike[str], revision: str | None = None, d
 def _open(path: Path, dtype: Dtype | None) -> Source:
     """Open a folder, or the unpacked model of a GGUF file or of a quantised folder."""
     packed = find_packed(path)
-    return open_source(path) if packed is None else open_unpacked(packed, dtype)
+    return open_source(path) if packed is None else _open_unpacked(packed, dtype)
 
 
 def check_merged(source: Source) -> None:
@@ -107,6 +131,13 @@ def plain_name(reference: str | os.PathLike[str]) -> str:
     if name_of(reference).startswith(HUB):
         return name_of(reference).partition("@")[0].rpartition("/")[2].removeprefix(HUB)
     return Path(name_of(reference)).expanduser().resolve().name
+
+
+def default_output(spec_name: str, source: Source | None) -> Path:
+    """Return the folder of a build without ``--out``: ``<spec>-<source>``, or ``<spec>-fresh`` without a source."""
+    if source is None:
+        return Path(f"{spec_name}-fresh")
+    return Path(f"{spec_name}-{source.named.name}")
 
 
 class _OnHub(NamedTuple):
@@ -185,17 +216,17 @@ def _names_beside(file: Path) -> list[str]:
 
 def _meant(folder: Path) -> Path | None:
     """The folder of a model whose path is nearly the same, name by name; None where there is none."""
-    found = Path()
+    path = Path()
     for part in folder.parts:
-        if not (found / part).is_dir():
-            beside = [one.name for one in found.iterdir() if one.is_dir()] if os.access(found, os.R_OK) else []
+        if not (path / part).is_dir():
+            beside = [entry.name for entry in path.iterdir() if entry.is_dir()] if os.access(path, os.R_OK) else []
             near = difflib.get_close_matches(part, beside, n=1, cutoff=NEAR)
-            found /= near[0] if near else part
+            path /= near[0] if near else part
         else:
-            found /= part
-        if not found.is_dir():
+            path /= part
+        if not path.is_dir():
             return None
-    return found if (found / "config.json").is_file() else None
+    return path if (path / "config.json").is_file() else None
 
 
 @contextmanager
@@ -204,3 +235,130 @@ def _as_source_errors() -> Iterator[None]:
         yield
     except ConverterError as error:
         raise SourceError(str(error)) from error
+
+
+class Manifest(Closed):
+    """The contents of ``unpacked.json`` in a folder of the cache: the quantised weights, and the files that were written.
+
+    documents: SHA-256 of each file without weights.
+    """
+
+    source: StoredUnpacked
+    weights: dict[str, StoredFile]
+    documents: dict[str, str]
+
+
+def cache_folder() -> Path:
+    """The folder of this project's cache: ``COMPOSER_CACHE``, or ``attention-composer`` where the system keeps caches."""
+    if named := os.environ.get(CACHE):
+        return Path(named).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attention-composer"
+
+
+def _open_unpacked(packed: Packed, dtype: Dtype | None) -> Source:
+    """Open the unpacked model, unpacking it first unless the cache has it. Raises SourceError, BuildError and ConverterError.
+
+    dtype: of the weights; None: ``DTYPE``.
+    """
+    dtype = dtype or DTYPE
+    with failing_as(SourceError, f"{packed.path} cannot be read"):
+        files = {name: cached_sha256(path) or sha256(path) for name, path in packed.files().items()}
+    root = cache_folder() / FOLDER
+    folder = root / _name(packed, files, dtype)
+    manifest = _manifest(folder)
+    if manifest is None:
+        with failing_as(BuildError, f"The cache {root} cannot be written to", f"Name another folder: {CACHE}=FOLDER"):
+            root.mkdir(parents=True, exist_ok=True)
+            # One process at a time: each needs memory for a whole model, and two may want the same one.
+            with exclusive_lock(inside(root), None):
+                manifest = _manifest(folder) or _write(packed, files, folder, dtype)
+    weights = {name: str(file.sha256) for name, file in manifest.weights.items()}
+    return replace(open_source(folder), unpacked=UnpackedFrom(packed.path, packed.quantisation, files, weights))
+
+
+def _name(packed: Packed, files: dict[str, str], dtype: Dtype) -> str:
+    """The name of the folder: the model's, the dtype, and a hash of all that decides the contents."""
+    key = json.dumps([sorted(files.items()), dtype, versions_of(PACKAGES)])
+    label = packed.path.stem if is_gguf(packed.path.name) else packed.path.name
+    return f"{label}-{dtype}-{hashlib.sha256(key.encode()).hexdigest()[:KEY_LENGTH]}"
+
+
+def _manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder; None where it is missing, or a file has changed. Weights are compared by size and time stamp."""
+    try:
+        manifest = Manifest.model_validate_json(read_bytes(folder / MANIFEST, MOST_NAMES))
+        for name, stored in manifest.weights.items():
+            stat = (folder / name).stat()
+            if (stat.st_size, stat.st_mtime_ns) != (stored.bytes, stored.modified_ns):
+                return None
+        documents = documents_in(folder, manifest.weights)
+    except (OSError, ValidationError):
+        return None
+    return manifest if manifest.documents == {name: digest for name, digest in documents.items() if name != MANIFEST} else None
+
+
+def _write(packed: Packed, files: dict[str, str], folder: Path, dtype: Dtype) -> Manifest:
+    shutil.rmtree(folder, ignore_errors=True)
+    inform(f"Unpacking {packed.path} ({packed.quantisation}) to {dtype}, into {folder}")
+    with whole_or_nothing(folder) as partial:
+        packed.write(partial, dtype)
+        weights = {}
+        for name, shard in weight_files(partial).items():
+            digest, counts = digest_and_counts(shard)
+            if counts:
+                larger = "" if dtype in ("float32", "float64") else " Values that are too large for a type become infinite in it."
+                raise SourceError(f"{not_finite(packed.path, counts)}{larger} They were unpacked to {dtype}.")
+            weights[name] = stored_file(shard.file, "written", origin=None, contents=digest)
+        source = StoredUnpacked(path=str(packed.path), quantisation=packed.quantisation, files=files)
+        manifest = Manifest(source=source, weights=weights, documents=documents_in(partial, weights))
+        write_json(partial / MANIFEST, manifest.model_dump(mode="json"))
+    return manifest
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer in a folder. size: embeddings that its tokens need. special: the tokens that generation settings name, by key."""
+
+    folder: Path
+    files: tuple[str, ...]
+    size: int
+    special: Mapping[str, int]
+
+
+def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:
+    """A folder with a tokenizer, or a model of the Hub. Raises ``SourceError``, and ``BuildError`` where there is none to read."""
+    folder = tokenizer_folder(reference)
+    files = small_files(folder, TOKENIZER)
+    if not files:
+        raise BuildError(f"{folder} has no tokenizer: none of the files that one is made of, such as tokenizer.json.")
+    loaded = load_tokenizer(folder, BuildError, f"{folder} has no tokenizer that transformers can read")
+    special = {key: getattr(loaded, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return Tokenizer(
+        folder=folder,
+        files=files,
+        size=max(loaded.get_vocab().values(), default=-1) + 1,
+        special={key: number for key, number in special.items() if number is not None},
+    )
+
+
+def tokenizer_notes(folder: Path, vocabulary: int) -> tuple[str, ...]:
+    """Return a note where the tokenizer in a folder has tokens that a model of this vocabulary has no embedding for.
+
+    Only ``tokenizer.json`` is read, without transformers. A file that cannot be read is left to those who tokenise.
+    """
+    import tokenizers
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return ()
+    try:
+        tokens = tokenizers.Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+    except Exception:  # tokenizers raises it for every malformed file
+        return ()
+    beyond = sorted((number, token) for token, number in tokens.items() if number >= vocabulary)
+    if not beyond:
+        return ()
+    return (
+        f"The tokenizer has {plural(len(beyond), 'token')} that the model has no embedding for, such as {brief(beyond[0][1])} "
+        f"({beyond[0][0]:,} of {vocabulary:,}): a text with one of them is refused.",
+    )

@@ -1,23 +1,136 @@
-"""Writing a safetensors file tensor by tensor, so that memory stays at one block, or at one fresh parameter."""
+"""Reads and writes weight files block by block, so that memory holds one block or one parameter, and finds NaN and infinity."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocks.part import Fresh
 from composer.devices import check_memory
-from composer.errors import BuildError
-from composer.weights.contents import as_tensor, blocks
-from composer.weights.finite import all_finite, count_stored, not_finite
-from converters.shard import BYTES, StoredTensor, header_bytes
+from composer.errors import BuildError, SourceError
+from converters.bounded import listed, opened, reason, shortened
+from converters.shard import BYTES, Shard, StoredTensor, header_bytes
 from converters.trunk import Dtype
 
 if TYPE_CHECKING:
     import torch
+
+    from converters.source import Source
+
+BLOCK = 16 * 2**20
+"""Bytes that are held at a time; a multiple of every element's size."""
+REPAIR = "A run that diverged, or a damaged file, leaves such values: fetch the weights again, or use an earlier checkpoint"
+
+
+def blocks(file: Path, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
+    """Yield the bytes of a file from ``start`` to ``end``. One buffer serves all blocks: use each before the next."""
+    left = (file.stat().st_size if end is None else end) - start
+    buffer = bytearray(max(0, min(BLOCK, left)))
+    with opened(file) as stream:
+        stream.seek(start)
+        while left > 0:
+            count = stream.readinto(memoryview(buffer)[:left])
+            if not count:
+                raise OSError(f"{file} ends {left:,} bytes early")
+            left -= count
+            yield memoryview(buffer)[:count]
+
+
+def as_tensor(block: memoryview, dtype: str) -> torch.Tensor:
+    """Return a block of a file as a flat tensor that shares its memory."""
+    import torch
+
+    return torch.frombuffer(block, dtype=getattr(torch, dtype))
+
+
+def same_contents(first: StoredTensor, second: StoredTensor) -> bool:
+    """True if two stored tensors hold the same bytes."""
+    if first.bytes != second.bytes or first.dtype != second.dtype:
+        return False
+    pairs = zip(blocks(first.file, first.start, first.end), blocks(second.file, second.start, second.end), strict=True)
+    return all(left == right for left, right in pairs)
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """True if no value is NaN or infinite. Both show in the least and the largest value, which are fast to compute."""
+    return not tensor.numel() or all(math.isfinite(value) for value in tensor.aminmax())
+
+
+def count_not_finite(tensor: torch.Tensor) -> int:
+    """Return the number of values that are NaN or infinite."""
+    if not tensor.is_floating_point() or all_finite(tensor):
+        return 0
+    return int((~tensor.isfinite()).sum())
+
+
+def count_stored(tensor: StoredTensor, seen: Callable[[memoryview], object] = lambda _: None) -> int:
+    """Return the number of values of a stored tensor that are NaN or infinite. seen: called with each block that is read."""
+    count = 0
+    for block in blocks(tensor.file, tensor.start, tensor.end):
+        seen(block)
+        count += count_not_finite(as_tensor(block, tensor.dtype))
+    return count
+
+
+def digest_and_counts(shard: Shard, moved: Callable[[int], object] = lambda _: None) -> tuple[str, dict[str, int]]:
+    """Read a weight file once. Return its SHA-256, and the number of values that are not finite of each tensor that has any.
+
+    moved: called with the position behind each tensor that has been read. Raises OSError.
+    """
+    digest, done, counts = hashlib.sha256(), 0, dict[str, int]()
+    for name, tensor in shard.tensors.items():
+        for block in blocks(shard.file, done, tensor.start):  # the header, and masks
+            digest.update(block)
+        if count := count_stored(tensor, digest.update):
+            counts[name] = count
+        done = tensor.end
+        moved(done)
+    for block in blocks(shard.file, done):
+        digest.update(block)
+    return digest.hexdigest(), counts
+
+
+def not_finite(file: Path | str, counts: Mapping[str, int]) -> str:
+    """Return the message for a file with tensors that hold NaN or infinity. counts: how many values of each tensor."""
+    named = listed(f"{shortened(name)} ({count:,})" for name, count in counts.items())
+    return (
+        f"{file} holds NaN or infinity where weights must be finite, in these tensors (numbers of such values): {named}. {REPAIR}."
+    )
+
+
+def refuse_not_finite(file: Path | str, counts: Mapping[str, int], unused: Collection[str] = ()) -> None:
+    """Raise BuildError where any tensor has values that are not finite. unused: tensors that no model is made of."""
+    if used := {name: count for name, count in counts.items() if name not in unused}:
+        raise BuildError(not_finite(file, used))
+
+
+def check_loaded(model: torch.nn.Module, source: Source) -> None:
+    """Raise SourceError where a model that has just been loaded from a folder holds NaN or infinity.
+
+    The message names the stored tensors, or, where these are finite in the files, the parameters that are too large for the type
+    that they were loaded in.
+    """
+    counts = {name: count for name, tensor in model.named_parameters() if (count := count_not_finite(tensor.detach()))}
+    if not counts:
+        return
+    for shard in source.shards.values():
+        try:
+            stored = {name: count for name, tensor in shard.tensors.items() if (count := count_stored(tensor))}
+        except OSError as error:
+            raise SourceError(f"{shard.file} cannot be read: {reason(error)}.") from error
+        if stored:
+            raise SourceError(not_finite(shard.file, stored))
+    if adapters := {name: count for name, count in counts.items() if ".lora_" in name}:
+        raise SourceError(not_finite(f"The adapters in {source.folder}", adapters))
+    dtype = str(next(iter(model.parameters())).dtype).removeprefix("torch.")
+    raise SourceError(
+        f"The weights of {source.folder} are too large for {dtype}: some values of {listed(counts)} become infinite. Choose another"
+        " dtype, such as bfloat16 or float32."
+    )
 
 
 @dataclass(frozen=True)
@@ -30,8 +143,8 @@ class TensorToWrite:
     contents: Callable[[], Iterator[memoryview]]
 
 
-def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[int], None]) -> str:
-    """Writes the pieces, wide elements first to keep alignment; the SHA-256 of the file."""
+def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[int], object] = lambda count: None) -> str:
+    """Write the pieces, wide elements first to keep alignment. Return the SHA-256 of the file. moved: called with bytes written."""
     ordered = sorted(pieces, key=lambda piece: -BYTES[piece.dtype])
     header = header_bytes((piece.name, piece.dtype, piece.shape) for piece in ordered)
     digest = hashlib.sha256(header)
@@ -46,8 +159,8 @@ def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[
 
 
 def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWrite:
-    """A stored tensor under its new name, turned into ``dtype`` where it is of another. Raises BuildError for values that are not
-    finite, as they are stored or in ``dtype``."""
+    """A stored tensor under its new name, converted to ``dtype``. Raises BuildError for values that are not finite, as they are
+    stored or in ``dtype``."""
 
     def contents() -> Iterator[memoryview]:
         for block in blocks(tensor.file, tensor.start, tensor.end):
@@ -62,13 +175,13 @@ def fresh_piece(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> TensorToWri
     """A fresh parameter, filled when it is written."""
 
     def contents() -> Iterator[memoryview]:
-        yield as_bytes(filled(name, fresh, dtype, seed))
+        yield as_bytes(initial_values(name, fresh, dtype, seed))
 
     return TensorToWrite(name, dtype, fresh.shape, contents)
 
 
-def filled(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> torch.Tensor:
-    """The values of a fresh parameter: they follow from seed and name alone, whatever else the model has.
+def initial_values(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> torch.Tensor:
+    """Return the initial values of a fresh parameter: they follow from seed and name alone, whatever else the model has.
 
     They are drawn in float32 and then turned into ``dtype``, so that models of two types start alike.
     """

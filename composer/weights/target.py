@@ -1,18 +1,25 @@
-"""The sizes that a spec is resolved on: those of a source, or those that the spec gives itself."""
+"""The sizes that a spec is resolved on, or drawn on: those of a source, those of the spec itself, or assumed ones."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from composer.errors import ComposerError
+from composer.errors import BuildError, ComposerError, GraphError, SpecError
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.inherit import own_source
-from composer.weights.dimensions import dimensions
+from composer.spec.loading import locate
+from composer.spec.on_hub import spec_on_hub
+from composer.spec.resolve import Resolved, resolve
+from composer.spec.sweep import refuse_sweep
+from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from converters.length_rotations import LengthRotation
+from converters.trunk import dtype_name
 
 TRUNK = "its own trunk"
 SIZES = "the sizes that it was resolved for"
@@ -48,3 +55,57 @@ def target_of(
     if fresh or spec.trunk is not None:
         return Target(TRUNK, None, "float32")
     return None if spec.dimensions is None else Target(SIZES, spec.dimensions, "float32")
+
+
+@dataclass(frozen=True)
+class PictureSubject:
+    """A resolved spec; in words, the model whose sizes it has, None for its own; and the dtype that the model computes in."""
+
+    resolved: Resolved
+    on: str | None
+    dtype: str
+
+
+def of_model(model: Any) -> PictureSubject | None:
+    """The subject for a folder, or for a model in memory; None for anything else. Raises SourceError or BuildError."""
+    if isinstance(model, str) and (fetched := spec_on_hub(model)) is not None and fetched.is_dir():
+        model = fetched
+    if isinstance(model, str | os.PathLike) and Path(model).expanduser().is_dir():
+        described = describe_model(model)
+        if not described.is_composed:
+            raise BuildError(f"{model} is no model that was built here: name a spec, and this as its source (--from {model})")
+        return PictureSubject(_resolved(described.config.get("spec"), str(model)), None, described.trunk.dtype)
+    config = getattr(model, "config", None)
+    if config is None:
+        return None
+    kind = dtype_name(getattr(model, "dtype", "float32"))
+    return PictureSubject(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
+
+
+def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> PictureSubject:
+    """Return the spec on a source's sizes. Without a source, it has its own sizes or, if it has none, assumed ones. Raises
+    SpecError."""
+    from composer.drawing.picture import TYPICAL, TYPICAL_OF
+
+    try:
+        if (target := target_of(None, spec, source, revision=revision)) is not None:
+            return PictureSubject(resolve(spec, target.size), None if target.on == TRUNK else target.on, target.dtype)
+        refuse_sweep(spec)
+    except GraphError as error:
+        raise locate(error, spec) from error
+    try:
+        return PictureSubject(resolve(spec, TYPICAL), TYPICAL_OF, "float32")
+    except GraphError as error:
+        problem = locate(error, spec)
+        raise SpecError(
+            f"{problem}\nNo source is named, so sizes are those of {TYPICAL_OF}: --from SOURCE names another"
+        ) from error
+
+
+def _resolved(spec: Any, what: str) -> Resolved:
+    if spec is None:
+        raise BuildError(f"{what} is no composed model: its config has no spec")
+    try:
+        return Resolved.model_validate(spec)
+    except ValueError as error:
+        raise BuildError(f"the spec in the config of {what} cannot be read: {error}") from error

@@ -16,34 +16,97 @@ or copied without reading is checked
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
-
+from blocks.part import Closed
 from composer.errors import BuildError, SpecError, name_of
 from composer.files import sha256
+from composer.graph.rules import checked_graph
+from composer.spec.inherit import shown
 from composer.spec.loading import load_spec
+from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved, resolve
-from composer.weights.check import problems_of
+from composer.tables import Readable, Table, View
 from composer.weights.config import config_dict
-from composer.weights.documents import documents, strangers, unnamed, why_not_of_a_build
-from composer.weights.findings import Check, Verdict, VerifyReport
-from composer.weights.finite import digest_and_counts
 from composer.weights.plan import Plan
-from composer.weights.record import RECORD, Record, StoredFile, read_record
-from composer.weights.side_files import CONFIG, adapter_in, files_in
+from composer.weights.record import (
+    CARD,
+    CONFIG,
+    RECORD,
+    Record,
+    StoredFile,
+    adapter_in,
+    files_in,
+    is_read,
+    is_tokenizer,
+    read_record,
+)
+from composer.weights.stream import digest_and_counts
+from composer.words import plural, short_hashes
 from converters.adapter import check_adapter
 from converters.bounded import check_file, listed, reason, shortened, within
 from converters.composed import ADAPTER_KEY, SPEC_KEYS
 from converters.errors import ConverterError
 from converters.shard import Shard, read_shard
-from converters.source import describe
-from converters.trunk import DEFAULTS, DTYPE_KEYS
+from converters.source import INDEX, Source, describe, open_source
+from converters.trunk import DTYPE_KEYS
+
+_LISTED = 5
+_NEVER_READ = "it decides nothing of what the model says"
+Verdict = Literal["passed", "failed", "unknown"]
+
+
+class Check(Closed):
+    """One check. ``unknown``: it could not be made, and ``detail`` says why."""
+
+    what: str
+    subject: str
+    outcome: Verdict
+    detail: str = ""
+
+
+class VerifyReport(Readable, Closed):
+    """All checks of a folder, in the order they were made."""
+
+    folder: Path
+    record_sha256: str
+    """SHA-256 of the record itself, to compare with the one that its maker publishes."""
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed. What could not be checked has not failed: see ``unchecked``."""
+        return not any(check.outcome == "failed" for check in self.checks)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.outcome == "failed")
+
+    @property
+    def unchecked(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.outcome == "unknown")
+
+    @property
+    def table(self) -> Table:
+        """A row a check."""
+        rows = ((check.outcome, check.what, check.subject, short_hashes(check.detail)) for check in self.checks)
+        return Table("", ("outcome", "what", "of", ""), tuple(rows))
+
+    def verdict(self, name: str) -> str:
+        """The result of all checks in a sentence. name: what the reader calls the model."""
+        unchecked = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
+        if self.ok:
+            return f"{name} is what its record says{unchecked}"
+        return f"{name} does not match its record: {plural(len(self.failed), 'check')} failed{unchecked}"
+
+    def view(self) -> View:
+        return View(self.verdict(shown(self.folder)), (self.table,), (f"Record: SHA-256 {self.record_sha256}",))
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
@@ -59,13 +122,13 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     if record is None:
         raise BuildError(f"{path} has no {RECORD}: it was not written by `compose build`, so there is nothing to check it against.")
     present = files_in(path)
-    checks = [*_spec(record), _config(path, record), *_adapters(path, record), _coverage(path, record), *unnamed(record)]
+    checks = [*_spec(record), _config(path, record), *_adapters(path, record), _coverage(path, record), *_unnamed(record)]
     for name, stored in record.files.items():
         if name in present:
             checks += _file(path, name, stored, record.plan, progress)
         else:
             checks.append(Check(what="contents", subject=name, outcome="failed", detail="it is missing"))
-    checks += [*documents(path, record, present), *strangers(record, present), *_saves(record)]
+    checks += [*_documents(path, record, present), *_strangers(record, present), *_saves(record)]
     return VerifyReport(folder=path, record_sha256=sha256(path / RECORD), checks=tuple(checks))
 
 
@@ -109,22 +172,19 @@ def _config(folder: Path, record: Record) -> Check:
         described = describe(folder)
     except ConverterError as error:
         return Check(what="config", subject=CONFIG, outcome="failed", detail=str(error))
-    trunk, recorded = _comparable(asdict(described.trunk)), _comparable(DEFAULTS | record.trunk)
-    # A host's windows follow from its config, which is compared. Records of before they were read have none.
+    trunk, recorded = _comparable(asdict(described.trunk)), _comparable(record.trunk)
+    # A host's windows follow from its config, which is compared.
     different = [key for key in trunk if key != "windows" and trunk[key] != recorded.get(key)]
     config = described.config
-    spec, found = (config.get(key) for key in SPEC_KEYS)
-    if not _is(record.resolved, spec):
-        different.append("spec")
-    if found != record.spec_hash:
-        different.append("spec_hash")
+    recorded_spec = (record.resolved.model_dump(mode="json"), record.spec_hash)
+    different += [key for key, value in zip(SPEC_KEYS, recorded_spec, strict=True) if config.get(key) != value]
     if config.get(ADAPTER_KEY) != adapter_in(record):
         different.append(ADAPTER_KEY)
     if described.trunk.labels is not None:
         written = config_dict(described.trunk, record.resolved, described.trunk.dtype)
         different += [key for key in ("id2label", "label2id") if config.get(key, written[key]) != written[key]]
     # A file that is as the build wrote it has no keys that were added later.
-    if described.config_sha256 != (record.documents or {}).get(CONFIG):
+    if described.config_sha256 != record.documents.get(CONFIG):
         different += described.notes
     if different:
         detail = f"not what the record says: {', '.join(different)}"
@@ -150,14 +210,6 @@ def _adapters(folder: Path, record: Record) -> Iterator[Check]:
     yield Check(what="adapters", subject=name, outcome="passed", detail="of a kind that is loaded, on projections of attention")
 
 
-def _is(resolved: Resolved, document: object) -> bool:
-    """Whether a document is this resolved spec. One of an earlier version lacks the fields that parts have gained since."""
-    try:
-        return Resolved.model_validate(document) == resolved
-    except ValidationError:
-        return False
-
-
 def _coverage(folder: Path, record: Record) -> Check:
     problems = problems_of(folder, record.resolved, record.plan)
     if not problems:
@@ -177,9 +229,9 @@ def _file(folder: Path, name: str, stored: StoredFile, plan: Plan, progress: Cal
     except ConverterError as error:
         return [Check(what="contents", subject=name, outcome="failed", detail=str(error))]
     except OSError as error:
-        return [Check(what="contents", subject=name, outcome="failed", detail=why_not_of_a_build(folder / name, error))]
-    endless = {found: count for found, count in counts.items() if found not in plan.dropped}
-    named = listed(f"{shortened(found)} ({count:,})" for found, count in endless.items())
+        return [Check(what="contents", subject=name, outcome="failed", detail=_why_not_of_a_build(folder / name, error))]
+    endless = {tensor: count for tensor, count in counts.items() if tensor not in plan.dropped}
+    named = listed(f"{shortened(tensor)} ({count:,})" for tensor, count in endless.items())
     finite = Check(
         what="finite",
         subject=name,
@@ -237,3 +289,109 @@ def _compared(origin: Path, shard: Shard, contents: str) -> tuple[Verdict, str]:
 
 def _moved(progress: Callable[[str, int, int], None], shard: Shard, done: int) -> None:
     progress(shard.file.name, done, shard.bytes)
+
+
+def _unnamed(record: Record) -> Iterator[Check]:
+    """Weight files that the plan writes to, and that the record does not have."""
+    for name in dict.fromkeys(entry.output for entry in record.plan.parameters.values()):
+        if name not in record.files:
+            yield Check(
+                what="contents", subject=name, outcome="failed", detail="the record does not name it, as every build's does"
+            )
+
+
+def _documents(folder: Path, record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
+    """Checks the hashes of the build's files in a folder. Config and index are left out: other checks read their contents.
+
+    present: the files of the folder. Raises BuildError for one that cannot be read.
+    """
+    for name, wanted in record.documents.items():
+        if name in (CONFIG, INDEX):
+            continue
+        if name not in present:
+            problem = "it is missing"
+        else:
+            try:
+                digest = sha256(within(folder, name))
+            except OSError as error:
+                problem = _why_not_of_a_build(present[name], error)
+            else:
+                if digest == wanted:
+                    yield Check(what="contents", subject=name, outcome="passed", detail=f"SHA-256 {digest}")
+                    continue
+                problem = f"SHA-256 is {digest}, at the build it was {wanted}"
+        if is_read(name):
+            yield Check(what="contents", subject=name, outcome="failed", detail=problem)
+        else:
+            yield Check(what="contents", subject=name, outcome="unknown", detail=f"{problem}; {_NEVER_READ}")
+
+
+def _why_not_of_a_build(path: Path, error: OSError) -> str:
+    """The problem with a path that is no file of a build, such as a pipe or a link out of the folder.
+
+    Raises BuildError where the system did not let the file be read: whether it matches is then not known.
+    """
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EIO):
+        raise BuildError(f"{path} cannot be read: {reason(error)}, so it cannot be checked.") from error
+    return reason(error)
+
+
+def _strangers(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
+    """Files that no build wrote: a check for each that transformers would read, and one for all the others."""
+    tokenized = any(map(is_tokenizer, record.documents))
+    others = []
+    for name in present:
+        if name in (RECORD, CONFIG, INDEX, CARD) or name in record.files or name in record.documents:
+            continue
+        if not is_read(name):
+            others.append(name)
+        elif is_tokenizer(name) and not tokenized:
+            detail = "no build put it there: the record knows of no tokenizer"
+            yield Check(what="contents", subject=name, outcome="unknown", detail=detail)
+        else:
+            detail = "no build put it there, and what loads the model reads it"
+            yield Check(what="contents", subject=name, outcome="failed", detail=detail)
+    if others:
+        names = ", ".join(others[:_LISTED]) + (f" and {len(others) - _LISTED} more" if len(others) > _LISTED else "")
+        detail = f"no build put there {names}: what loads the model reads none of it"
+        yield Check(what="contents", subject="the rest", outcome="unknown", detail=detail)
+
+
+def problems_of(folder: Path, resolved: Resolved, plan: Plan) -> list[str]:
+    """Return the differences between the headers of a folder and its plan, one line each."""
+    try:
+        built = open_source(folder)
+    except ConverterError as error:
+        return [str(error)]
+    problems = uncovered(built, resolved)
+    for name, entry in plan.parameters.items():
+        tensor = built.tensors.get(name)
+        if tensor is None:
+            problems.append(f"{name} is missing")
+        elif (tensor.file.name, tensor.shape, tensor.dtype) != (entry.output, entry.shape, entry.dtype):
+            problems.append(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} in {tensor.file.name}, "
+                f"planned as {entry.dtype} {list(entry.shape)} in {entry.output}"
+            )
+    silent = {own for own, dropped in plan.dropped.items() if own in built.tensors and dropped.shape == built.tensors[own].shape}
+    problems += [f"{name} is in no plan" for name in built.tensors if name not in plan.parameters and name not in silent]
+    return problems
+
+
+def uncovered(built: Source, resolved: Resolved) -> list[str]:
+    """Return the parameters of the composed heads that a model lacks, has too many of, or has in another shape, one line each.
+
+    The trunk's coverage has been checked when the model was opened. Raises GraphError for heads that mean nothing: whoever wrote
+    the document may not have resolved it.
+    """
+    for name, heads in sorted({(group.head, group.heads) for layer in resolved.layers for group in layer}):
+        checked_graph(resolved.heads[name], resolved.shape(heads), ("heads", name), idle=True)
+    wanted = fresh_parameters(resolved)
+    problems = [f"{name} {list(fresh.shape)} is missing" for name, fresh in wanted.items() if name not in built.covered.composed]
+    for name in built.covered.composed:
+        shape = built.tensors[name].shape
+        if name not in wanted:
+            problems.append(f"{name} {list(shape)} has no place in the spec")
+        elif wanted[name].shape != shape:
+            problems.append(f"{name} is {list(shape)}, the spec has {list(wanted[name].shape)}")
+    return problems

@@ -18,7 +18,7 @@ import composer
 from composer.cli.main import app
 from composer.errors import ComposerError, SourceError
 from composer.trust import load_tokenizer
-from composer.weights.trained import Adapter, Trained, write_trained
+from composer.weights.rewrite import Adapter, Trained, write_trained
 from converters.bounded import MOST_BESIDE
 from tests.checkpoints import edit_config
 

@@ -10,7 +10,7 @@ import torch
 from composer.ablation.runner import one_process
 from composer.api import explain
 from composer.spec.resolve import resolve
-from composer.weights.dimensions import dimensions
+from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from evidence.claims import lawcat, second
 from evidence.claims.claim import LAWCAT, LOLCATS

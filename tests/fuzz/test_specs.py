@@ -16,7 +16,7 @@ from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_specs
 from composer.spec.places import plain
 from composer.spec.reading import read_file
-from composer.weights.fresh import build_fresh
+from composer.weights.in_memory import build_fresh
 from tests.fuzz.mutations import CUTS, EDITS, VALUES, as_json, cut, edited
 from tests.fuzz.outcomes import fuzz, outcome
 

@@ -16,7 +16,7 @@ from composer.spec.places import plain
 from composer.spec.reading import read_text
 from composer.spec.shipped import shipped_specs
 from composer.spec.writing import to_yaml
-from composer.weights.dimensions import dimensions
+from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from tests.composer.cli.conftest import Compose
 

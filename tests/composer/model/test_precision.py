@@ -14,12 +14,10 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
 import composer
-from composer.weights.loading import load_model
-from composer.weights.record import TrainedStage, read_record
-from composer.weights.trained import Trained, write_trained
+from composer.weights.load import load_model
 from composer.weights.verify import verify
 from converters.trunk import Dtype
-from tests.checkpoints import edit_tensors, llama, llama_model
+from tests.checkpoints import llama, llama_model
 
 HEAD = {
     "feature_map": "hedgehog",
@@ -138,29 +136,6 @@ def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
         assert verify(folder).ok
     assert {name for name, entry in report.plan.parameters.items() if entry.dtype == "float32"} == PRECISE
     assert_precise(composer.build(spec, dtype=dtype, **given).state_dict(), wide, kind)
-
-
-def test_a_folder_of_before_loads_and_what_training_makes_of_it_is_precise(tmp_path: Path) -> None:
-    """Folders of earlier versions hold all of their parameters in the one narrow type."""
-    composer.build_folder(SPEC, llama(tmp_path / "llama"), tmp_path / "old", dtype="bfloat16")
-    edit_tensors(
-        tmp_path / "old" / "fresh.safetensors",
-        lambda tensors: tensors.update({name: tensor.bfloat16() for name, tensor in tensors.items()}),
-    )
-    record_file = tmp_path / "old" / "composition.json"
-    record_file.write_text(record_file.read_text().replace('"float32"', '"bfloat16"'))
-    model = composer.load(tmp_path / "old")
-    assert {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32} == PRECISE
-    changed = {name: tensor.float() + 1e-4 for name, tensor in model.state_dict().items() if ".composed." in name}
-    stage = TrainedStage(
-        stage="transfer", recipe={}, data={}, teacher=None, seed=0, steps=1, tokens=1, seconds=0.0, before={}, after={}
-    )
-    write_trained(tmp_path / "old", tmp_path / "new", Trained(changed, None, (stage,), {}))
-    assert verify(tmp_path / "new").ok
-    record = read_record(tmp_path / "new")
-    assert record is not None
-    assert {name for name, entry in record.plan.parameters.items() if entry.dtype == "float32"} == PRECISE
-    assert_precise(composer.load(tmp_path / "new").state_dict(), changed, torch.bfloat16)
 
 
 def test_autocast_does_not_reach_them() -> None:

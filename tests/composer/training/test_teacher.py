@@ -17,7 +17,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.training import distill as module
 from composer.training.teacher import Teacher, open_teacher
 from composer.weights.record import read_record
-from composer.weights.unpacking import CACHE
+from composer.weights.sources import CACHE
 from tests.composer.training.runs import make_student, make_teacher, run
 from tests.composer.training.stages import StoppedError, stop_at
 from tests.composer.weights.students import weights

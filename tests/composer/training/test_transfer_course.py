@@ -16,8 +16,8 @@ from composer.training import transfer
 from composer.training.finetune import add_adapters
 from composer.training.rules import check_transfer
 from composer.training.transfer import TransferCourse, layers_alike
-from composer.weights.dimensions import dimensions
-from composer.weights.from_model import trunk_of
+from composer.weights.config import dimensions
+from composer.weights.in_memory import trunk_of
 from tests.composer.hosts.families import small
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 

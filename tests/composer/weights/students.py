@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
 from composer.weights.build import BuildReport, build_folder
-from composer.weights.dimensions import dimensions
-from composer.weights.plan import Plan, make_plan
+from composer.weights.config import dimensions
+from composer.weights.plan import Plan, make_plan, weights_of
 from composer.weights.sources import open_model
 
 SOFTMAX = {"compose": 1, "name": "softmax", "head": {"memory": ["full"]}}
@@ -43,7 +43,8 @@ def resolved_for(folder: Path, spec: dict[str, Any]) -> Resolved:
 
 
 def plan_for(folder: Path, spec: dict[str, Any], **options: Any) -> Plan:
-    return make_plan(resolved_for(folder, spec), open_model(folder), **options)
+    source = open_model(folder)
+    return make_plan(resolved_for(folder, spec), source.trunk, weights_of(source), **options)
 
 
 def build(folder: Path, out: Path, spec: dict[str, Any] = SOFTMAX, **options: Any) -> BuildReport:

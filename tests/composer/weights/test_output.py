@@ -19,7 +19,7 @@ import pytest
 from composer.errors import BuildError
 from composer.files import own_partial_of, replaced_by
 from composer.weights import build as build_module
-from composer.weights import contents, output
+from composer.weights import output, stream
 from composer.weights.output import check_output, copy_file, link_or_copy, whole_or_nothing
 from composer.weights.sources import open_model
 from composer.weights.verify import verify
@@ -309,7 +309,7 @@ def test_a_copy_keeps_the_time_stamp(file: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_a_copy_has_all_bytes_and_counts_them(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(contents, "BLOCK", 1_000_000)
+    monkeypatch.setattr(stream, "BLOCK", 1_000_000)
     counted: list[int] = []
     assert link_or_copy(file, tmp_path / "target", copy=True, moved=counted.append) == "copied"
     assert (tmp_path / "target").read_bytes() == file.read_bytes()
@@ -318,6 +318,6 @@ def test_a_copy_has_all_bytes_and_counts_them(file: Path, tmp_path: Path, monkey
 
 
 def test_a_source_that_shrinks_is_an_error_and_no_endless_loop(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(contents, "BLOCK", 1_000_000)
+    monkeypatch.setattr(stream, "BLOCK", 1_000_000)
     with pytest.raises(OSError, match="file ends 2,000,001 bytes early"):
         copy_file(file, tmp_path / "target", lambda _: os.truncate(file, 1_000_000))

@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import composer
 from composer.errors import BuildError, ComposerError, SourceError
 from composer.files import sha256
-from composer.weights import unpacking
 from composer.weights.record import read_record
-from composer.weights.sources import describe_model, open_model
+from composer.weights.sources import CACHE, FOLDER, describe_model, open_model
 from tests.composer.cli.conftest import Compose
 from tests.gguf_files import SIZES, TEMPLATE, VOCABULARY, gguf_model, write_gguf
 
@@ -114,7 +113,7 @@ def test_the_record_names_the_file_and_its_quantisation(tmp_path: Path, file: Pa
 def test_a_student_stays_whole_when_the_file_and_the_cache_are_gone(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(unpacking.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     composer.build_folder("lolcats", file, tmp_path / "student")
     found = logits(composer.load(tmp_path / "student"))
     file.write_bytes(b"GGUF changed")
@@ -185,12 +184,12 @@ SCALES = {"rope_freqs.weight": numpy.ones(8, numpy.float32)}
 def test_a_file_that_cannot_be_a_source_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, message: str
 ) -> None:
-    monkeypatch.setenv(unpacking.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     file = make(tmp_path)
     with pytest.raises(ComposerError, match=f"(?s){message}"):
         composer.build_folder("softmax", file, tmp_path / "student")
     assert not (tmp_path / "student").exists()
-    left = tmp_path / "cache" / unpacking.FOLDER
+    left = tmp_path / "cache" / FOLDER
     assert not left.exists() or not list(left.iterdir())
 
 

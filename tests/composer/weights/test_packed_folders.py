@@ -15,9 +15,8 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 import composer
 from composer.errors import ComposerError, SourceError
-from composer.weights import unpacking
 from composer.weights.record import read_record
-from composer.weights.sources import describe_model, open_model
+from composer.weights.sources import CACHE, FOLDER, describe_model, open_model
 from tests.composer.hosts.families import small
 from tests.packed import compressed, fp8, mxfp4, mxfp8
 
@@ -132,19 +131,19 @@ def missing(folder: Path) -> None:
 def test_a_damaged_folder_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], message: str
 ) -> None:
-    monkeypatch.setenv(unpacking.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     folder, _ = packed(tmp_path / "packed", "fp8")
     damage(folder)
     with pytest.raises(ComposerError, match=f"(?s){message}"):
         composer.build_folder("softmax", folder, tmp_path / "student")
     assert not (tmp_path / "student").exists()
-    left = tmp_path / "cache" / unpacking.FOLDER
+    left = tmp_path / "cache" / FOLDER
     assert not left.exists() or not list(left.iterdir())
 
 
 def test_a_weight_that_lacks_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers reads such a weight as it is stored, so it is never one of the model."""
-    monkeypatch.setenv(unpacking.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     folder, _ = packed(tmp_path / "packed", "fp8")
     without_scale(folder)
     with pytest.raises(ComposerError):

@@ -9,9 +9,8 @@ import pytest
 
 from composer.errors import SourceError
 from composer.weights import sources
-from composer.weights.default_folder import default_output
-from composer.weights.dimensions import dimensions
-from composer.weights.sources import describe_model, open_model, tokenizer_folder
+from composer.weights.config import dimensions
+from composer.weights.sources import default_output, describe_model, open_model, tokenizer_folder
 from tests.checkpoints import LLAMA3_ROPE, llama
 from tests.gguf_files import gguf_model, write_gguf
 

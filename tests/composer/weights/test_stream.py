@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from composer.errors import BuildError
-from composer.weights import contents
-from composer.weights.finite import all_finite
+from composer.weights import stream
 from composer.weights.plan import FRESH_FILE
+from composer.weights.stream import all_finite
 from tests.checkpoints import edit_tensors
 from tests.composer.weights.students import LAWCAT, LOLCATS, build, loaded, weights
 
@@ -34,7 +34,7 @@ def test_another_dtype_turns_every_tensor_as_torch_does(sharded: Path, tmp_path:
 
 def test_streaming_in_many_blocks_is_streaming_in_one(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     build(sharded, tmp_path / "one", dtype="float64")
-    monkeypatch.setattr(contents, "BLOCK", 64)
+    monkeypatch.setattr(stream, "BLOCK", 64)
     build(sharded, tmp_path / "many", dtype="float64")
     for file in sorted(path.name for path in (tmp_path / "one").glob("source-*")):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "many" / file).read_bytes()

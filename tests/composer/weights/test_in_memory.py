@@ -14,8 +14,8 @@ from composer.errors import BuildError, SourceError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
-from composer.weights.dimensions import dimensions
-from composer.weights.from_model import build_from_model, trunk_of
+from composer.weights.config import dimensions
+from composer.weights.in_memory import build_from_model, trunk_of
 from composer.weights.plan import FRESH_FILE
 from tests.checkpoints import LLAMA3_ROPE, llama_model
 from tests.composer.weights.students import LAWCAT, LOLCATS, SOFTMAX, build

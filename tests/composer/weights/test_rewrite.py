@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from composer.errors import BuildError
-from composer.weights import trained as module
-from composer.weights.loading import load_model
+from composer.weights import rewrite
+from composer.weights.load import load_model
 from composer.weights.record import RECORD, Record, TrainedStage, read_record
-from composer.weights.trained import Adapter, Trained, write_trained
+from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
 from tests.checkpoints import fingerprint, llama
 from tests.composer.hosts.families import small
@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_nothing(student: Path, tmp_path: Path, monkeypatch: 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "write_shard", full)
+    monkeypatch.setattr(rewrite, "write_shard", full)
     with pytest.raises(BuildError, match="No space left for"):
         write_trained(student, tmp_path / "out", of(FRESH, folder=student))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "student"]

@@ -13,11 +13,8 @@ from composer.spec.loading import load_spec
 from composer.spec.parameters import fresh_parameters, prefix
 from composer.spec.recipe import Lora
 from composer.spec.resolve import Resolved, resolve
-from composer.weights.contents import BLOCK, as_tensor, blocks
-from composer.weights.finite import all_finite
 from composer.weights.meaning import meanings
-from composer.weights.plan import GivenParameter, Plan, ShardPlan, bytes_of
-from composer.weights.stream import TensorToWrite, as_bytes
+from composer.weights.stream import BLOCK, TensorToWrite, all_finite, as_bytes, as_tensor, blocks
 from converters.bounded import lost_link
 from converters.canonical import expected_tensors
 from converters.coverage import problems_listed
@@ -59,7 +56,7 @@ class LolcatsValues:
         return () if self.products else ("The files have no adapters: this is a student as attention transfer has left it.",)
 
 
-def read_head_checkpoints(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
+def read_values(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
     """The values in LoLCATs' files, for this student of a source: every tensor has a use, every parameter of the heads a value.
 
     Raises SourceError and BuildError.
@@ -118,10 +115,10 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
     for dim in {stored.shape[-1] for (_, own), stored in parameters.items() if own == MAP}:
         published = resolve(load_spec(SPEC, [f"head.feature_map.dim={dim}"]), resolved.dimensions)
         (head,) = published.heads
-        here, there = meanings(resolved), meanings(published)
+        ours, theirs = meanings(resolved), meanings(published)
         for (layer, own), stored in parameters.items():
-            ours, theirs = (prefix(resolved, layer, one) + own.rpartition(".")[0] for one in (heads[layer], head))
-            if reason := here[ours].difference(there[theirs]):
+            here, published_at = (prefix(resolved, layer, name) + own.rpartition(".")[0] for name in (heads[layer], head))
+            if reason := ours[here].difference(theirs[published_at]):
                 yield f"{_described(stored)}: {reason}"
 
 
@@ -167,39 +164,6 @@ def _described(stored: Stored) -> str:
     return f"{stored.name} {list(stored.shape)}"
 
 
-def with_head_checkpoints(plan: Plan, given: LolcatsValues, dtype: Dtype | None) -> Plan:
-    """The plan of a build from the source alone, with the files' values added. dtype: of every tensor; None keeps its own."""
-    parameters = dict(plan.parameters)
-    for name, value in given.values.items():
-        entry = plan.parameters[name]
-        parameters[name] = GivenParameter(
-            tensor=value.name,
-            file=str(value.file),
-            output=entry.output,
-            shape=entry.shape,
-            dtype=entry.dtype if dtype else value.dtype,
-        )
-    for name, product in given.products.items():
-        parameters[name] = plan.inherited[name].model_copy(update={"added": (product.down.name, product.up.name)})
-    changed = plan.model_copy(update={"parameters": parameters, "notes": (*given.notes, *plan.notes)})
-    return changed.model_copy(update={"shards": tuple(_merged_into(shard, changed) for shard in plan.shards)})
-
-
-def _merged_into(shard: ShardPlan, plan: Plan) -> ShardPlan:
-    """The use of one of the source's files: rewritten where adapters are merged into it."""
-    here = [entry for entry in plan.inherited.values() if entry.file == shard.file]
-    if not (count := sum(1 for entry in here if entry.added)):
-        return shard
-    others = [shard.reason] if shard.action == "rewrite" else []
-    return ShardPlan(
-        file=shard.file,
-        output=shard.output,
-        action="rewrite",
-        reason=", ".join([*others, f"{count} with adapters merged in"]),
-        bytes=sum(bytes_of(entry.shape, entry.dtype) for entry in here),
-    )
-
-
 def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype) -> TensorToWrite:
     """A parameter of a head, as a file has it, turned into ``dtype`` where it is of another."""
 
@@ -217,7 +181,7 @@ def merged_piece(name: str, tensor: StoredTensor, dtype: Dtype, product: Product
 
         rows, columns = tensor.shape
         wide = torch.float64 if tensor.dtype == "float64" else torch.float32
-        down, up = (one.tensor.detach().to(wide) for one in (product.down, product.up))
+        down, up = (stored.tensor.detach().to(wide) for stored in (product.down, product.up))
         width, step = columns * BYTES[tensor.dtype], max(1, BLOCK // (columns * BYTES[tensor.dtype]))
         for first in range(0, rows, step):
             last = min(first + step, rows)

@@ -15,10 +15,10 @@ import composer
 from composer.errors import BuildError, SpecError
 from composer.spec.loading import load_spec
 from composer.spec.resolve import resolve
-from composer.weights import fresh as fresh_module
+from composer.weights import build as build_module
+from composer.weights.build import build_folder
 from composer.weights.card import PICTURE
-from composer.weights.dimensions import dimensions
-from composer.weights.fresh import build_fresh_folder, parameters, trunk_from
+from composer.weights.config import dimensions, own_parameters, trunk_from
 from composer.weights.record import RECORD, read_record
 from composer.weights.verify import verify
 from converters.source import open_source
@@ -177,7 +177,7 @@ def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fresh_module, "complete_folder", broken)
+    monkeypatch.setattr(build_module, "complete_folder", broken)
     with pytest.raises(BuildError, match="No space left"):
         build(tmp_path / "deep" / "out")
     assert not os.listdir(tmp_path)
@@ -193,7 +193,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path):
 def test_what_was_resolved_on_a_source_is_refused(tmp_path: Path):
     resolved = resolve(load_spec(document(), ["trunk=null"]), resolve(load_spec(document())).dimensions)
     with pytest.raises(BuildError, match="resolved against a source"):
-        build_fresh_folder(resolved, tmp_path / "out", spec_document={})
+        build_folder(resolved, None, tmp_path / "out", spec_document={})
 
 
 def test_source_and_nothing_exclude_each_other(tmp_path: Path):
@@ -232,7 +232,7 @@ def test_explained_on_its_own_trunk(tmp_path: Path):
 
 def test_every_parameter_has_a_place_in_the_plan():
     resolved = resolve(load_spec(document("lawcat", **TRUNKS["classic"])))
-    wanted = parameters(resolved, trunk_from(resolved, "float32"))
+    wanted = own_parameters(resolved, trunk_from(resolved, "float32"))
     model = composer.build(document("lawcat", **TRUNKS["classic"]), fresh=True)
     assert {name: fresh.shape for name, fresh in wanted.items()} == {
         name: tuple(parameter.shape) for name, parameter in model.named_parameters()
@@ -245,7 +245,7 @@ def test_what_memory_or_disk_cannot_take_is_refused_before_the_first_byte(tmp_pa
         composer.build(spec, fresh=True)
     with pytest.raises(BuildError, match="No space left for"):
         composer.build_folder(spec, out=tmp_path / "out", fresh=True)
-    monkeypatch.setattr(fresh_module, "check_space", lambda *_: None)  # a disk that would take it, one parameter after the other
+    monkeypatch.setattr(build_module, "check_space", lambda *_: None)  # a disk that would take it, one parameter after the other
     with pytest.raises(BuildError, match=r"No memory for model\.embed_tokens\.weight: that takes 35,184,372,088,832 bytes"):
         composer.build_folder(spec, out=tmp_path / "out", fresh=True)
     assert not any(tmp_path.iterdir())

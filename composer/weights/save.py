@@ -8,8 +8,8 @@ values changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +20,48 @@ from composer.errors import BuildError, ComposerError
 from composer.files import sha256, write_whole
 from composer.model.callbacks import KEEPERS
 from composer.notices import warn_caller
-from composer.weights.check import problems_of
-from composer.weights.contents import BLOCK, as_tensor, blocks, same_contents
-from composer.weights.origin import Origin, values_at_first
-from composer.weights.plan import Dropped, Inherited, Plan
-from composer.weights.record import RECORD, Record, SavedByTransformers, read_record, stored_file, versions
-from composer.weights.side_files import CONFIG
+from composer.weights.config import own_parameters, recorded_trunk
+from composer.weights.plan import Inherited, Plan, make_plan, weights_of
+from composer.weights.record import CONFIG, RECORD, Record, SavedByTransformers, read_record, stored_file, versions
+from composer.weights.stream import BLOCK, as_tensor, blocks, initial_values, same_contents
+from composer.weights.verify import problems_of
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.shard import BYTES, StoredTensor
 from converters.source import GENERATION_CONFIG, INDEX, Source, open_source
+from converters.trunk import Trunk
 
 BESIDE = (CONFIG, GENERATION_CONFIG, INDEX)
 """The files that transformers writes beside the weights."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The state of a model when it was loaded or built in this process.
+
+    record: of the folder that the model was loaded from; for a model built in memory, the record that a build would have written.
+    folder: the folder with its values, inherited ones under the source's names; None where no folder has them. sha256: of the
+    record's file; None for a model built in memory.
+    """
+
+    record: Record
+    folder: Path | None
+    sha256: str | None
+
+
+def initial_values_of(record: Record) -> Callable[[str], torch.Tensor | None]:
+    """Return a function of a parameter's name to its initial values, which follow from the seed; None if it is not fresh."""
+    trunk = recorded_trunk(record.trunk)
+    own = own_parameters(record.resolved, trunk if isinstance(trunk, Trunk) else None)
+    fresh = record.plan.fresh
+    return lambda name: initial_values(name, own[name], fresh[name].dtype, record.seed) if name in fresh and name in own else None
 
 
 class _Records:
     """Keeps the record of a folder with the model that is loaded from it, and writes one where the model is saved."""
 
     def loaded(self, model: Any, reference: Any, where: Mapping[str, Any]) -> None:
-        """Remembers the record beside the weights, where there is one that can be read. reference: None for weights in memory."""
+        """Keep the record beside the weights, if there is one that can be read. reference: None for weights in memory."""
         if reference is None:
             return
         try:
@@ -58,7 +80,7 @@ class _Records:
             model._origin = Origin(record, Path(path).parent, sha256(Path(path)))
 
     def saved(self, model: Any, folder: Path) -> None:
-        """Puts the record beside the weights. Where that fails, a warning says why, and the save itself succeeds."""
+        """Write the record beside the weights. If that fails, a warning says why, and the save itself succeeds."""
         if getattr(model, "_hf_peft_config_loaded", False):
             if getattr(model.config, ADAPTER_KEY, None) is not None:
                 warn_caller(
@@ -69,7 +91,7 @@ class _Records:
         if not isinstance(model._origin, Origin):
             return
         try:
-            record = record_of_saved(model._origin, folder)
+            record = _record_of_saved(model._origin, folder)
             write_whole(folder / RECORD, record.model_dump_json(indent=2) + "\n")
         except (ComposerError, ConverterError, OSError) as error:
             warn_caller(f"{folder} is saved without {RECORD}, its record: {error}")
@@ -81,20 +103,20 @@ def keep_records() -> None:
         KEEPERS.append(_Records())
 
 
-def record_of_saved(origin: Origin, folder: Path) -> Record:
-    """The record for a folder that transformers has saved a model to. Raises ComposerError and ConverterError."""
+def _record_of_saved(origin: Origin, folder: Path) -> Record:
+    """Return the record for a folder that transformers has saved a model to. Raises ComposerError and ConverterError."""
     known, saved = origin.record, open_source(folder)
-    said = saved.config.get("spec_hash")
-    if said != known.spec_hash:
-        raise BuildError(f"its config.json has the spec {said}, and the model was built with {known.spec_hash}")
-    plan = _plan(known.plan, saved)
+    spec_hash = saved.config.get("spec_hash")
+    if spec_hash != known.spec_hash:
+        raise BuildError(f"its config.json has the spec {spec_hash}, and the model was built with {known.spec_hash}")
+    plan = make_plan(known.resolved, saved.trunk, weights_of(saved), before=known.plan)
     if problems := problems_of(folder, known.resolved, plan):
         raise BuildError("; ".join(problems))
     same = _unchanged(origin, saved, plan)
     save = SavedByTransformers(
         after=origin.sha256,
         tensors=len(same),
-        changed=None if None in same.values() else sum(one is False for one in same.values()),
+        changed=None if None in same.values() else sum(is_same is False for is_same in same.values()),
         versions=versions(),
     )
     return known.model_copy(
@@ -112,39 +134,20 @@ def record_of_saved(origin: Origin, folder: Path) -> Record:
     )
 
 
-def _plan(known: Plan, saved: Source) -> Plan:
-    """The plan of the saved folder: each parameter's origin as in the plan before, and the file that now holds it."""
-    copies = {saved.covered.output_copy, *saved.covered.passed_over} & saved.tensors.keys()
-    parameters = {}
-    for name, tensor in saved.tensors.items():
-        if name not in copies:
-            entry = known.parameters.get(name) or Inherited(tensor=name, file="", output="", shape=tensor.shape, dtype=tensor.dtype)
-            now = {"output": tensor.file.name, "shape": tensor.shape, "dtype": tensor.dtype}
-            parameters[name] = entry.model_copy(update=now)
-    again = {
-        str(name): Dropped(
-            file=saved.tensors[str(name)].file.name, shape=saved.tensors[str(name)].shape, reason="a copy, or no weight"
-        )
-        for name in copies
-    }
-    update = {"dtype": saved.trunk.dtype, "parameters": parameters, "dropped": known.dropped | again, "shards": ()}
-    return known.model_copy(update=update)
-
-
 def _unchanged(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | None]:
-    """For each parameter, whether it still has its first values; None where these can no longer be read."""
-    before, at_first = _values(origin, saved.folder), values_at_first(origin.record)
-    found: dict[str, bool | None] = {}
+    """Return for each parameter whether it still has its initial values; None if these can no longer be read."""
+    before, initial = _values(origin, saved.folder), initial_values_of(origin.record)
+    unchanged: dict[str, bool | None] = {}
     for name in plan.parameters:
         entry = origin.record.plan.parameters.get(name)
         own = entry.tensor if origin.sha256 is None and isinstance(entry, Inherited) else name
-        value = before[own] if own in before else at_first(name) if origin.sha256 is None else None
-        found[name] = None if value is None else _same(value, saved.tensors[name])
-    return found
+        value = before[own] if own in before else initial(name) if origin.sha256 is None else None
+        unchanged[name] = None if value is None else _has_values(saved.tensors[name], value)
+    return unchanged
 
 
 def _values(origin: Origin, folder: Path) -> Mapping[str, StoredTensor]:
-    """The stored tensors of the model's origin; none where its folder is gone, has changed, or has just been written over."""
+    """Return the stored tensors of the model's origin; none if its folder is gone, has changed, or has just been written over."""
     if origin.folder is None or not origin.folder.is_dir() or origin.folder.samefile(folder):
         return {}
     try:
@@ -159,24 +162,24 @@ def _values(origin: Origin, folder: Path) -> Mapping[str, StoredTensor]:
     return source.tensors
 
 
-def _same(before: StoredTensor | torch.Tensor, now: StoredTensor) -> bool:
-    """Whether a stored tensor has the values that ``before`` has in its type. before: stored, or in memory."""
-    if isinstance(before, StoredTensor) and before.dtype == now.dtype:
-        return same_contents(before, now)
-    count, step = math.prod(now.shape), BLOCK // 8
-    if math.prod(before.shape) != count:
+def _has_values(stored: StoredTensor, values: StoredTensor | torch.Tensor) -> bool:
+    """True if a stored tensor has the values that ``values``, stored or in memory, has in its type."""
+    if isinstance(values, StoredTensor) and values.dtype == stored.dtype:
+        return same_contents(values, stored)
+    count, step = math.prod(stored.shape), BLOCK // 8
+    if math.prod(values.shape) != count:
         return False
     for first in range(0, count, step):
         last = min(first + step, count)
-        one = _part(before, first, last) if isinstance(before, StoredTensor) else before.reshape(-1)[first:last]
-        other = _part(now, first, last)
-        if not torch.equal(one.to(other.dtype), other):
+        expected = _part(values, first, last) if isinstance(values, StoredTensor) else values.reshape(-1)[first:last]
+        part = _part(stored, first, last)
+        if not torch.equal(expected.to(part.dtype), part):
             return False
     return True
 
 
 def _part(tensor: StoredTensor, first: int, last: int) -> torch.Tensor:
-    """The numbers of a stored tensor from ``first`` to ``last``, fewer than a block holds."""
+    """Return the values of a stored tensor from ``first`` to ``last``, fewer than a block holds."""
     width = BYTES[tensor.dtype]
     (block,) = blocks(tensor.file, tensor.start + first * width, tensor.start + last * width)
     return as_tensor(block, tensor.dtype)

@@ -1,4 +1,4 @@
-"""Writes a trained model as a folder: files without changes are linked, all other files are written."""
+"""Writes a built model anew, with trained weights or under another name: files without changes are linked."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import BuildError
-from composer.spec.parameters import fresh_parameters
+from composer.spec.document import Spec
+from composer.spec.resolve import Resolved
 from composer.weights.build import complete_folder
+from composer.weights.card import PICTURE
 from composer.weights.config import config_dict, recorded_trunk
-from composer.weights.finite import all_finite
-from composer.weights.output import check_output, check_space, copy_file, copy_files, link_or_copy, whole_or_nothing
-from composer.weights.plan import Plan, dtype_of
-from composer.weights.record import RECORD, Record, StoredFile, TrainedStage, known_sha256, read_record, stored_file, write_json
-from composer.weights.side_files import TRAINING
+from composer.weights.output import check_output, check_space, copy_file, copy_files, link_or_copy, whole_or_nothing, write_json
+from composer.weights.plan import Plan
+from composer.weights.record import (
+    CARD,
+    CONFIG,
+    RECORD,
+    TRAINING,
+    Record,
+    StoredFile,
+    TrainedStage,
+    known_sha256,
+    read_record,
+    stored_file,
+)
 from composer.weights.sources import open_model
-from composer.weights.stream import TensorToWrite, as_bytes, inherited_piece, write_shard
+from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherited_piece, write_shard
 from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
-from converters.source import INDEX, Source
+from converters.source import INDEX, Source, open_source
 from converters.trunk import dtype_name
 
 if TYPE_CHECKING:
@@ -64,7 +75,6 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
     unknown = sorted(trained.changed.keys() - record.plan.parameters.keys())
     if unknown:
         raise BuildError(f"{model} has no parameter {unknown[0]}: the run trained another model.")
-    record = _widened(record, trained.changed)
     _check_finite(trained, record)
     check_space(target, sum(tensor.nbytes for tensor in trained.changed.values()))
     with whole_or_nothing(target, force=force) as folder:
@@ -102,21 +112,9 @@ def _as_stored(model: ComposedForCausalLM, changed: Mapping[str, torch.Tensor], 
     known = {*plan.parameters, *(prefix + name for name in plan.parameters)}
     for name, tensor in (changed if changed.keys() <= known else revert_weight_conversion(model, dict(changed))).items():
         alike = [name, *(other for other, own in tied if own == name)]
-        places = [place for one in alike for place in (one, one.removeprefix(prefix)) if place in plan.parameters]
+        places = [place for key in alike for place in (key, key.removeprefix(prefix)) if place in plan.parameters]
         stored |= dict.fromkeys(places or [name], tensor)
     return stored
-
-
-def _widened(record: Record, changed: Mapping[str, torch.Tensor]) -> Record:
-    """The record with trained precise parameters in float32, for models of earlier versions, which had them in the model's type."""
-    own = fresh_parameters(record.resolved)
-    wider = {
-        name: entry.model_copy(update={"dtype": dtype_of(own[name], entry.dtype)})
-        for name, entry in record.plan.parameters.items()
-        if name in changed and name in own
-    }
-    plan = record.plan.model_copy(update={"parameters": record.plan.parameters | wider})
-    return record.model_copy(update={"plan": plan})
 
 
 def _check_finite(trained: Trained, record: Record) -> None:
@@ -154,7 +152,7 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
         for name, tensor in shard.tensors.items()
         if name not in outdated
     ]
-    contents = write_shard(target, pieces, lambda count: None)
+    contents = write_shard(target, pieces)
     return stored_file(target, "rewritten", origin=None, contents=contents)
 
 
@@ -174,5 +172,54 @@ def _adapter(folder: Path, adapter: Adapter | None) -> dict[str, StoredFile]:
     write_json(folder / ADAPTER / ADAPTER_CONFIG, adapter.config)
     target = folder / ADAPTER / ADAPTER_WEIGHTS
     pieces = [_changed_piece(name, tensor, dtype_name(tensor.dtype)) for name, tensor in adapter.tensors.items()]
-    contents = write_shard(target, pieces, lambda count: None)
+    contents = write_shard(target, pieces)
     return {f"{ADAPTER}/{ADAPTER_WEIGHTS}": stored_file(target, "written", origin=None, contents=contents)}
+
+
+def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
+    """Writes the model of the folder ``model`` to ``out``, with the name of ``spec``, which means the same, in its record and card.
+    A build that stands at ``out`` is replaced. Raises BuildError.
+
+    resolved: the spec on the model's source. Where it calls the heads by other names than the model does, the model's stay.
+    """
+    record, config = read_record(model), open_source(model).config
+    if record is None or record.resolved.hash != resolved.hash:
+        raise BuildError(f"{model} is no model of {spec.name}.")
+    same = (resolved.heads.keys(), resolved.layers) == (record.resolved.heads.keys(), record.resolved.layers)
+    if same:
+        named = {"name": resolved.name, "paper": resolved.paper, "recipe": resolved.recipe}
+        update = {"resolved": record.resolved.model_copy(update=named), "spec": spec.model_dump(mode="json", exclude_unset=True)}
+        record = record.model_copy(update=update)
+    if _is_written(out, record):
+        return out
+    target = check_output(out, None, force=out.exists())
+    with whole_or_nothing(target, force=out.exists()) as folder:
+        files = {}
+        for path in sorted(path for path in model.rglob("*") if path.is_file()):
+            name = path.relative_to(model).as_posix()
+            if name in (CARD, CONFIG, PICTURE, RECORD):
+                continue
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if name not in record.files:
+                copy_file(path, folder / name)
+                continue
+            how, known = link_or_copy(path, folder / name), record.files[name]
+            placed = stored_file(folder / name, known.how, origin=None, contents=known.sha256)
+            files[name] = placed.model_copy(update={"how": known.how if how == "linked" else how, "origin": known.origin})
+        whole = config_dict(recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
+        if config.get(ADAPTER_KEY) is not None:
+            whole[ADAPTER_KEY] = config[ADAPTER_KEY]
+        complete_folder(folder, whole, record.model_copy(update={"files": files}), target.name)
+    return out
+
+
+def _is_written(out: Path, record: Record) -> bool:
+    """Whether a folder has this model under this name."""
+    if not out.is_dir():
+        return False
+    written = read_record(out)
+    if written is None or (written.spec, written.resolved, written.training) != (record.spec, record.resolved, record.training):
+        return False
+    return {name: file.header_sha256 for name, file in written.files.items()} == {
+        name: file.header_sha256 for name, file in record.files.items()
+    } and all((out / name).is_file() for name in (INDEX, CARD, *written.files))

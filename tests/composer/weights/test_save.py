@@ -13,9 +13,9 @@ from transformers.utils.hub import PushToHubMixin
 
 import composer
 from composer.model.modeling import ComposedPreTrainedModel
-from composer.weights.origin import IN_MEMORY
+from composer.weights.in_memory import IN_MEMORY
 from composer.weights.record import RECORD, Record, read_record
-from composer.weights.trained import Adapter, Trained, write_trained
+from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.weights.verify import verify
 from tests.composer.cli.conftest import Compose
 from tests.composer.hosts.families import small
@@ -254,7 +254,7 @@ def test_no_record_is_looked_for_beside_weights_in_memory(built: Path, tmp_path:
     """A folder of another host is checked by loading its names alone; the Hub is not asked for a model of no name."""
     composer.load(built)  # from now on records are kept
     asked: list[str] = []
-    monkeypatch.setattr("composer.weights.saved.cached_file", lambda name, *_, **__: asked.append(name))
+    monkeypatch.setattr("composer.weights.save.cached_file", lambda name, *_, **__: asked.append(name))
     small("gemma2").save_pretrained(tmp_path / "source")
     composer.build_folder(SPEC, tmp_path / "source", tmp_path / "student")
     assert not asked

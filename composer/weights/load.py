@@ -1,4 +1,4 @@
-"""Language models to compare: named, opened, identified, and loaded one at a time."""
+"""Loads built models, with all of their parameters or not at all, and opens language models to compare them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,95 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
 
 from blocks.part import Closed
-from composer.devices import room
-from composer.errors import ComposerError
+from composer.devices import check_place, room
+from composer.errors import ComposerError, SourceError
 from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
 from composer.spec.parameters import graphs_of
+from composer.spec.resolve import Resolved
 from composer.tasks.catalogue import TASKS
 from composer.trust import refuse_code, refused_by_transformers
+from composer.weights.config import dimensions
 from composer.weights.record import read_record
 from composer.weights.sources import open_model
-from converters.composed import ADAPTER_KEY
+from composer.weights.stream import check_loaded
+from composer.weights.verify import uncovered
+from converters.adapter import check_adapter
+from converters.bounded import listed, shortened
+from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
+from converters.errors import ConverterError
 from converters.hub import cached_sha256
-from converters.source import Source
+from converters.source import Source, open_source
 from converters.trunk import Dtype
 
 if TYPE_CHECKING:
-    from composer.spec.resolve import Resolved
+    from composer.model.classes import Composed
+
+
+def check_heads(source: Source) -> Resolved:
+    """Return the heads of a built model, before memory is allocated. Raises SourceError if any of their parameters is missing."""
+    config = source.folder / "config.json"
+    try:
+        resolved = Resolved.model_validate(source.config.get("spec"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = shortened(".".join(str(part) for part in first["loc"]))
+        raise SourceError(f"{config} has no spec of heads, at {where or 'its start'}: {first['msg']}") from error
+    if resolved.dimensions != dimensions(source.trunk):
+        raise SourceError(f"{config} has a spec for a model of other sizes than its own")
+    if problems := uncovered(source, resolved):
+        more = f"`compose verify {source.folder}` says more"
+        raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; {more}")
+    return resolved
+
+
+def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO) -> Composed:
+    """Return the model of a folder in evaluation mode, with all of its parameters. dtype: None keeps that of the weights.
+
+    Raises SourceError, BuildError for a backend that none of its parts has, and ComposerError if there is no such device.
+    """
+    import torch
+
+    from composer.model.classes import class_of, configuration_for
+    from composer.weights.save import keep_records
+
+    check_place(device)
+    if not (folder / "config.json").is_file():
+        raise SourceError(f"{folder} has no config.json: it is not a built model; `compose build` makes one")
+    try:
+        source = open_source(folder)
+        if (adapter := source.config.get(ADAPTER_KEY)) is not None:
+            check_adapter(folder, adapter)
+    except ConverterError as error:
+        raise SourceError(f"{error} `compose verify {folder}` may say more") from error
+    if not source.is_composed:
+        raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
+    refuse_code(folder, SourceError)
+    if (folder / ADAPTER_CONFIG).exists():
+        raise SourceError(f"{folder} has adapters at its top ({ADAPTER_CONFIG}), which are no part of it: move them elsewhere")
+    check_backend(backend, graphs_of(check_heads(source)))
+    keep_records()
+    kind = "auto" if dtype is None else getattr(torch, dtype)
+    problem = f"{folder} cannot be loaded; `compose verify {folder}` says what is wrong with it"
+    try:
+        with refused_by_transformers(problem, SourceError):
+            config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
+            answer: Any = class_of(config).from_pretrained(folder, dtype=kind, local_files_only=True, output_loading_info=True)
+    except ConverterError as error:
+        raise SourceError(f"{problem}: {error}") from error
+    loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
+    if report["missing_keys"] or report["mismatched_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them; `compose verify {folder}` says more")
+    check_loaded(loaded, source)
+    loaded.run_on(backend)
+    torch.nn.Module.to(loaded, device)
+    return loaded.eval()
 
 
 class OpenedFacts(Closed):
@@ -55,8 +125,6 @@ class Opened:
     @property
     def composed(self) -> Resolved | None:
         """The heads of a built model; None of a source, which transformers runs. Raises SourceError where it lacks any."""
-        from composer.weights.loading import check_heads
-
         return check_heads(self.source) if self.source.is_composed else None
 
     def load(self, dtype: Dtype | None, device: str, backend: str = AUTO) -> Any:
@@ -65,9 +133,6 @@ class Opened:
         backend: of a built model; ``check_backends`` has checked it.
         """
         from transformers import AutoModelForCausalLM
-
-        from composer.weights.finite import check_loaded
-        from composer.weights.loading import load_model
 
         folder = self.source.folder
         full = f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
@@ -116,7 +181,7 @@ def open_models(
 
     dtype: of weights that are quantised, and unpacked here. Raises SourceError, and ``refusal`` where one is no language model.
     """
-    references = [str(one) for one in (models.values() if isinstance(models, Mapping) else models)]
+    references = list(map(str, models.values() if isinstance(models, Mapping) else models))
     if not references:
         raise refusal("No models are named: name at least one.")
     sources = [_open(reference, refusal, dtype) for reference in references]
@@ -126,7 +191,7 @@ def open_models(
 
 def check_backends(backend: str, models: Sequence[Opened]) -> None:
     """Raises BuildError for a backend that is not built in, and that no part of these models has a form on."""
-    check_backend(backend, graphs_of(*(heads for one in models if (heads := one.composed) is not None)))
+    check_backend(backend, graphs_of(*(heads for model in models if (heads := model.composed) is not None)))
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
@@ -142,7 +207,7 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
         while depth < len(path.parts) - 1 and any(other.parts[-depth:] == path.parts[-depth:] for other in others):
             depth += 1
         label = "/".join(path.parts[-depth:])
-        again = labels.count(label) + sum(one.startswith(f"{label} (") for one in labels)
+        again = labels.count(label) + sum(other.startswith(f"{label} (") for other in labels)
         labels.append(f"{label} ({again + 1})" if again else label)
     return labels
 

@@ -11,9 +11,8 @@ import pytest
 import composer
 from composer.errors import BuildError, SourceError
 from composer.files import sha256
-from composer.weights import packed, unpacking
-from composer.weights.sources import open_model
-from composer.weights.unpacking import CACHE, FOLDER, MANIFEST, cache_folder
+from composer.weights import packed, sources
+from composer.weights.sources import CACHE, FOLDER, MANIFEST, cache_folder, open_model
 from tests.gguf_files import gguf_model, write_gguf
 
 
@@ -107,7 +106,7 @@ def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, cache: Path, monke
         raise KeyboardInterrupt
 
     file = made(tmp_path)
-    monkeypatch.setattr(unpacking, "digest_and_counts", stopped)
+    monkeypatch.setattr(sources, "digest_and_counts", stopped)
     with pytest.raises(KeyboardInterrupt):
         open_model(file)
     assert list(cache.iterdir()) == []
@@ -130,7 +129,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
 def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = made(tmp_path)
     first = open_model(file)
-    monkeypatch.setattr(unpacking, "exclusive_lock", lambda *_: pytest.fail("wrote into the cache"))
+    monkeypatch.setattr(sources, "exclusive_lock", lambda *_: pytest.fail("wrote into the cache"))
     assert open_model(file).folder == first.folder
 
 
