@@ -15,7 +15,7 @@ from composer.exporting.folder import ExportRecord, differences, read_export, te
 from composer.files import sha256
 from composer.weights.load import load_model
 from composer.weights.record import CONFIG
-from composer.weights.verify import Check, Verdict, VerifyReport
+from composer.weights.verify import Check, Verdict, VerifyReport, make_check
 from converters.composed import EXPORT
 
 TOKENS = 96
@@ -33,45 +33,41 @@ def verify_export(folder: Path) -> VerifyReport:
         raise ExportError(f"{folder} has no {EXPORT}; expected a folder that `compose export` has written")
     checks = list(_contents(folder, record))
     whole = not any(check.outcome == "failed" for check in checks)
-    checks += _against_model(folder, record) if whole else [_check("logits", CONFIG, "unknown", "files differ from the record")]
+    checks += _against_model(folder, record) if whole else [make_check("logits", CONFIG, "unknown", "files differ from the record")]
     return VerifyReport(folder=folder, record_sha256=sha256(folder / EXPORT), checks=tuple(checks))
-
-
-def _check(what: str, subject: str, outcome: Verdict, detail: str = "") -> Check:
-    return Check(what=what, subject=subject, outcome=outcome, detail=detail)
 
 
 def _contents(folder: Path, record: ExportRecord) -> Iterator[Check]:
     found = differences(folder, record)
     for name in dict.fromkeys((*record.files, *found)):
         if name in found:
-            yield _check("contents", name, "failed", found[name])
+            yield make_check("contents", name, "failed", found[name])
         else:
-            yield _check("contents", name, "passed", f"SHA-256 {record.files[name]}")
+            yield make_check("contents", name, "passed", f"SHA-256 {record.files[name]}")
 
 
 def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     """The file and the logits against those of the model's folder, if that is still there."""
     source = Path(record.model)
     if not (source / CONFIG).is_file():
-        yield _check("logits", CONFIG, "unknown", f"the model {source} is no longer there")
+        yield make_check("logits", CONFIG, "unknown", f"the model {source} is no longer there")
         return
     try:
         with without_adapter(source) as merged:
             model = load_model(merged, "float32", "cpu")
             exported = text_of(model)
     except ComposerError as error:
-        yield _check("logits", CONFIG, "unknown", str(error))
+        yield make_check("logits", CONFIG, "unknown", str(error))
         return
     name = f"{exported.file}.py"
     if name not in record.files or record.files[name] != hashlib.sha256(exported.text.encode()).hexdigest():
-        yield _check("code", name, "failed", "it differs from what this version of the package writes for the model")
+        yield make_check("code", name, "failed", "it differs from what this version of the package writes for the model")
         return
-    yield _check("code", name, "passed")
+    yield make_check("code", name, "passed")
     own: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32, local_files_only=True)
     tokens = torch.randint(0, model.config.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         theirs, ours = model(tokens).logits, own.eval()(tokens).logits
     share = float((theirs - ours).abs().max() / theirs.abs().max())
     outcome: Verdict = "passed" if share <= TOLERANCE else "failed"
-    yield _check("logits", CONFIG, outcome, f"largest difference {share:.1e} of the largest logit")
+    yield make_check("logits", CONFIG, outcome, f"largest difference {share:.1e} of the largest logit")

@@ -119,8 +119,8 @@ def build_folder(
     - seed: of the fresh parameters. The same seed gives the same bytes.
     - tokenizer: for a model without a source. Its files are copied.
     - copy: gives the output bytes of its own instead of links to the source's.
-    - hash_contents: reads linked and copied files to note their SHA-256, so that ``verify`` can check each byte of them later;
-      small models (``HASHED_ANYWAY``) are hashed in any case.
+    - hash_contents: reads linked files to note their SHA-256, so that ``verify`` can check each byte of them later; small models
+      (``HASHED_ANYWAY``) are hashed in any case.
     - force: replaces a model that stands at ``out``.
     - dry_run: makes the plan and checks, but writes nothing.
     - lolcats: LoLCATs' checkpoints, with the heads' parameters and adapters to merge.
@@ -259,12 +259,12 @@ class _Writer:
 
     def _link(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         origin = source.shards[shard.file]
-        how = link_or_copy(origin.file, target, copy=self.copy, moved=self._moved(target.name, shard.bytes))
+        how, digest = link_or_copy(origin.file, target, copy=self.copy, moved=self._moved(target.name, shard.bytes))
         contents = known_sha256(source, self.student, shard.file)
         if contents is None and (self.hash_contents or self.plan.bytes("link") <= HASHED_ANYWAY):
             contents, counts = digest_and_counts(origin)
             refuse_not_finite(origin.file, counts, self.plan.dropped)
-        return stored_file(target, how, origin=origin.file, contents=contents)
+        return stored_file(target, how, origin=origin.file, contents=contents or digest)
 
     def _rewrite(self, source: Source, shard: ShardPlan, target: Path) -> StoredFile:
         pieces: list[TensorToWrite] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -136,9 +137,9 @@ def _existing(path: Path) -> Path:
 
 def link_or_copy(
     source: Path, target: Path, *, copy: bool = False, moved: Callable[[int], object] = lambda count: None
-) -> Placement:
-    """Create ``target`` as a hard link to ``source``, or as a copy with the same time stamp where no link is possible. Raises
-    OSError.
+) -> tuple[Placement, str | None]:
+    """Create ``target`` as a hard link to ``source``, or as a copy with the same time stamp where no link is possible. Return which
+    of both it is, and the SHA-256 of a copy. Raises OSError.
 
     copy: always copy. moved: called with the number of bytes of each block that is copied.
     """
@@ -147,21 +148,24 @@ def link_or_copy(
     if not copy:
         with suppress(OSError):  # another file system, or one without links: the copy fails where the disk is full or read-only
             os.link(source, target)
-            return "linked"
-    copy_file(source, target, moved)
+            return "linked", None
+    digest = copy_file(source, target, moved)
     # The time stamp identifies files that nobody has hashed, such as those of a run that continues with a model built anew.
     stat = source.stat()
     with suppress(OSError):  # a file system that does not let it be set
         os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    return "copied"
+    return "copied", digest
 
 
-def copy_file(source: Path, target: Path, moved: Callable[[int], object] = lambda count: None) -> None:
-    """Copy the contents of a file. moved: called with the number of bytes of each block. Raises OSError."""
+def copy_file(source: Path, target: Path, moved: Callable[[int], object] = lambda count: None) -> str:
+    """Copy the contents of a file. Return their SHA-256. moved: called with the number of bytes of each block. Raises OSError."""
+    digest = hashlib.sha256()
     with target.open("xb") as stream:
         for block in blocks(source):
             stream.write(block)
+            digest.update(block)
             moved(len(block))
+    return digest.hexdigest()
 
 
 def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:

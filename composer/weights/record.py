@@ -27,7 +27,7 @@ CARD, CONFIG, TRAINING = "README.md", "config.json", "training"
 READ = (*TOKENIZER, GENERATION_CONFIG, SINGLE, ADAPTER_CONFIG, "adapter_model.*")
 """The files that transformers finds in a folder by their names, beside config and index."""
 HASHED_ANYWAY = 256 * 2**20
-"""Bytes of linked and copied files up to which they are hashed in any case: this takes a few tenths of a second."""
+"""Bytes of linked files up to which they are hashed in any case: this takes a few tenths of a second."""
 Placement = Literal["linked", "copied"]
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
 
@@ -45,8 +45,8 @@ FileName = Annotated[str, AfterValidator(_checked_name)]
 class StoredFile(Closed):
     """A weight file as it was when the build ended.
 
-    sha256 is None where nobody had read the contents: a file that was linked or copied without being hashed. Its size, its
-    header and its time stamp are kept instead.
+    sha256 is None where nobody had read the contents: a large file that was linked. Its size, its header and its time stamp are
+    kept instead.
     """
 
     how: Placement | Literal["written", "rewritten"]

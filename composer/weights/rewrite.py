@@ -142,8 +142,8 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
     # A stored copy of a tied embedding would no longer be one, and transformers would then take it for a matrix of its own.
     outdated = {source.covered.output_copy} & shard.tensors.keys() if EMBEDDING in changed else set()
     if not here and not outdated:
-        how = link_or_copy(shard.file, target)
-        contents = known_sha256(source, record, target.name)
+        how, digest = link_or_copy(shard.file, target)
+        contents = known_sha256(source, record, target.name) or digest
         return stored_file(target, how, origin=shard.file, contents=contents)
     pieces = [
         _changed_piece(name, changed[name], record.plan.parameters[name].dtype)
@@ -203,8 +203,8 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
             if name not in record.files:
                 copy_file(path, folder / name)
                 continue
-            how, known = link_or_copy(path, folder / name), record.files[name]
-            placed = stored_file(folder / name, known.how, origin=None, contents=known.sha256)
+            (how, digest), known = link_or_copy(path, folder / name), record.files[name]
+            placed = stored_file(folder / name, known.how, origin=None, contents=known.sha256 or digest)
             files[name] = placed.model_copy(update={"how": known.how if how == "linked" else how, "origin": known.origin})
         whole = config_dict(recorded_trunk(record.trunk), record.resolved, record.plan.dtype)
         if config.get(ADAPTER_KEY) is not None:

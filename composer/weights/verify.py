@@ -3,15 +3,10 @@
 Nothing in a folder proves its record: a change of files and record that agree with each other is not found here. For that, the
 report has the record's own SHA-256, to compare with the one that the model's maker publishes.
 
-A weight file that the build wrote was hashed as it was written, so any changed byte is found. A weight file that the build linked
-or copied without reading is checked
-
-1. by its SHA-256, if the Hub's cache, an earlier student's record or the build knew it: the build hashes small models, and others
-   where its user asks for that;
-2. else, where it still is the very file of the build (same device and inode), by its time stamp, which every write changes. A disk
-   that loses a bit by itself does not change it;
-3. else, for one with bytes of its own, by comparing it with the source's file, if that is still there;
-4. else by size and header alone, and the report says that the contents could not be checked.
+The record is a manifest: it has the SHA-256 of each file, so any changed byte is found. Only a large linked file may have no hash,
+as the build reads such files for ``--hash`` alone, unless the Hub's cache or an earlier student's record knows theirs. While it is
+the very file of the build (same device and inode), it is checked by its time stamp, which every write changes, else by its size and
+its header. The report says that its contents could not be checked.
 """
 
 from __future__ import annotations
@@ -20,7 +15,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,7 +52,6 @@ from converters.source import INDEX, Source, describe, open_source
 from converters.trunk import DTYPE_KEYS
 
 _LISTED = 5
-_NEVER_READ = "it decides nothing of what the model says"
 Verdict = Literal["passed", "failed", "unknown"]
 
 
@@ -122,60 +115,64 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], N
     if record is None:
         raise BuildError(f"{path} has no {RECORD}: it was not written by `compose build`, so there is nothing to check it against.")
     present = files_in(path)
-    checks = [*_spec(record), _config(path, record), *_adapters(path, record), _coverage(path, record), *_unnamed(record)]
+    checks = [make_check("spec", RECORD, *_spec(record)), make_check("config", CONFIG, *_config(path, record))]
+    if (adapter := adapter_in(record)) is not None:
+        checks.append(make_check("adapters", adapter, *_adapter(path, adapter)))
+    checks.append(make_check("coverage", "weights", *_coverage(path, record)))
+    for name in dict.fromkeys(entry.output for entry in record.plan.parameters.values()):
+        if name not in record.files:
+            checks.append(make_check("contents", name, "failed", "the record does not name it, as every build's does"))
     for name, stored in record.files.items():
         if name in present:
-            checks += _file(path, name, stored, record.plan, progress)
+            checks += _weight_file(path, name, stored, record.plan, progress)
         else:
-            checks.append(Check(what="contents", subject=name, outcome="failed", detail="it is missing"))
+            checks.append(make_check("contents", name, "failed", "it is missing"))
     checks += [*_documents(path, record, present), *_strangers(record, present), *_saves(record)]
     return VerifyReport(folder=path, record_sha256=sha256(path / RECORD), checks=tuple(checks))
 
 
+def make_check(what: str, subject: str, outcome: Verdict, detail: str = "") -> Check:
+    """Return a check. what: its kind, such as ``contents``. subject: a file."""
+    return Check(what=what, subject=subject, outcome=outcome, detail=detail)
+
+
 def _saves(record: Record) -> Iterator[Check]:
-    """A check for each save by transformers after which values were different: the record does not say how they changed."""
+    """Yield a check for each save by transformers with changed values: the record does not say how they changed."""
     for save in record.saved:
         if save.changed != 0:
             changed = "it cannot be said how many" if save.changed is None else f"{save.changed:,}"
             detail = f"transformers saved it: {changed} of {save.tensors:,} tensors had changed by then, and nobody has told how"
-            yield Check(what="training", subject=RECORD, outcome="unknown", detail=detail)
+            yield make_check("training", RECORD, "unknown", detail)
 
 
-def _spec(record: Record) -> list[Check]:
-    """Checks that the resolved document in the record has the recorded hash, and that the recorded spec resolves to it."""
+def _spec(record: Record) -> tuple[Verdict, str]:
+    """Check that the resolved document in the record has the recorded hash, and that the recorded spec resolves to it."""
     if not record.resolved.has_hash(record.spec_hash):
-        detail = f"the stored document hashes to {record.resolved.hash}, not to {record.spec_hash}"
-        return [Check(what="spec", subject=RECORD, outcome="failed", detail=detail)]
-    if (problem := _differs(record)) is not None:
-        return [Check(what="spec", subject=RECORD, outcome="failed", detail=f"the stored spec {problem}")]
-    return [Check(what="spec", subject=RECORD, outcome="passed", detail=f"hash {record.spec_hash}")]
-
-
-def _differs(record: Record) -> str | None:
-    """How the recorded spec, resolved anew, differs from the resolved document in the record; None where they agree."""
+        return "failed", f"the stored document hashes to {record.resolved.hash}, not to {record.spec_hash}"
     if "extends" in record.spec:
-        return "extends another, and one that is stored is whole"
+        return "failed", "the stored spec extends another, and one that is stored is whole"
     try:
         spec = load_spec(record.spec)
         again = resolve(spec, None if spec.trunk is not None else record.resolved.dimensions, idle=True)
     except SpecError as error:
-        return f"cannot be resolved: {error}"
+        return "failed", f"the stored spec cannot be resolved: {error}"
     if not again.has_hash(record.spec_hash):
-        return f"comes to the hash {again.hash}, not to {record.spec_hash}"
+        return "failed", f"the stored spec comes to the hash {again.hash}, not to {record.spec_hash}"
     different = [name for name in ("name", "paper", "recipe") if getattr(again, name) != getattr(record.resolved, name)]
-    return f"says something else of {', '.join(different)} than the stored document" if different else None
+    if different:
+        return "failed", f"the stored spec says something else of {', '.join(different)} than the stored document"
+    return "passed", f"hash {record.spec_hash}"
 
 
-def _config(folder: Path, record: Record) -> Check:
-    """Checks that config.json has the trunk, the heads and the adapters of the record, and nothing else."""
+def _config(folder: Path, record: Record) -> tuple[Verdict, str]:
+    """Check that config.json has the trunk, the heads and the adapters of the record, and nothing else."""
     try:
         described = describe(folder)
     except ConverterError as error:
-        return Check(what="config", subject=CONFIG, outcome="failed", detail=str(error))
-    trunk, recorded = _comparable(asdict(described.trunk)), _comparable(record.trunk)
+        return "failed", str(error)
+    config, trunk, recorded = described.config, _comparable(asdict(described.trunk)), _comparable(record.trunk)
     # A host's windows follow from its config, which is compared.
     different = [key for key in trunk if key != "windows" and trunk[key] != recorded.get(key)]
-    config = described.config
     recorded_spec = (record.resolved.model_dump(mode="json"), record.spec_hash)
     different += [key for key, value in zip(SPEC_KEYS, recorded_spec, strict=True) if config.get(key) != value]
     if config.get(ADAPTER_KEY) != adapter_in(record):
@@ -187,143 +184,95 @@ def _config(folder: Path, record: Record) -> Check:
     if described.config_sha256 != record.documents.get(CONFIG):
         different += described.notes
     if different:
-        detail = f"not what the record says: {', '.join(different)}"
-        return Check(what="config", subject=CONFIG, outcome="failed", detail=detail)
-    return Check(what="config", subject=CONFIG, outcome="passed", detail="the trunk and the heads of the record")
+        return "failed", f"not what the record says: {', '.join(different)}"
+    return "passed", "the trunk and the heads of the record"
 
 
 def _comparable(trunk: Mapping[str, Any]) -> dict[str, Any]:
-    """A trunk; a host's config in it without the dtype: the source may say another, and the trunk has the model's beside it."""
+    """Return a trunk, a host's config in it without the dtype: the source may say another, and the trunk has the model's beside
+    it."""
     config = trunk.get("config")
     return {**trunk, "config": config and {key: value for key, value in config.items() if key not in DTYPE_KEYS}}
 
 
-def _adapters(folder: Path, record: Record) -> Iterator[Check]:
-    """A check that the adapters are such as are loaded, as a loader makes it before it takes any. None where there are none."""
-    if (name := adapter_in(record)) is None:
-        return
+def _adapter(folder: Path, name: str) -> tuple[Verdict, str]:
+    """Check that adapters are of a kind that is loaded, as a loader does before it reads them."""
     try:
         check_adapter(folder, name)
     except ConverterError as error:
-        yield Check(what="adapters", subject=name, outcome="failed", detail=str(error))
-        return
-    yield Check(what="adapters", subject=name, outcome="passed", detail="of a kind that is loaded, on projections of attention")
+        return "failed", str(error)
+    return "passed", "of a kind that is loaded, on projections of attention"
 
 
-def _coverage(folder: Path, record: Record) -> Check:
-    problems = problems_of(folder, record.resolved, record.plan)
-    if not problems:
-        return Check(
-            what="coverage", subject="weights", outcome="passed", detail=f"{len(record.plan.parameters)} tensors, names and shapes"
-        )
-    return Check(what="coverage", subject="weights", outcome="failed", detail="; ".join(problems))
+def _coverage(folder: Path, record: Record) -> tuple[Verdict, str]:
+    if problems := problems_of(folder, record.resolved, record.plan):
+        return "failed", "; ".join(problems)
+    return "passed", f"{len(record.plan.parameters)} tensors, names and shapes"
 
 
-def _file(folder: Path, name: str, stored: StoredFile, plan: Plan, progress: Callable[[str, int, int], None] | None) -> list[Check]:
+def _weight_file(
+    folder: Path, name: str, stored: StoredFile, plan: Plan, progress: Callable[[str, int, int], None] | None
+) -> list[Check]:
+    def moved(done: int) -> None:
+        if progress is not None:
+            progress(shard.file.name, done, shard.bytes)
+
     try:
         path = within(folder, name)
         check_file(path)
         shard = read_shard(path)
-        moved = (lambda _: None) if progress is None else partial(_moved, progress, shard)
-        contents, counts = digest_and_counts(shard, moved)
+        digest, counts = digest_and_counts(shard, moved)
     except ConverterError as error:
-        return [Check(what="contents", subject=name, outcome="failed", detail=str(error))]
+        return [make_check("contents", name, "failed", str(error))]
     except OSError as error:
-        return [Check(what="contents", subject=name, outcome="failed", detail=_why_not_of_a_build(folder / name, error))]
+        return [make_check("contents", name, "failed", _why_not_of_a_build(folder / name, error))]
+    contents = make_check("contents", name, *_contents(shard, stored, digest))
     endless = {tensor: count for tensor, count in counts.items() if tensor not in plan.dropped}
-    named = listed(f"{shortened(tensor)} ({count:,})" for tensor, count in endless.items())
-    finite = Check(
-        what="finite",
-        subject=name,
-        outcome="failed" if endless else "passed",
-        detail=f"NaN or infinity in {named}" if endless else f"{len(shard.tensors)} tensors",
-    )
-    outcome, detail = _contents(shard, stored, contents)
-    return [Check(what="contents", subject=name, outcome=outcome, detail=detail), finite]
+    if endless:
+        named = listed(f"{shortened(tensor)} ({count:,})" for tensor, count in endless.items())
+        return [contents, make_check("finite", name, "failed", f"NaN or infinity in {named}")]
+    return [contents, make_check("finite", name, "passed", f"{len(shard.tensors)} tensors")]
 
 
-def _contents(shard: Shard, stored: StoredFile, contents: str) -> tuple[Verdict, str]:
-    """Checks a file by one of the four ways in the module's docstring: outcome and detail. contents: the file's SHA-256."""
-    if stored.sha256 is None:
-        return _unhashed(shard, stored, contents)
-    if contents == stored.sha256:
-        return "passed", f"SHA-256 {contents}"
-    return "failed", f"SHA-256 is {contents}, at the build it was {stored.sha256}"
-
-
-def _unhashed(shard: Shard, stored: StoredFile, contents: str) -> tuple[Verdict, str]:
+def _contents(shard: Shard, stored: StoredFile, digest: str) -> tuple[Verdict, str]:
+    """Check a weight file against its entry in the record. digest: the file's SHA-256."""
+    if stored.sha256 is not None:
+        if digest == stored.sha256:
+            return "passed", f"SHA-256 {digest}"
+        return "failed", f"SHA-256 is {digest}, at the build it was {stored.sha256}"
     if (shard.bytes, shard.header_sha256) != (stored.bytes, stored.header_sha256):
         return "failed", "its size or its header is not that of the build"
     stat = shard.file.stat()
-    same_file = (stat.st_dev, stat.st_ino) == (stored.device, stored.inode)
-    if same_file and stat.st_mtime_ns != stored.modified_ns:
+    if (stat.st_dev, stat.st_ino) != (stored.device, stored.inode):
+        return "unknown", "not hashed at the build, and no longer the file that was linked; size and header are right"
+    if stat.st_mtime_ns != stored.modified_ns:
         return "failed", "it has been written to since the build, as its time stamp shows"
-    missing = "is not there"
-    if stored.origin is not None:
-        origin = Path(stored.origin)
-        try:
-            check_file(origin)
-            if not origin.samefile(shard.file):
-                return _compared(origin, shard, contents)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            missing = f"cannot be read ({reason(error)})"
-    if same_file:
-        return "unknown", "not hashed at the build; its time stamp says that nobody has written to it since"
-    return "unknown", f"not hashed at the build, and the source's file {missing} to compare with; size and header are right"
-
-
-def _compared(origin: Path, shard: Shard, contents: str) -> tuple[Verdict, str]:
-    """Compare a file with the one that the record names as its origin. That may be any path, so its header is compared first, and
-    only weights of the same size are read. contents: the SHA-256 of the file. Raises OSError."""
-    try:
-        header = read_shard(origin)
-    except ConverterError:
-        header = None
-    same = header is not None and (header.bytes, header.header_sha256) == (shard.bytes, shard.header_sha256)
-    if same and sha256(origin) == contents:
-        return "passed", f"equal to {origin}, byte for byte"
-    return "failed", f"differs from {origin}: one of the two has changed since the build"
-
-
-def _moved(progress: Callable[[str, int, int], None], shard: Shard, done: int) -> None:
-    progress(shard.file.name, done, shard.bytes)
-
-
-def _unnamed(record: Record) -> Iterator[Check]:
-    """Weight files that the plan writes to, and that the record does not have."""
-    for name in dict.fromkeys(entry.output for entry in record.plan.parameters.values()):
-        if name not in record.files:
-            yield Check(
-                what="contents", subject=name, outcome="failed", detail="the record does not name it, as every build's does"
-            )
+    return "unknown", "not hashed at the build; its time stamp says that nobody has written to it since"
 
 
 def _documents(folder: Path, record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
-    """Checks the hashes of the build's files in a folder. Config and index are left out: other checks read their contents.
+    """Check the hashes of the build's other files. Config and index are left out: other checks read their contents.
 
     present: the files of the folder. Raises BuildError for one that cannot be read.
     """
     for name, wanted in record.documents.items():
         if name in (CONFIG, INDEX):
             continue
-        if name not in present:
-            problem = "it is missing"
-        else:
+        problem = "it is missing"
+        if name in present:
             try:
                 digest = sha256(within(folder, name))
             except OSError as error:
                 problem = _why_not_of_a_build(present[name], error)
             else:
                 if digest == wanted:
-                    yield Check(what="contents", subject=name, outcome="passed", detail=f"SHA-256 {digest}")
+                    yield make_check("contents", name, "passed", f"SHA-256 {digest}")
                     continue
                 problem = f"SHA-256 is {digest}, at the build it was {wanted}"
         if is_read(name):
-            yield Check(what="contents", subject=name, outcome="failed", detail=problem)
+            yield make_check("contents", name, "failed", problem)
         else:
-            yield Check(what="contents", subject=name, outcome="unknown", detail=f"{problem}; {_NEVER_READ}")
+            yield make_check("contents", name, "unknown", f"{problem}; it decides nothing of what the model says")
 
 
 def _why_not_of_a_build(path: Path, error: OSError) -> str:
@@ -346,15 +295,13 @@ def _strangers(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
         if not is_read(name):
             others.append(name)
         elif is_tokenizer(name) and not tokenized:
-            detail = "no build put it there: the record knows of no tokenizer"
-            yield Check(what="contents", subject=name, outcome="unknown", detail=detail)
+            yield make_check("contents", name, "unknown", "no build put it there: the record knows of no tokenizer")
         else:
-            detail = "no build put it there, and what loads the model reads it"
-            yield Check(what="contents", subject=name, outcome="failed", detail=detail)
+            yield make_check("contents", name, "failed", "no build put it there, and what loads the model reads it")
     if others:
         names = ", ".join(others[:_LISTED]) + (f" and {len(others) - _LISTED} more" if len(others) > _LISTED else "")
         detail = f"no build put there {names}: what loads the model reads none of it"
-        yield Check(what="contents", subject="the rest", outcome="unknown", detail=detail)
+        yield make_check("contents", "the rest", "unknown", detail)
 
 
 def problems_of(folder: Path, resolved: Resolved, plan: Plan) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import BuildError
-from composer.files import own_partial_of, replaced_by
+from composer.files import own_partial_of, replaced_by, sha256
 from composer.weights import build as build_module
 from composer.weights import output, stream
 from composer.weights.output import check_output, copy_file, link_or_copy, whole_or_nothing
@@ -286,7 +286,7 @@ def refused(code: int) -> Callable[..., None]:
 def test_a_link_is_the_file_itself(file: Path, tmp_path: Path):
     (tmp_path / "link").symlink_to(file)
     for number, source in enumerate((file, tmp_path / "link")):
-        assert link_or_copy(source, tmp_path / str(number)) == "linked"
+        assert link_or_copy(source, tmp_path / str(number)) == ("linked", None)
         assert not (tmp_path / str(number)).is_symlink()
         assert os.path.samefile(file, tmp_path / str(number))
 
@@ -294,7 +294,7 @@ def test_a_link_is_the_file_itself(file: Path, tmp_path: Path):
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
 def test_without_links_a_file_is_copied(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int):
     monkeypatch.setattr(os, "link", refused(code))
-    assert link_or_copy(file, tmp_path / "target") == "copied"
+    assert link_or_copy(file, tmp_path / "target") == ("copied", sha256(file))
     assert (tmp_path / "target").read_bytes() == file.read_bytes()
     assert not os.path.samefile(file, tmp_path / "target")
 
@@ -311,7 +311,7 @@ def test_a_copy_keeps_the_time_stamp(file: Path, tmp_path: Path, monkeypatch: py
 def test_a_copy_has_all_bytes_and_counts_them(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "BLOCK", 1_000_000)
     counted: list[int] = []
-    assert link_or_copy(file, tmp_path / "target", copy=True, moved=counted.append) == "copied"
+    assert link_or_copy(file, tmp_path / "target", copy=True, moved=counted.append) == ("copied", sha256(file))
     assert (tmp_path / "target").read_bytes() == file.read_bytes()
     assert counted == [1_000_000, 1_000_000, 1_000_000, 1]
     assert (tmp_path / "target").stat().st_nlink == 1
