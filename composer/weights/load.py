@@ -17,6 +17,7 @@ from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
 from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
+from composer.state import first_problem
 from composer.tasks.catalogue import TASKS
 from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.config import dimensions
@@ -25,7 +26,7 @@ from composer.weights.sources import open_model
 from composer.weights.stream import check_loaded
 from composer.weights.verify import uncovered
 from converters.adapter import check_adapter
-from converters.bounded import listed, shortened
+from converters.bounded import listed
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.hub import cached_sha256
@@ -42,9 +43,7 @@ def check_heads(source: Source) -> Resolved:
     try:
         resolved = Resolved.model_validate(source.config.get("spec"))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = shortened(".".join(str(part) for part in first["loc"]))
-        raise SourceError(f"{config} has no spec of heads, at {where or 'its start'}: {first['msg']}") from error
+        raise SourceError(f"{config} has no spec of heads, at {first_problem(error)}") from error
     if resolved.dimensions != dimensions(source.trunk):
         raise SourceError(f"{config} has a spec for a model of other sizes than its own")
     if problems := uncovered(source, resolved):

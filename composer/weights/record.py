@@ -15,9 +15,10 @@ from composer.errors import BuildError
 from composer.files import sha256
 from composer.graph.lowering import AUTO
 from composer.spec.resolve import Resolved
+from composer.state import first_problem
 from composer.versions import versions_of
 from composer.weights.plan import Plan
-from converters.bounded import MOST_RECORD, brief, is_name, read_bytes, reason, shortened, within
+from converters.bounded import MOST_RECORD, brief, is_name, read_bytes, reason, within
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD
 from converters.hub import cached_sha256
 from converters.shard import read_shard
@@ -166,11 +167,7 @@ def read_record(folder: Path) -> Record | None:
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {reason(error)}.") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = shortened(".".join(str(part) for part in first["loc"]))
-        raise BuildError(
-            f"{path} is damaged, or of another version of composer, at {where or 'its start'}: {first['msg']}."
-        ) from error
+        raise BuildError(f"{path} is damaged, or of another version of composer, at {first_problem(error)}.") from error
 
 
 def record_of(source: Source) -> Record | None:
