@@ -70,7 +70,7 @@ class BuildReport(Readable, Closed):
     seconds: float
 
     def view(self, seed: int | None = None) -> View:
-        """The plan, and the files if they were written. seed: of the fresh parameters, to be named."""
+        """Return the plan, and the files if they were written. seed: of the fresh parameters, to be named."""
         notes = tuple(f"Note: {note}" for note in self.plan.notes)
         if self.dry_run:
             nothing = f"Nothing was written; without --dry-run it would be {shown(self.out)}"
@@ -303,7 +303,7 @@ class _Writer:
 
 
 def _tables_of(plan: Plan) -> list[Table]:
-    """The use of each tensor; tensors that differ only in their layer share a line."""
+    """Return the use of each tensor; tensors that differ only in their layer share a line."""
     kinds = {"inherited": plan.inherited, "given": plan.from_beside, "fresh": plan.fresh, "dropped": plan.dropped}
     counts = tuple((what, plural(len(some), "tensor"), f"{_numbers(some)} numbers") for what, some in kinds.items() if some)
     tables = [Table("Plan", ("", "", ""), counts)]

@@ -30,7 +30,7 @@ ANY_LENGTH = 2048
 
 
 def dimensions(trunk: Sizes) -> Dimensions:
-    """The dimensions that a spec resolves against. Raises SourceError for a model that cannot be composed with heads."""
+    """Return the dimensions that a spec resolves against. Raises SourceError for a model that cannot be composed with heads."""
     if isinstance(trunk, Host):
         if trunk.refused is not None:
             raise SourceError(trunk.refused)
@@ -65,7 +65,7 @@ def check_positions(
     more: int = 0,
     of: str = "",
 ) -> None:
-    """Raises ``refusal`` where tokens, and ``more``, exceed a model's table of learned positions. Other kinds have no end.
+    """Raise ``refusal`` where tokens, and ``more``, exceed a model's table of learned positions. Other kinds have no end.
 
     reference: the model. ask: the advice that precedes the largest possible number. of: words that say what the tokens are.
     """

@@ -152,7 +152,7 @@ class Opened:
             return model.to(device).requires_grad_(False).eval()
 
     def facts(self, dtype: Dtype | None) -> OpenedFacts:
-        """The model's identity. Reads all weights whose hash is not recorded."""
+        """Return the model's identity. Reads all weights whose hash is not recorded."""
         folder, source = self.source.folder, self.source
         files = {name: shard.file for name, shard in source.shards.items()}
         adapter = source.config.get(ADAPTER_KEY)
@@ -189,12 +189,12 @@ def open_models(
 
 
 def check_backends(backend: str, models: Sequence[Opened]) -> None:
-    """Raises BuildError for a backend that is not built in, and that no part of these models has a form on."""
+    """Raise BuildError for a backend that is not built in, and that no part of these models has a form on."""
     check_backend(backend, graphs_of(*(heads for model in models if (heads := model.composed) is not None)))
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
-    """A label for each model: its folder's name, with as many parent folders as tell it from the others, or its name on the Hub.
+    """Return a label for each model: its name on the Hub, or its folder's, with as many parent folders as distinguish it.
 
     A model that is given twice is numbered.
     """

@@ -82,8 +82,7 @@ class Lock(Closed):
 
 
 def read_lock(named: object) -> Lock | None:
-    """The lock that a spec's name stands for, whatever its file is called; None for any other spec. Raises SpecError for a damaged
-    lock."""
+    """Return the lock in the file of a spec, whatever its name; None for any other spec. Raises SpecError for a damaged lock."""
     if not isinstance(named, str | os.PathLike):
         return None
     path = find_spec(os.fspath(named), Path())
@@ -100,7 +99,7 @@ def read_lock(named: object) -> Lock | None:
 
 
 def locked_reference(reference: str, source: Source) -> str:
-    """The name of a source with its commit, where it is on the Hub; else the reference."""
+    """Return the name of a source with its commit, where it is on the Hub; else the reference."""
     if source.repo_id is None or source.commit is None:
         return reference
     name = reference.partition("@")[0]

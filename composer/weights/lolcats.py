@@ -57,7 +57,7 @@ class LolcatsValues:
 
 
 def read_values(files: Sequence[str | os.PathLike[str]], resolved: Resolved, source: Source) -> LolcatsValues:
-    """The values in LoLCATs' files, for this student of a source: every tensor has a use, every parameter of the heads a value.
+    """Return the values in LoLCATs' files for a student. Every tensor has a use, and every parameter of the heads a value.
 
     Raises SourceError and BuildError.
     """
@@ -82,7 +82,7 @@ def read_values(files: Sequence[str | os.PathLike[str]], resolved: Resolved, sou
 
 
 def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[str]]:
-    """The heads' parameters by their full names, and the problems with them."""
+    """Return the heads' parameters by their full names, and the problems with them."""
     wanted = fresh_parameters(resolved)
     whole = {layer: groups[0].head for layer, groups in enumerate(resolved.layers) if len(groups) == 1}
     full = {(at, name): prefix(resolved, at, whole[at]) + name for at, name in read.parameters if at in whole}
@@ -123,7 +123,7 @@ def _misfits(parameters: Mapping[tuple[int, str], Stored], heads: Mapping[int, s
 
 
 def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[str, Product], list[str]]:
-    """The products to add to the trunk's matrices, by name, and the problems with them."""
+    """Return the products to add to the trunk's matrices, by name, and the problems with them."""
     keys = dict.fromkeys([*read.down, *read.up])
     if not keys:
         return {}, []
@@ -165,7 +165,7 @@ def _described(stored: Stored) -> str:
 
 
 def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype) -> TensorToWrite:
-    """A parameter of a head, as a file has it, turned into ``dtype`` where it is of another."""
+    """Return a parameter of a head, as a file has it, turned into ``dtype`` where it is of another."""
 
     def contents() -> Iterator[memoryview]:
         yield as_bytes(_finite(f"{stored.name} of {stored.file}", stored.tensor.detach().reshape(shape), dtype))
@@ -174,7 +174,7 @@ def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype)
 
 
 def merged_piece(name: str, tensor: StoredTensor, dtype: Dtype, product: Product) -> TensorToWrite:
-    """A matrix of the source with a product added to it, some rows at a time; summed in float32 at least, and rounded once."""
+    """Return a matrix of the source with a product added to it, row by row, summed in float32 at least, and rounded once."""
 
     def contents() -> Iterator[memoryview]:
         import torch

@@ -51,7 +51,7 @@ class Meaning:
 
 
 def meanings(resolved: Resolved) -> dict[str, Meaning]:
-    """The meaning of every part of every head, by the prefix of its parameters' full names, which the tensor's own name follows."""
+    """Return the meaning of every part of every head, by the prefix of its parameters' full names."""
     by_prefix: dict[str, Meaning] = {}
     for layer, groups in enumerate(resolved.layers):
         first = 0
@@ -65,7 +65,7 @@ def meanings(resolved: Resolved) -> dict[str, Meaning]:
 
 
 def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
-    """The heads of a composed model, as its config has them; None where it has none. Raises BuildError where they are damaged."""
+    """Return the heads in the config of a composed model; None if it has none. Raises BuildError if they are damaged."""
     document, spec_hash = (config.get(key) for key in SPEC_KEYS)
     if document is None:
         return None
@@ -84,7 +84,7 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
 
 
 def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
-    """The modules of a head: name, part, and the ``seen`` and ``beside`` of ``Meaning``, each of all places of the module."""
+    """Return the modules of a head: name, part, and the ``seen`` and ``beside`` of ``Meaning``, of all places of the module."""
     places: dict[str, list[Node]] = {}
     for node in graph.parts:
         if node.path is not None or not node.main:
@@ -97,7 +97,7 @@ def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
 
 
 def _seen(graph: HeadGraph, node: Node) -> str:
-    """The parts that mix, convolve and turn the states before this node reads them. Memories only hold them, and do not count."""
+    """Return the parts that mix, convolve and turn the states before this node reads them. Memories do not count."""
 
     def leads(start: str, end: str, key: int) -> bool:
         kind, held = graph.network.edges[start, end, key]["of"].kind, isinstance(graph.nodes[end].part, Memory)
@@ -117,7 +117,7 @@ def _seen(graph: HeadGraph, node: Node) -> str:
 
 
 def _beside(graph: HeadGraph, node: Node) -> str:
-    """The read that a memory's weight goes into, or the map whose features decay one by one."""
+    """Return the read that a memory's weight goes into, or the map whose features decay one by one."""
     if isinstance(node.part, Memory) and node.part.weight is not None and graph.nodes[READ_NODE].path is not None:
         return _described_at(graph.nodes[READ_NODE])
     if isinstance(node.part, Gate) and node.part.rank_of_decay == "channel":
@@ -132,6 +132,6 @@ def _described_at(node: Node) -> str:
 
 
 def _described(part: Part) -> str:
-    """A part in words, ``exp, skip: true``: its fields that are neither defaults nor incidental."""
+    """Return a part in words, ``exp, skip: true``: its fields that are neither defaults nor incidental."""
     says = {name: value for name, value in meaning(part).items() if name not in part.incidental}
     return ", ".join([str(says.pop("kind")), *(f"{name}: {said(value)}" for name, value in sorted(says.items()))])

@@ -22,7 +22,7 @@ from converters.source import Source
 
 
 def check_build(out: Path) -> None:
-    """Raises ``BuildError`` for a folder with files that no build wrote: only builds are replaced."""
+    """Raise ``BuildError`` for a folder with files that no build wrote: only builds are replaced."""
     record = read_record(out)
     if record is None:
         raise BuildError(f"{out} holds no {RECORD}, so no build wrote it, and --force does not replace it.")
@@ -36,7 +36,7 @@ def check_build(out: Path) -> None:
 
 
 def check_output(out: Path, source: Source | None, *, force: bool, check_replaceable: Callable[[Path], None] = check_build) -> Path:
-    """The absolute path of the output. Raises ``BuildError`` where it is in the source, or holds what must not be replaced.
+    """Return the absolute path of the output. Raises ``BuildError`` if it is in the source, or holds what must not be replaced.
 
     check_replaceable: raises an error for a folder that ``force`` must not replace.
     """
@@ -65,7 +65,7 @@ def check_output(out: Path, source: Source | None, *, force: bool, check_replace
 
 
 def check_space(out: Path, needed: int) -> None:
-    """Raises ``BuildError``, before the first byte is written, where the disk has less than ``needed`` bytes free."""
+    """Raise ``BuildError``, before the first byte is written, where the disk has less than ``needed`` bytes free."""
     parent = _existing(out.parent)
     free = shutil.disk_usage(parent).free
     if needed > free:
@@ -110,7 +110,7 @@ def whole_or_nothing(out: Path, *, force: bool = False, check_replaceable: Calla
 
 
 def _sync_all(folder: Path) -> None:
-    """Waits until everything in the folder is on the disk, linked files excepted: they are older than this build."""
+    """Wait until everything in the folder is on the disk, linked files excepted: they are older than this build."""
     paths = list(folder.rglob("*"))
     for path in paths:
         if path.is_dir() or path.stat().st_nlink == 1:

@@ -74,7 +74,7 @@ class PackedFile:
         return self.header.quantisation
 
     def files(self) -> dict[str, Path]:
-        """The files that decide the unpacked model, by name."""
+        """Return the files that decide the unpacked model, by name."""
         return {self.path.name: self.path}
 
     def describe(self, dtype: Dtype) -> Described:
@@ -109,8 +109,10 @@ class PackedFile:
         )
 
     def _config(self, dtype: Dtype) -> Any:
-        """The config of the unpacked model. Raises ConfigError where the file has fewer tensors than layers, before transformers
-        makes a list of all layers."""
+        """Return the config of the unpacked model.
+
+        Raises ConfigError if the file has fewer tensors than layers, before transformers makes a list of all layers.
+        """
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         layers = self.header.metadata.get(f"{self.header.architecture}.{LAYERS}")
@@ -171,7 +173,7 @@ class PackedFolder:
     quantisation: str
 
     def files(self) -> dict[str, Path]:
-        """The files that decide the unpacked model, by name. Raises ConverterError."""
+        """Return the files that decide the unpacked model, by name. Raises ConverterError."""
         names = (CONFIG, INDEX, *self._shards, *small_files(self.path))
         return {name: self.path / name for name in names if (self.path / name).is_file()}
 
@@ -262,7 +264,7 @@ def find_packed(path: Path) -> Packed | None:
 
 @lru_cache(maxsize=4)
 def _config_of(file: Path, size: int, modified_ns: int) -> Any:
-    """The config that transformers reads from a GGUF file.
+    """Return the config that transformers reads from a GGUF file.
 
     It is kept, as reading it takes seconds: transformers makes an object of every token. size, modified_ns: of the file, so that a
     changed one is read again.
@@ -307,7 +309,7 @@ def _unpacking_arguments() -> dict[str, Any]:
 
 
 def _number_of_weights(config: Any) -> int:
-    """The number of weights of the model of a config, tied ones counted once. Nothing is allocated."""
+    """Return the number of weights of the model of a config, tied ones counted once. Nothing is allocated."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -318,13 +320,13 @@ def _number_of_weights(config: Any) -> int:
 
 
 def _layer(name: str) -> int:
-    """The layer of a tensor of a GGUF file; -1 for one of no layer."""
+    """Return the layer of a tensor of a GGUF file; -1 for one of no layer."""
     layer = LAYER.match(name)
     return -1 if layer is None else int(layer[1])
 
 
 def _check_complete(path: Path, answer: Any) -> PreTrainedModel:
-    """The loaded model. Raises SourceError where some of its weights are not in the files, or the other way round."""
+    """Return the loaded model. Raises SourceError if some of its weights are not in the files, or the other way round."""
     model, report = answer
     problems = {
         "lacks": report["missing_keys"],

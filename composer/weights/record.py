@@ -158,7 +158,7 @@ class Record(Closed):
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a folder; None where it has none. Raises ``BuildError`` where it is damaged."""
+    """Return the record of a folder; None where it has none. Raises ``BuildError`` if it is damaged."""
     path = folder / RECORD
     try:
         return Record.model_validate_json(read_bytes(within(folder, RECORD), MOST_RECORD))
@@ -171,7 +171,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def record_of(source: Source) -> Record | None:
-    """The record of a source that is itself a student."""
+    """Return the record of a source that is itself a student."""
     return read_record(source.folder) if source.is_composed else None
 
 
@@ -195,7 +195,7 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
 def stored_file(
     path: Path, how: Placement | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None
 ) -> StoredFile:
-    """The record's entry for the file at ``path``. contents: its SHA-256, where it is known."""
+    """Return the record's entry for the file at ``path``. contents: its SHA-256, where it is known."""
     shard, stat = read_shard(path), path.stat()
     return StoredFile(
         how=how,
@@ -210,7 +210,7 @@ def stored_file(
 
 
 def known_sha256(source: Source, student: Record | None, file: str) -> str | None:
-    """The SHA-256 of a source's file where it is known: from unpacking, from the Hub's cache, or from the record of a student."""
+    """Return the SHA-256 of a source's file if it is known: from unpacking, from the Hub's cache, or from a student's record."""
     shard = source.shards[file]
     if source.unpacked is not None:
         return source.unpacked.weights.get(file)
@@ -263,7 +263,7 @@ def documents_in(folder: Path, weights: Mapping[str, StoredFile]) -> dict[str, s
 
 
 def is_read(name: str) -> bool:
-    """Whether a file decides the model's output: part of its tokenizer, its settings or its adapters."""
+    """True if a file decides the model's output: part of its tokenizer, its settings or its adapters."""
     return _fits(name, READ) or PurePosixPath(name).name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 
 
@@ -299,8 +299,10 @@ def not_of_the_build(folder: Path, record: Record) -> tuple[list[str], list[str]
 
 
 def _rewritten(path: Path, stored: StoredFile) -> bool:
-    """Whether a weight file is no longer the build's, and has no other link, so that removing it loses its contents. Large files
-    are compared by size and time stamp."""
+    """True if a weight file has changed since the build and has no other link, so that removing it loses its contents.
+
+    Large files are compared by size and time stamp.
+    """
     if not path.is_file():
         return True
     stat = path.stat()

@@ -64,7 +64,7 @@ class Trained:
 
 
 def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = False) -> Record:
-    """The model of the folder ``model`` with what has changed, at ``out``: it appears whole or not at all. Raises BuildError."""
+    """Write the model of the folder ``model`` to ``out`` with its changes, and return its record. Raises BuildError."""
     source = open_model(model)
     record = read_record(source.folder)
     if record is None:
@@ -118,7 +118,7 @@ def _as_stored(model: ComposedForCausalLM, changed: Mapping[str, torch.Tensor], 
 
 
 def _check_finite(trained: Trained, record: Record) -> None:
-    """Whether all values are finite, also in the type that they are stored in. Raises BuildError."""
+    """Raise BuildError unless all values are finite, also in the type that they are stored in."""
     import torch
 
     for name, tensor in trained.changed.items():
@@ -136,7 +136,7 @@ def _check_finite(trained: Trained, record: Record) -> None:
 
 
 def _file(target: Path, source: Source, record: Record, changed: Mapping[str, torch.Tensor]) -> StoredFile:
-    """A weight file: linked where nothing in it has changed."""
+    """Link a weight file, or rewrite it if anything in it has changed. Return its entry in the record."""
     shard = source.shards[target.name]
     here = {name for name, entry in record.plan.parameters.items() if entry.output == target.name} & changed.keys()
     # A stored copy of a tied embedding would no longer be one, and transformers would then take it for a matrix of its own.
@@ -177,7 +177,7 @@ def _adapter(folder: Path, adapter: Adapter | None) -> dict[str, StoredFile]:
 
 
 def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
-    """Writes the model of the folder ``model`` to ``out``, with the name of ``spec``, which means the same, in its record and card.
+    """Write the model of the folder ``model`` to ``out``, with the name of ``spec``, which means the same, in its record and card.
     A build that stands at ``out`` is replaced. Raises BuildError.
 
     resolved: the spec on the model's source. Where it calls the heads by other names than the model does, the model's stay.
@@ -214,7 +214,7 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
 
 
 def _is_written(out: Path, record: Record) -> bool:
-    """Whether a folder has this model under this name."""
+    """True if a folder has this model under this name."""
     if not out.is_dir():
         return False
     written = read_record(out)

@@ -60,7 +60,7 @@ PACKAGES = ("attention-composer", "transformers")
 
 
 def open_model(reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None) -> Source:
-    """Opens a model to build from, fetching it if need be; a folder that exists here wins over the Hub.
+    """Open a model to build from, fetching it if need be; a folder that exists here wins over the Hub.
 
     Headers are read and checked, weights are not, unless they are quantised: then they are unpacked first. dtype: of unpacked
     weights; None: bfloat16. Weights that are not quantised stay as they are stored. Raises ``SourceError`` and ``BuildError``.
@@ -80,13 +80,13 @@ def _open(path: Path, dtype: Dtype | None) -> Source:
 
 
 def check_merged(source: Source) -> None:
-    """Raises ``SourceError`` where adapters stand beside a model's weights: a reader of the weights alone would miss them."""
+    """Raise ``SourceError`` if adapters stand beside a model's weights: a reader of the weights alone would miss them."""
     if source.config.get(ADAPTER_KEY) is not None:
         raise SourceError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
 
 
 def describe_model(reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None) -> Described:
-    """Reads a model's ``config.json``, or the metadata of a GGUF file, alone: enough to resolve a spec and to explain it. Raises
+    """Read a model's ``config.json``, or the metadata of a GGUF file, alone: enough to resolve a spec and to explain it. Raises
     ``SourceError``.
 
     dtype: of weights that are quantised, as ``open_model`` has it.
@@ -99,7 +99,7 @@ def describe_model(reference: str | os.PathLike[str], revision: str | None = Non
 
 
 def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
-    """The folder of a tokenizer, or of a model with one, fetching its files if need be. Raises ``SourceError``."""
+    """Return the folder of a tokenizer, or of a model with one, fetching its files if need be. Raises ``SourceError``."""
     with _as_source_errors():
         place = _place(reference, None)
         if isinstance(place, Path) and place.is_dir():
@@ -113,7 +113,7 @@ def tokenizer_folder(reference: str | os.PathLike[str]) -> Path:
 
 
 def local_folder(reference: str | os.PathLike[str], *, whole: bool = False) -> Path:
-    """The folder of a built model. ``hub:OWNER/NAME[@REVISION]`` is fetched first. Raises ``SourceError``.
+    """Return the folder of a built model. ``hub:OWNER/NAME[@REVISION]`` is fetched first. Raises ``SourceError``.
 
     whole: fetch all files that its record names. Left out, what loads and trains it.
     """
@@ -127,7 +127,7 @@ def local_folder(reference: str | os.PathLike[str], *, whole: bool = False) -> P
 
 
 def plain_name(reference: str | os.PathLike[str]) -> str:
-    """The last part of a model's name: of its folder, or of its name on the Hub, without the revision."""
+    """Return the last part of a model's name: of its folder, or of its name on the Hub, without the revision."""
     if name_of(reference).startswith(HUB):
         return name_of(reference).partition("@")[0].rpartition("/")[2].removeprefix(HUB)
     return Path(name_of(reference)).expanduser().resolve().name
@@ -149,8 +149,10 @@ class _OnHub(NamedTuple):
 
 
 def _fetch(place: _OnHub, **options: Any) -> tuple[Path, str | None]:
-    """The local folder of a model of the Hub, or the local path of its GGUF file, and the commit. options: of ``fetch``, for a
-    folder."""
+    """Return the local folder of a model of the Hub, or the local path of its GGUF file, and the commit.
+
+    options: of ``fetch``, for a folder.
+    """
     if place.file is None:
         return fetch(place.repo_id, place.revision, **options)
     folder, commit = fetch(place.repo_id, place.revision, file=place.file)
@@ -158,8 +160,10 @@ def _fetch(place: _OnHub, **options: Any) -> tuple[Path, str | None]:
 
 
 def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _OnHub:
-    """The folder, or the model of the Hub, with ``@REVISION`` taken off its name. Raises SourceError for the path of a folder that
-    does not exist, for a spec, and for two revisions."""
+    """Return the folder, or the model of the Hub, with ``@REVISION`` taken off its name.
+
+    Raises SourceError for the path of a folder that does not exist, for a spec, and for two revisions.
+    """
     reference = name_of(reference)
     folder = Path(reference).expanduser()
     if not folder.is_dir():
@@ -197,7 +201,7 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
 
 
 def _gguf_file(file: Path, reference: str, revision: str | None) -> Path:
-    """The path of a GGUF file. Raises SourceError where there is none, and for a revision."""
+    """Return the path of a GGUF file. Raises SourceError if there is none, and for a revision."""
     if not os.path.lexists(file):
         near = difflib.get_close_matches(file.name, _names_beside(file), n=1, cutoff=NEAR)
         suggestion = f'; did you mean "{file.with_name(near[0])}"?' if near else "."
@@ -215,7 +219,7 @@ def _names_beside(file: Path) -> list[str]:
 
 
 def _meant(folder: Path) -> Path | None:
-    """The folder of a model whose path is nearly the same, name by name; None where there is none."""
+    """Return the folder of a model whose path is nearly the same, name by name; None where there is none."""
     path = Path()
     for part in folder.parts:
         if not (path / part).is_dir():
@@ -249,7 +253,7 @@ class Manifest(Closed):
 
 
 def cache_folder() -> Path:
-    """The folder of this project's cache: ``COMPOSER_CACHE``, or ``attention-composer`` where the system keeps caches."""
+    """Return the folder of this project's cache: ``COMPOSER_CACHE``, or ``attention-composer`` where the system keeps caches."""
     if named := os.environ.get(CACHE):
         return Path(named).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attention-composer"
@@ -277,14 +281,14 @@ def _open_unpacked(packed: Packed, dtype: Dtype | None) -> Source:
 
 
 def _name(packed: Packed, files: dict[str, str], dtype: Dtype) -> str:
-    """The name of the folder: the model's, the dtype, and a hash of all that decides the contents."""
+    """Return the name of the folder: the model's, the dtype, and a hash of all that decides the contents."""
     key = json.dumps([sorted(files.items()), dtype, versions_of(PACKAGES)])
     label = packed.path.stem if is_gguf(packed.path.name) else packed.path.name
     return f"{label}-{dtype}-{hashlib.sha256(key.encode()).hexdigest()[:KEY_LENGTH]}"
 
 
 def _manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None where it is missing, or a file has changed. Weights are compared by size and time stamp."""
+    """Return the manifest of a folder; None if it is missing or a file has changed. Weights are compared by size and time stamp."""
     try:
         manifest = Manifest.model_validate_json(read_bytes(folder / MANIFEST, MOST_NAMES))
         for name, stored in manifest.weights.items():
@@ -326,7 +330,7 @@ class Tokenizer:
 
 
 def open_tokenizer(reference: str | os.PathLike[str]) -> Tokenizer:
-    """A folder with a tokenizer, or a model of the Hub. Raises ``SourceError``, and ``BuildError`` where there is none to read."""
+    """Open the tokenizer of a folder or of a model of the Hub. Raises ``SourceError``, and ``BuildError`` if there is none."""
     folder = tokenizer_folder(reference)
     files = small_files(folder, TOKENIZER)
     if not files:

@@ -159,8 +159,8 @@ def write_shard(target: Path, pieces: Sequence[TensorToWrite], moved: Callable[[
 
 
 def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWrite:
-    """A stored tensor under its new name, converted to ``dtype``. Raises BuildError for values that are not finite, as they are
-    stored or in ``dtype``."""
+    """Return a stored tensor under its new name, converted to ``dtype``. Raises BuildError for values that are not finite, as
+    they are stored or in ``dtype``."""
 
     def contents() -> Iterator[memoryview]:
         for block in blocks(tensor.file, tensor.start, tensor.end):
@@ -172,7 +172,7 @@ def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWr
 
 
 def fresh_piece(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> TensorToWrite:
-    """A fresh parameter, filled when it is written."""
+    """Return a fresh parameter, filled when it is written."""
 
     def contents() -> Iterator[memoryview]:
         yield as_bytes(initial_values(name, fresh, dtype, seed))
@@ -199,7 +199,7 @@ def initial_values(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> torch.Te
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU, as they lie in a file."""
+    """Return the bytes of a tensor on the CPU, as they lie in a file."""
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

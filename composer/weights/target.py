@@ -43,8 +43,10 @@ class Target:
 def target_of(
     named: object, spec: Spec, source: str | os.PathLike[str] | None = None, *, fresh: bool = False, revision: str | None = None
 ) -> Target | None:
-    """The sizes of ``source``; else those of the built model that ``named`` is, of the spec's own trunk, or those in the spec; None
-    where it has none. named: how the user names the spec. fresh: take the spec's own trunk. Raises ComposerError."""
+    """Return the sizes of ``source``, of the built model ``named``, of the spec's own trunk, or in the spec; None if it has none.
+
+    named: how the user names the spec. fresh: use the spec's own trunk. Raises ComposerError.
+    """
     if source is not None and fresh:
         raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
     if source is None and not fresh:
@@ -67,7 +69,7 @@ class PictureSubject:
 
 
 def of_model(model: Any) -> PictureSubject | None:
-    """The subject for a folder, or for a model in memory; None for anything else. Raises SourceError or BuildError."""
+    """Return the subject for a folder, or for a model in memory; None for anything else. Raises SourceError or BuildError."""
     if isinstance(model, str) and (fetched := spec_on_hub(model)) is not None and fetched.is_dir():
         model = fetched
     if isinstance(model, str | os.PathLike) and Path(model).expanduser().is_dir():

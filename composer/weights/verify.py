@@ -92,7 +92,7 @@ class VerifyReport(Readable, Closed):
         return Table("", ("outcome", "what", "of", ""), tuple(rows))
 
     def verdict(self, name: str) -> str:
-        """The result of all checks in a sentence. name: what the reader calls the model."""
+        """Return the result of all checks in a sentence. name: what the reader calls the model."""
         unchecked = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
         if self.ok:
             return f"{name} is what its record says{unchecked}"
@@ -103,7 +103,7 @@ class VerifyReport(Readable, Closed):
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
-    """Reads all of a built model and checks it against its record. Mismatches are in the report.
+    """Read all of a built model and check it against its record. Mismatches are in the report.
 
     progress: called with each weight file's name, its bytes read so far, and its size. Raises ``BuildError`` where there is no
     record to check against.
@@ -276,7 +276,7 @@ def _documents(folder: Path, record: Record, present: Mapping[str, Path]) -> Ite
 
 
 def _why_not_of_a_build(path: Path, error: OSError) -> str:
-    """The problem with a path that is no file of a build, such as a pipe or a link out of the folder.
+    """Return the problem with a path that is no file of a build, such as a pipe or a link out of the folder.
 
     Raises BuildError where the system did not let the file be read: whether it matches is then not known.
     """

@@ -142,6 +142,22 @@ def test_a_model_that_was_built_in_memory(teacher: Path, tmp_path: Path, size: s
     assert record_in(tmp_path / "again").untrained == record.untrained[1:]
 
 
+def test_plans_in_memory_and_in_a_folder_drop_the_same_tensors(built: Path, tmp_path: Path) -> None:
+    """With their shapes and reasons: all plans are made in one way."""
+    wider = SPEC | {"head": SPEC["head"] | {"feature_map": {"kind": "hedgehog", "dim": 6}}}
+    with pytest.warns(UserWarning, match="are not kept"):
+        composer.build(wider, composer.load(built)).save_pretrained(tmp_path / "saved")
+    in_folder = record_in(composer.build_folder(wider, built, tmp_path / "second").out).plan
+    in_memory = record_in(tmp_path / "saved").plan
+    assert in_folder.dropped
+    assert {name: (entry.shape, entry.reason) for name, entry in in_memory.dropped.items()} == {
+        name: (entry.shape, entry.reason) for name, entry in in_folder.dropped.items()
+    }
+    assert {name: entry.kind for name, entry in in_memory.parameters.items()} == {
+        name: entry.kind for name, entry in in_folder.parameters.items()
+    }
+
+
 def test_a_source_in_memory_is_named_as_far_as_it_says(teacher: Path, tmp_path: Path) -> None:
     source = AutoModelForCausalLM.from_pretrained(teacher)
     composer.build(SPEC, source).save_pretrained(tmp_path / "saved")
