@@ -21,7 +21,7 @@ from composer.ablation.teacher import teacher_scores
 from composer.api import SpecLike
 from composer.errors import AblationError, Stopped
 from composer.files import write_whole
-from composer.locks import exclusive_lock, inside, say_if_unguarded
+from composer.locks import exclusive_lock, inside, warn_if_unguarded
 from composer.spec.inherit import shown
 from composer.spec.overrides import Overrides
 from composer.weights.record import versions
@@ -72,7 +72,7 @@ def run(
     with _going_on(steps), workers() as started:
         steps.mkdir(parents=True, exist_ok=True)
         (steps / MARK).touch()
-        say_if_unguarded(steps)
+        warn_if_unguarded(steps)
         return run_chains(chains, steps, started, tell)
 
 

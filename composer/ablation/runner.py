@@ -18,7 +18,7 @@ from composer.ablation.figures import FAILURE, WARNINGS, Figures
 from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.steps import found, run_step
 from composer.errors import AblationError
-from composer.locks import say_nothing
+from composer.locks import suppress_warning
 from composer.notices import warn_user
 from composer.progress import silence_transformers
 
@@ -168,7 +168,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _run_there(step: AblationStep, folder: Path) -> Figures:
-    say_nothing(folder)  # the process that started this one has printed the warning
+    suppress_warning(folder)  # the process that started this one has printed the warning
     return run_step(step, folder)
 
 
