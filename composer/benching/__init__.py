@@ -11,13 +11,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BenchOptions", "BenchReport", "bench"]
 _ROOMS = {"BenchOptions": "options", "BenchReport": "report", "bench": "runner"}
-_EARLIER = {"Options": "BenchOptions", "Report": "BenchReport"}
-"""Earlier names of these classes, with the names that they have now."""
 
 
 def __getattr__(name: str) -> Any:
     # At their first use, so that what is light here can be imported without torch.
-    name = _EARLIER.get(name, name)
     if name not in _ROOMS:
         raise AttributeError(f"module 'composer.benching' has no attribute {name!r}")
     from importlib import import_module

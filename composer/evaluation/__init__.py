@@ -12,13 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EvaluationOptions", "EvaluationReport", "evaluate", "score_cell"]
 _ROOMS = {"EvaluationOptions": "options", "EvaluationReport": "report", "evaluate": "runner", "score_cell": "scoring"}
-_EARLIER = {"Options": "EvaluationOptions", "Report": "EvaluationReport"}
-"""Earlier names of these classes, with the names that they have now."""
 
 
 def __getattr__(name: str) -> Any:
     # At their first use, so that what is light here can be imported without torch.
-    name = _EARLIER.get(name, name)
     if name not in _ROOMS:
         raise AttributeError(f"module 'composer.evaluation' has no attribute {name!r}")
     from importlib import import_module
