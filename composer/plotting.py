@@ -117,7 +117,7 @@ def named_ticks(axis: Any, names: Sequence[str], *, upright: int, most: int) -> 
     axis.set_xticks(range(0, len(names), every), names[::every], rotation=90 if len(names) > upright else 0)
 
 
-def doubling_ticks(axis: Any, numbers: Sequence[int], *, upright: int) -> None:
+def doubling_ticks(axis: Any, numbers: Sequence[int], *, upright: int = 100) -> None:
     """A logarithmic x axis to base 2, with ticks at these numbers alone: turned where there are more than ``upright``."""
     axis.set_xscale("log", base=2)
     axis.set_xticks(numbers, [f"{number:,}" for number in numbers], rotation=90 if len(numbers) > upright else 0)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import composer
-from composer.ablation.identity import PACKAGES, data_identity
+from composer.ablation.identity import PACKAGES
 from composer.ablation.runner import StartWorkers
 from composer.api import explain
 from composer.errors import ComposerError
 from composer.files import write_whole
+from composer.runs.identity import data_identity
 from composer.selection.choice import best, keeping
 from composer.selection.report import Selection
 from composer.spec.loading import load_spec

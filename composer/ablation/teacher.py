@@ -7,15 +7,16 @@ import json
 from pathlib import Path
 
 from composer.ablation.figures import Figures
-from composer.ablation.identity import model_identity, tasks_of
+from composer.ablation.identity import tasks_of
 from composer.ablation.options import Request
 from composer.ablation.report import scores_in
 from composer.devices import room
 from composer.errors import ComposerError
-from composer.evaluation.facts import task_facts
 from composer.evaluation.runner import PACKAGES
+from composer.evaluation.subjects import task_facts
 from composer.notices import inform
 from composer.options import converted
+from composer.runs.identity import model_identity
 from composer.versions import versions_of
 from composer.weights.sources import open_model
 

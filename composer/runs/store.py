@@ -38,11 +38,11 @@ class Settings(Closed):
         """Return the settings that a continued run must share, as JSON."""
         return self.model_dump(mode="json", by_alias=True)
 
-    def differences(self, now: Self) -> list[str]:
+    def differences(self, now: Any) -> list[str]:
         """Return a line for each setting of ``identity`` that differs, with both values."""
         return list(differences(self.identity(), now.identity()))
 
-    def joined(self, now: Self) -> Self:
+    def joined(self, now: Any) -> Self:
         """Return the settings of the run once it is continued with the settings ``now``, which do not differ."""
         return self
 

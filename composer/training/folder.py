@@ -12,24 +12,9 @@ from composer.errors import TrainingError
 from composer.files import failing_as, move_folder, partial_of, replaced_by
 from composer.locks import beside, exclusive_lock
 from composer.state import read_state, write_state
-from composer.training.identity import REFERENCES, Fingerprint, RunSettings, differences
-from composer.weights.record import known_sha256, record_of
-from converters.source import Source
+from composer.training.identity import REFERENCES, RunSettings, differences
 
 IDENTITY = "run.json"
-
-
-def fingerprint(source: Source) -> Fingerprint:
-    """Identifies a model without reading its weights: by the hashes of its files where they are known, else by time stamps."""
-    record = record_of(source)
-    return Fingerprint(
-        config=source.config_sha256,
-        spec=None if record is None else record.spec_hash,
-        files={
-            name: (shard.bytes, shard.header_sha256, known_sha256(source, record, name) or shard.file.stat().st_mtime_ns)
-            for name, shard in source.shards.items()
-        },
-    )
 
 
 def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:

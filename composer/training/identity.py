@@ -8,19 +8,11 @@ from typing import Any
 from pydantic import ConfigDict, Field, JsonValue
 
 from blocks.part import Closed
+from composer.runs.identity import Fingerprint
 from composer.spec.places import brief
-from composer.state import Count
 
 REFERENCES = "said"
 """The key of the data references. They identify nothing, as the data have hashes of their own; messages name them."""
-
-
-class Fingerprint(Closed):
-    """A model's identity. files: bytes, hash of the header and hash of the contents (or the time stamp) of each weight file."""
-
-    config: str
-    spec: str | None
-    files: dict[str, tuple[Count, str, str | int]]
 
 
 class TeacherFingerprint(Fingerprint):

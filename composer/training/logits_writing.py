@@ -16,12 +16,12 @@ from composer.errors import TrainingError
 from composer.files import failing_as, visible_in, whole
 from composer.locks import working_in
 from composer.model.modeling import ComposedForCausalLM
+from composer.runs.identity import fingerprint
 from composer.spec.inherit import shown
 from composer.spec.recipe import Recipe
 from composer.state import read_state, write_state
 from composer.tables import Readable, View
 from composer.training.finetune import logits_at_targets, predicted_mask
-from composer.training.folder import fingerprint
 from composer.training.identity import DataReferences
 from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions

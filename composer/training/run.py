@@ -18,11 +18,12 @@ from composer.errors import TrainingError
 from composer.graph.lowering import check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
+from composer.runs.identity import fingerprint
 from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Finetune, Stage
 from composer.tables import Readable, View
-from composer.training.folder import check_run_folder, check_same, fingerprint, remove_run, run_folder
+from composer.training.folder import check_run_folder, check_same, remove_run, run_folder
 from composer.training.identity import DataReferences, RunSettings, TeacherFingerprint
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting

@@ -20,10 +20,11 @@ from torch import Tensor
 from blocks.part import Closed
 from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import TrainingError
+from composer.runs.identity import Fingerprint
 from composer.spec.inherit import shown
 from composer.spec.recipe import Average
 from composer.state import Count, Measured, read_state
-from composer.training.identity import DataReferences, Fingerprint
+from composer.training.identity import DataReferences
 from converters.bounded import check_file, reason
 
 LOGITS, SHARD, SHARDS = "logits.json", "logits-{:05d}.safetensors", "logits-*.safetensors"

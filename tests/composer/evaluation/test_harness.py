@@ -20,7 +20,7 @@ from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation import runner as runner_module
 from composer.evaluation.folder import HARNESS, RESULTS, TABLE
 from composer.evaluation.harness import _finite
-from composer.evaluation.harness_results import HarnessResult
+from composer.evaluation.report import HarnessResult
 from composer.tasks.recall import KEYS, VALUES
 from tests.composer.evaluation.conftest import TEACHER
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from composer.errors import TrainingError
+from composer.runs.identity import Fingerprint
 from composer.training.folder import IDENTITY, check_run_folder, check_same, remove_run, run_folder
-from composer.training.identity import DataReferences, Fingerprint, RunSettings
+from composer.training.identity import DataReferences, RunSettings
 from tests.composer.training.processes import ending, forked
 
 
