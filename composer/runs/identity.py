@@ -11,6 +11,7 @@ from blocks.part import Closed
 from composer.data.reading import files_of
 from composer.data.references import FileData, TaskData, parse_reference, tasks
 from composer.files import sha256
+from composer.runs.store import KEY_DIGITS, key_of
 from composer.state import Count
 from composer.weights.record import known_sha256, record_of
 from converters.source import TOKENIZER, Source, small_files
@@ -22,6 +23,11 @@ class Fingerprint(Closed):
     config: str
     spec: str | None
     files: dict[str, tuple[Count, str, str | int]]
+
+    def short(self) -> dict[str, Any]:
+        """Return the fields as JSON, with one hash of all files."""
+        files = self.model_dump(mode="json")["files"]
+        return {**self.model_dump(exclude={"files"}), "config": self.config[:KEY_DIGITS], "files": key_of(files)}
 
 
 def fingerprint(source: Source) -> Fingerprint:

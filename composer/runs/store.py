@@ -84,20 +84,22 @@ class RunStore:
                 raise self.error(f"{folder} has the results of an earlier {self.noun}. {remedy} --force.")
             return True
         with failing_as(self.error, f"{folder} cannot be read", "Choose another --out."):
-            strangers = visible_in(folder) if folder.is_dir() else ()
+            strangers = (list(folder.iterdir()) if self.is_temporary else visible_in(folder)) if folder.is_dir() else ()
         if strangers:
             raise self.error(f"{folder} holds no {self.mark}, so no {self.noun} wrote it. Move it away, or choose another --out.")
+        if resume and self.has_resume:
+            raise self.error(f"There is no {self.noun} to go on with at {folder}. Leave --resume out to begin one.")
         return False
 
     @contextmanager
     def opened(self, folder: Path, *, resume: bool = False, force: bool = False) -> Iterator[bool]:
         """Make the folder, hold its lock for the block, and ``check`` it. Yields True if it has a run of this command."""
-        self.check(folder, resume=resume, force=force)  # before anything is made
+        self.check(folder, resume=resume, force=True)  # before anything is made; another process may be at work on a run there
         with ExitStack() as held:
             with self.writing(folder):
                 (folder.parent if self.is_temporary else folder).mkdir(parents=True, exist_ok=True)
                 held.enter_context(self.lock(folder))
-                has_run = self.check(folder, resume=resume, force=force)  # again: another process may have written meanwhile
+                has_run = self.check(folder, resume=resume, force=force)
             yield has_run
 
     def lock(self, folder: Path) -> AbstractContextManager[bool]:

@@ -23,8 +23,7 @@ from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Finetune, Stage
 from composer.tables import Readable, View
-from composer.training.folder import check_run_folder, check_same, remove_run, run_folder
-from composer.training.identity import DataReferences, RunSettings, TeacherFingerprint
+from composer.training.folder import STORE, DataReferences, RunSettings, TeacherFingerprint, check_run_folder, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
 from composer.training.measure import learned_nothing, too_few
@@ -141,7 +140,7 @@ class TrainingRun:
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
-        remove_run(self.folder)
+        STORE.remove(self.folder)
 
 
 def open_run(
@@ -185,10 +184,10 @@ def open_run(
         backend=options.backend,
         stream=options.stream,
         references=references,
-        teacher_logits=None if stored is None else stored.identity,
+        teacher_logits=None if stored is None else stored.hash,
     )
     if options.resume:
-        check_same(folder, settings)
+        STORE.check_same(folder, settings)
     return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, settings)
 
 

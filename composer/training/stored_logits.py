@@ -17,21 +17,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from blocks.part import Closed
 from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import TrainingError
 from composer.runs.identity import Fingerprint
+from composer.runs.store import Settings
 from composer.spec.inherit import shown
 from composer.spec.recipe import Average
 from composer.state import Count, Measured, read_state
-from composer.training.identity import DataReferences
+from composer.training.folder import DataReferences
 from converters.bounded import check_file, reason
 
 LOGITS, SHARD, SHARDS = "logits.json", "logits-{:05d}.safetensors", "logits-*.safetensors"
 REMEDY = "Write the logits anew: `compose logits … --force`"
 
 
-class LogitsRecord(Closed):
+class LogitsRecord(Settings):
     """The contents of ``logits.json``: all that decides the logits. data, held_out: hashes of the rows."""
 
     format: Literal[1] = 1
@@ -54,6 +54,10 @@ class LogitsRecord(Closed):
     rows_per_shard: Count
     complete: bool = False
     """Whether all shards have been written."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the logits. The references only name the data."""
+        return self.model_dump(mode="json", exclude={"complete", "references"}) | {"model": self.model.short()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +123,7 @@ class StoredLogits:
         self._order = np.argsort(self._hashes, kind="stable")
 
     @property
-    def identity(self) -> str:
+    def hash(self) -> str:
         """SHA-256 of all that decides the logits."""
         return hashlib.sha256(self.record.model_dump_json().encode()).hexdigest()
 

@@ -142,7 +142,7 @@ def test_tasks_and_lm_eval_into_one_folder(
         assert [one.value for one in report.harness] == [0.5]
         assert report.setting.samples == 2
         assert "lm-eval" in report.setting.versions
-        with pytest.raises(EvaluationError, match="samples: 2 then, 3 now"):
+        with pytest.raises(EvaluationError, match="samples: was 2, now 3"):
             evaluate([TEACHER], ["recall"], [128], replace(ours, samples=3, out=out))
 
 

@@ -129,7 +129,7 @@ def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Pa
     path.unlink()
     assert evaluate([model], [], [], asked).harness == report.harness
     assert path.is_file()
-    with pytest.raises(EvaluationError, match=r"harness\.num_fewshot: 2 then, 1 now"):
+    with pytest.raises(EvaluationError, match=r"harness\.num_fewshot: was 2, now 1"):
         evaluate([model], [], [], replace(asked, num_fewshot=1))
     evaluate([model], [], [], replace(asked, num_fewshot=0, log_samples=False, force=True))
     assert not path.exists()

@@ -12,8 +12,7 @@ import pytest
 
 from composer.errors import TrainingError
 from composer.runs.identity import Fingerprint
-from composer.training.folder import IDENTITY, check_run_folder, check_same, remove_run, run_folder
-from composer.training.identity import DataReferences, RunSettings
+from composer.training.folder import RUN, STORE, DataReferences, RunSettings, check_run_folder, run_folder
 from tests.composer.training.processes import ending, forked
 
 
@@ -59,7 +58,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> Non
     go.touch()
     endings = [ending(process) for process in started]
     assert sorted(endings) == [0, 2, 2, 2, 2]
-    check_same(folder, settings_of(endings.index(0)))
+    STORE.check_same(folder, settings_of(endings.index(0)))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -68,22 +67,22 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
     folder = tmp_path / "out.run"
     take(folder, 1)
     (folder / "checkpoint").touch()
-    with pytest.raises(TrainingError, match=r"A run has stopped at .*\. Go on with --resume, or begin anew with --force"):
+    with pytest.raises(TrainingError, match=r"has the results of an earlier run\. Go on with --resume, or begin anew with --force"):
         take(folder, 2)
     with pytest.raises(TrainingError, match="seed: was 1, now 2"):
         take(folder, 2, resume=True)
     take(folder, 1, resume=True)
     assert (folder / "checkpoint").exists()
     take(folder, 2, force=True)
-    assert [path.name for path in folder.iterdir()] == [IDENTITY]
-    check_same(folder, settings_of(2))
+    assert [path.name for path in folder.iterdir()] == [RUN]
+    STORE.check_same(folder, settings_of(2))
 
 
 def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, as the folder of a run that has ended is removed."""
 
     def interrupted(path: Path, **_: bool) -> None:
-        (path / IDENTITY).unlink()
+        (path / RUN).unlink()
         raise KeyboardInterrupt
 
     folder = tmp_path / "out.run"
@@ -92,7 +91,7 @@ def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            remove_run(folder)
+            STORE.remove(folder)
     check_run_folder(folder, resume=False, force=False)
     take(folder, 2)
 
@@ -108,7 +107,7 @@ def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
     folder = tmp_path / "out.run"
     for name in (".out.run.replaced", ".out.run.partial"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / IDENTITY).write_text("{")
+        (tmp_path / name / RUN).write_text("{")
     (tmp_path / ".out.run.lock").touch()
     check_run_folder(folder, resume=False, force=False)
     take(folder)
@@ -116,7 +115,7 @@ def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 def stored(**changes: Any) -> str:
-    return json.dumps(settings_of(1).by_option() | changes)
+    return json.dumps(settings_of(1).model_dump(mode="json", by_alias=True) | changes)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +131,17 @@ def stored(**changes: Any) -> str:
         (stored(more=1), "more: the field is unknown"),
         (stored(model={}), "model.config: the field is missing"),
         (stored(recipe={"sequence": float("nan")}), "invalid JSON"),
-        (stored(said=None), "said: input should be an object, got None"),
+        (stored(references=None), "references: input should be an object, got None"),
     ],
 )
 def test_settings_that_are_none(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / IDENTITY).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(TrainingError, match=rf"{IDENTITY} is damaged: {problem}.*\. Begin anew: --force, or remove {tmp_path}"):
-        check_same(tmp_path, settings_of(1))
+    (tmp_path / RUN).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TrainingError, match=rf"{RUN} is damaged: {problem}.*\. Begin anew: --force, or remove {tmp_path}"):
+        STORE.check_same(tmp_path, settings_of(1))
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    (tmp_path / IDENTITY).write_text(stored())
-    check_same(tmp_path, settings_of(1))
+    (tmp_path / RUN).write_text(stored())
+    STORE.check_same(tmp_path, settings_of(1))
     with pytest.raises(TrainingError, match="seed: was 1, now 2"):
-        check_same(tmp_path, settings_of(2))
+        STORE.check_same(tmp_path, settings_of(2))
