@@ -9,13 +9,11 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from composer.errors import ComposerError
-from composer.files import failing_as
 from composer.notices import warn_user
 from converters.bounded import reason
 
@@ -77,24 +75,3 @@ def _warn_once(folder: Path, error: OSError) -> None:
     if device not in _unguarded:
         _unguarded.add(device)
         warn_user(f"Nothing guards {folder} against a second run: its file system has no locks ({reason(error)}).")
-
-
-@contextmanager
-def working_in(folder: Path, refusal: type[ComposerError], busy: str) -> Iterator[None]:
-    """Makes a folder that results are written into, and holds its lock for the block. busy: how the message of a held one begins.
-
-    Raises ``refusal`` where it is a file, cannot be written to, or is held.
-    """
-    check_no_file(folder, refusal)
-    held_by_another = refusal(f"{busy} {folder}. Wait until it has ended, or choose another --out.")
-    with ExitStack() as held:
-        with failing_as(refusal, f"{folder} cannot be written to", "Choose another --out."):
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(exclusive_lock(inside(folder), held_by_another))
-        yield
-
-
-def check_no_file(folder: Path, refusal: type[ComposerError]) -> None:
-    """Raises ``refusal`` where a file stands in the place of a folder that results are written into."""
-    if folder.exists() and not folder.is_dir():
-        raise refusal(f"{folder} is a file, and results would stand there. Move it away, or choose another --out.")

@@ -58,6 +58,7 @@ class RunStore:
     - error: raised for users' mistakes.
     - mark: the file that shows that the command wrote the folder.
     - written: glob patterns of all other files and folders that the command writes.
+    - result: the file of a finished run, which is not continued. None: a later call adds to a finished run.
     - has_resume: the command has the option ``--resume``. Others continue a run without an option, or never.
     - is_temporary: the folder exists while the run lasts. It appears with its settings, and disappears, in one step, so its lock
       is beside it.
@@ -67,6 +68,7 @@ class RunStore:
     error: type[ComposerError]
     mark: str
     written: tuple[str, ...] = ()
+    result: str | None = None
     has_resume: bool = False
     is_temporary: bool = False
 
@@ -79,7 +81,8 @@ class RunStore:
         if folder.exists() and not folder.is_dir():
             raise self.error(f"{folder} is a file; expected a folder for the {self.noun}. Move it away, or choose another --out.")
         if (folder / self.mark).is_file():
-            if not (resume or force):
+            is_finished = self.result is not None and (folder / self.result).is_file()
+            if not force and (is_finished or not resume):
                 remedy = "Go on with --resume, or begin anew with" if self.has_resume else "Choose another --out, or replace it:"
                 raise self.error(f"{folder} has the results of an earlier {self.noun}. {remedy} --force.")
             return True
