@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blocks.part import Closed
-from composer.ablation.identity import PACKAGES
-from composer.ablation.plan import Variant
+from composer.ablation.plan import PACKAGES, Variant
 from composer.evaluation.arguments import read_tasks
 from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.subjects import task_facts

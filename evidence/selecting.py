@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import composer
-from composer.ablation.identity import PACKAGES
+from composer.ablation.plan import PACKAGES
 from composer.ablation.runner import StartWorkers
 from composer.api import explain
 from composer.errors import ComposerError

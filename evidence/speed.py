@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from composer import build_folder
-from composer.ablation.identity import PACKAGES
+from composer.ablation.plan import PACKAGES
 from composer.benching import BenchOptions, bench
 from composer.benching.report import BenchCell
 from composer.versions import versions_of

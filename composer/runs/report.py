@@ -28,13 +28,14 @@ class RunReport(Readable, Closed):
 def write_pictures(pictures: Pictures, folder: Path, stale: Iterable[str] = ()) -> list[Path]:
     """Write each picture to ``NAME.png``, whole or not at all. Returns their paths. Raises OSError.
 
-    stale: glob patterns of pictures of earlier reports, which are removed first.
+    stale: glob patterns of pictures of earlier reports, which are removed at the end unless they were written again.
     """
-    for path in (path for pattern in stale for path in folder.glob(pattern)):
-        path.unlink()
     written = []
     with plotting() as pyplot:
         for name, figure in pictures(pyplot):
             written.append(folder / f"{name}.png")
             save(figure, written[-1])
+    for path in (path for pattern in stale for path in folder.glob(pattern)):
+        if path not in written:
+            path.unlink()
     return written

@@ -89,7 +89,8 @@ def remarks(selection: Selection) -> tuple[str, ...]:
     )
     return (
         f"KL(teacher ‖ student) is {selection.divergence:.4g} nats a token with none of them kept, "
-        f"{selection.kept_divergence:.4g} with these ({selection.tokens:,} tokens of {selection.rows:,} held-out rows, before any fine-tuning).",
+        f"{selection.kept_divergence:.4g} with these ({selection.tokens:,} tokens of {selection.rows:,} held-out rows, before any "
+        "fine-tuning).",
         f"State at {selection.sequence:,} tokens: {size(selection.state_bytes)}.",
         *(every if selection.all_fit else ()),
         f"Spec: {shown(selection.out / 'spec.yaml')}",
