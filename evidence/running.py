@@ -16,7 +16,7 @@ from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import StartWorkers
 from composer.ablation.steps import FAILURE, Figures, finished, model_of
 from composer.errors import ComposerError
-from composer.training.merge import merge_adapters
+from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
 from evidence.experiments import Experiment
 from evidence.kept import KEPT, Run, identity, keep, path_of, read

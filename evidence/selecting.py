@@ -185,8 +185,7 @@ def _choices(setting: Setting, seed: int, found: Selection) -> dict[str, tuple[i
 def _every_choice(setting: Setting, seed: int, student: Path, device: str, layers: Sequence[int]) -> dict[tuple[int, ...], float]:
     """KL(teacher ‖ student) of every choice of so many layers, in nats a token, on the rows that the selection scored on."""
     from composer.selection.scores import divergence_with
-    from composer.training.measure import some
-    from composer.training.rows import rows_of
+    from composer.training.rows import rows_of, some
     from composer.training.run import TrainingOptions, load_student
     from composer.training.student import read_student
     from composer.training.teacher import open_teacher

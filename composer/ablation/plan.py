@@ -25,7 +25,7 @@ from composer.spec.loading import variants_of
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
-from composer.training.rules import check_held_out
+from composer.training.student import check_held_out
 from composer.versions import versions_of
 from composer.weights.sources import open_model, tokenizer_folder
 

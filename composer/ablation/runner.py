@@ -24,7 +24,7 @@ from composer.progress import silence_transformers
 LIBRARIES = (
     "transformers",
     "composer.training.distill",
-    "composer.training.scratch",
+    "composer.training.distill",
     "composer.evaluation",
     "composer.model.classes",
 )

@@ -173,8 +173,7 @@ def _build(step: AblationStep, folder: Path) -> Figures:
 
 def _trained(step: AblationStep, folder: Path) -> Figures:
     """Stage 1, stage 2, or training from nothing."""
-    from composer.training.distill import distill
-    from composer.training.scratch import train
+    from composer.training.distill import distill, train
     from composer.training.student import read_student
 
     out, whole = folder / step.name, step.variant.recipe

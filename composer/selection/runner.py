@@ -18,8 +18,7 @@ from composer.selection.report import By, Selection, draw
 from composer.selection.scores import divergence_with, score_layers
 from composer.spec.document import Spec
 from composer.spec.writing import to_yaml
-from composer.training.measure import some
-from composer.training.rows import rows_of
+from composer.training.rows import rows_of, some
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import Student, read_student
 from composer.training.teacher import open_teacher

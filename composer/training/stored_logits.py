@@ -145,8 +145,10 @@ class StoredLogits:
         """The rows with the logits. Raises TrainingError where the store lacks one of them. what: the rows in words."""
         record = self.record
         wanted = hashes_of(rows)
-        found = np.searchsorted(self._hashes, wanted, sorter=self._order) if len(self._order) else np.zeros(len(wanted), np.int64)
-        places = self._order[np.minimum(found, len(self._order) - 1)] if len(self._order) else found
+        positions = (
+            np.searchsorted(self._hashes, wanted, sorter=self._order) if len(self._order) else np.zeros(len(wanted), np.int64)
+        )
+        places = self._order[np.minimum(positions, len(self._order) - 1)] if len(self._order) else positions
         missing = int((self._hashes[places] != wanted).sum()) if len(self._order) else len(wanted)
         if missing:
             pairs = [
@@ -166,14 +168,14 @@ class StoredLogits:
 
     def tensors(self, places: np.ndarray, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The stored logits of some rows, at the positions that are predicted. labels: of the rows, ``B T``."""
-        asked, k = labels[:, 1:] != IGNORED, self.record.top_k
-        tokens = torch.zeros(*asked.shape, k, dtype=torch.int64)
-        log_probabilities = torch.zeros(*asked.shape, k)
-        log_rest, log_target = torch.zeros(asked.shape), torch.zeros(asked.shape)
+        is_predicted, k = labels[:, 1:] != IGNORED, self.record.top_k
+        tokens = torch.zeros(*is_predicted.shape, k, dtype=torch.int64)
+        log_probabilities = torch.zeros(*is_predicted.shape, k)
+        log_rest, log_target = torch.zeros(is_predicted.shape), torch.zeros(is_predicted.shape)
         for row, place in enumerate(places.tolist()):
             number, inside = divmod(place, self.record.rows_per_shard)
             shard, (start, end) = self._shards[number], self._offsets[number][inside : inside + 2]
-            if end - start != int(asked[row].sum()):
+            if end - start != int(is_predicted[row].sum()):
                 raise TrainingError(
                     f"{self.folder / SHARD.format(number)} is damaged: row {inside} has {end - start} tokens. {REMEDY}"
                 )
@@ -183,7 +185,7 @@ class StoredLogits:
                 ("log_rest", log_rest),
                 ("log_target", log_target),
             ):
-                target[row][asked[row]] = _slice(self.folder, shard, name, start, end).to(target.dtype)
+                target[row][is_predicted[row]] = _slice(self.folder, shard, name, start, end).to(target.dtype)
         if int(tokens.max()) >= self.record.columns or int(tokens.min()) < 0:
             raise TrainingError(
                 f"{self.folder} is damaged: it has tokens beyond the {self.record.columns:,} of its teacher. {REMEDY}"
@@ -191,14 +193,14 @@ class StoredLogits:
         return tokens, log_probabilities, log_rest, log_target
 
 
-def stored_divergence(logits: Tensor, batch: TaughtBatch, asked: Tensor, temperature: float) -> Tensor:
+def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, temperature: float) -> Tensor:
     """KL(teacher ‖ student) over the stored tokens and a bucket of all others, times the squared temperature. N.
 
     This is at most the divergence over all tokens, and equal to it where all are stored. asked: ``B T-1``, the N tokens.
     """
     columns = int(batch.columns[0])
     log_found = (logits[:, :columns].float() / temperature).log_softmax(-1)
-    tokens, wanted = batch.tokens[asked], batch.log_probabilities[asked]
+    tokens, wanted = batch.tokens[is_predicted], batch.log_probabilities[is_predicted]
     largest = int(tokens.max()) if tokens.numel() else 0
     if largest >= log_found.shape[1]:
         raise TrainingError(
@@ -208,7 +210,7 @@ def stored_divergence(logits: Tensor, batch: TaughtBatch, asked: Tensor, tempera
     losses = (wanted.exp() * (wanted - log_found.gather(1, tokens))).sum(-1)
     if tokens.shape[1] < log_found.shape[1]:
         rest = log_found.scatter(1, tokens, -torch.inf).logsumexp(-1)
-        losses = losses + batch.log_rest[asked].exp() * (batch.log_rest[asked] - rest)
+        losses = losses + batch.log_rest[is_predicted].exp() * (batch.log_rest[is_predicted] - rest)
     return losses * temperature**2
 
 

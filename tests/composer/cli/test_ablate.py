@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
         [SWEEP, "--from", "teacher", *DATA, "--ray", "local", "--jobs", "2", "-o", "out"],
         "leave one of them out",
     ),
-    "a stranger": ([SWEEP, "--from", "teacher", *DATA, "-o", "other"], "other so no ablation wrote it"),
+    "a stranger": ([SWEEP, "--from", "teacher", *DATA, "-o", "other"], "other holds no steps/.lock, so no ablation wrote it"),
     "a file there": ([SWEEP, "--from", "teacher", *DATA, "-o", "texts.jsonl"], "texts.jsonl is a file"),
     "inside the source": ([SWEEP, "--from", "other", *DATA, "-o", "other/out"], "Choose another folder"),
     "heads": ([SWEEP, "--from", "teacher", *DATA, "--set", "head.memory.0.size=0", "-o", "out"], "head.memory.0.size"),

@@ -20,9 +20,8 @@ from composer.errors import BuildError, SourceError, TrainingError
 from composer.model import adapters
 from composer.model.modeling import ComposedForCausalLM
 from composer.training import distill as module
-from composer.training.finetune import loss_of
+from composer.training.finetune import loss_of, merge_adapters
 from composer.training.loop import StepProgress
-from composer.training.merge import merge_adapters
 from composer.training.run import TrainingReport
 from composer.weights.record import read_record
 from composer.weights.verify import verify

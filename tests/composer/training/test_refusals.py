@@ -12,9 +12,9 @@ import pytest
 
 from composer.errors import ComposerError, TrainingError
 from composer.training import distill as module
+from composer.training.distill import train
 from composer.training.loop import StepProgress
 from composer.training.run import TrainingOptions
-from composer.training.scratch import train
 from composer.training.student import read_student
 from tests.checkpoints import fingerprint
 from tests.composer.training.runs import RECIPE, make_student, make_teacher, run, write_texts
