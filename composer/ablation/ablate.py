@@ -226,8 +226,9 @@ def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str
     reference = request.teacher or request.source
     if reference is None or not request.tasks:
         return {}, None
-    from composer.evaluation import EvaluationOptions, evaluate
     from composer.evaluation.folder import RESULTS
+    from composer.evaluation.options import EvaluationOptions
+    from composer.evaluation.runner import evaluate
 
     try:
         decides = {

@@ -24,8 +24,7 @@ from composer.progress import silence_transformers
 LIBRARIES = (
     "transformers",
     "composer.training.distill",
-    "composer.training.distill",
-    "composer.evaluation",
+    "composer.evaluation.runner",
     "composer.model.classes",
 )
 """Modules that steps need, and whose import takes seconds."""

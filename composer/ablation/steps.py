@@ -208,7 +208,8 @@ def _compare(step: AblationStep, folder: Path) -> Figures:
 
 
 def _evaluate(step: AblationStep, folder: Path) -> Figures:
-    from composer.evaluation import EvaluationOptions, evaluate
+    from composer.evaluation.options import EvaluationOptions
+    from composer.evaluation.runner import evaluate
 
     request = step.request
     options = converted(request, EvaluationOptions, out=folder / step.name)

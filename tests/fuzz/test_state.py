@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import composer
 from composer.ablation import ablate as ablation
 from composer.ablation.ablate import ablate
-from composer.evaluation import EvaluationOptions, evaluate
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.runner import evaluate
 from composer.inspection.folder import SUMMARY, Summary, check_place
 from composer.state import write_state
 from composer.training import journal

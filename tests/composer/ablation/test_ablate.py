@@ -21,7 +21,8 @@ from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
 from composer.ablation.steps import Figures
 from composer.errors import AblationError, Stopped
-from composer.evaluation import EvaluationOptions, evaluate
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.runner import evaluate
 from composer.runs.report import TABLE
 from composer.training import checkpoint
 from composer.training import distill as distilling

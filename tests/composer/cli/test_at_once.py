@@ -14,6 +14,7 @@ import pytest
 
 from composer import locks
 from composer.benching import runner as benching
+from composer.benching.options import BenchOptions
 from composer.errors import BenchError
 from composer.locks import beside, exclusive_lock, inside
 from composer.weights import build as building
@@ -145,6 +146,6 @@ def test_a_bench_that_came_meanwhile_stays(compose: Compose, made: Path, monkeyp
 
     monkeypatch.setattr(benching, "_run", slow)
     with pytest.raises(BenchError, match="has the results of an earlier bench"):
-        benching.bench([made / "tiny"], [8], options=benching.BenchOptions(repeats=1, steps=1, out=Path("out")))
+        benching.bench([made / "tiny"], [8], options=BenchOptions(repeats=1, steps=1, out=Path("out")))
     assert os.listdir("out") == ["bench.json"]
     assert Path("out/bench.json").read_text() == "another"

@@ -16,11 +16,12 @@ from torch.utils import collect_env
 
 import composer
 from composer.errors import EvaluationError
-from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation import runner as runner_module
 from composer.evaluation.folder import HARNESS, RESULTS, TABLE
 from composer.evaluation.harness import _finite
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.report import HarnessResult
+from composer.evaluation.runner import evaluate
 from composer.tasks.recall import KEYS, VALUES
 from tests.composer.evaluation.conftest import TEACHER
 

@@ -14,8 +14,9 @@ import transformers
 
 import composer
 from composer.errors import EvaluationError
-from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation.folder import RESULTS, TABLE
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.runner import evaluate
 from composer.tasks.recall import KEYS, VALUES
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_harness import YAML, _offline

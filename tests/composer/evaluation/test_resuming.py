@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation.folder import RESULTS, SAMPLES, TABLE
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.report import EvaluationReport
+from composer.evaluation.runner import evaluate
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_runner import learned, timeless, watch_loading
 
