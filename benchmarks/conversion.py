@@ -9,7 +9,7 @@ turns, each on the same ``--tokens`` tokens, with one document a row:
 - *walk*: the teacher's part of a transfer by itself.
 - *transfer*: a training step of stage 1 (``compose distill --stage transfer``), gradients and optimiser included; *evaluation*: the
   same losses on the same rows without gradients. A run evaluates at most a quarter as many rows as it learns from
-  (``composer.training.measure``), so *with evaluations* a transfer takes a quarter of an evaluation more.
+  (``composer.training.rows``), so *with evaluations* a transfer takes a quarter of an evaluation more.
 - *lora*: a training step of stage 2 with adapters of rank 8 on q, k, v and o, next-token loss, gradients and optimiser included: of
   a student, and of *softmax*, the source with its own attention on the same code. Fresh parameters learn on unless the spec's
   recipe sets ``fresh: false``, as ``lolcats`` does.
@@ -38,14 +38,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import composer
 from composer.data.document import Document
 from composer.data.packing import Batch, PackedRows, pack
+from composer.devices import keep_freed_memory
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Lora, Transfer
-from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
-from composer.training.freed_memory import keep_freed_memory
-from composer.training.measure import FIFTH
+from composer.training.rows import FIFTH
 from composer.training.transfer import TransferCourse, teach
+from composer.training.unit import Course
 
 SPECS = ("lolcats", "lawcat", "gated-deltanet")
 LAYERS, VOCABULARY = 30, 49_152

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from composer.benching.turns import NO_ROOM, in_turn
+from composer.benching.trial import NO_ROOM, in_turn
 from composer.devices import device_name
 from composer.versions import versions_of
 

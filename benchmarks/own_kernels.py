@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, about, show_goals, worst, write
 from benchmarks.own_heads import HEADS, Bench, Run, apart, maps, taps_and_map
 from blocks.flow import Tokens
-from composer.benching.turns import NoRoom, room
+from composer.benching.trial import NoRoom, room
 from composer.graph.program import FallsBack
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)

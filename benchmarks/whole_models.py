@@ -31,9 +31,8 @@ from rich.table import Table
 
 from benchmarks.contestants import BEFORE, SIZES, STUDENTS, TEACHER, Contestant, make
 from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, about, rounds, settle_of, show_goals, worst, write
-from composer.benching.memory import allocated, unmeasured
-from composer.benching.trial import cache_bytes
-from composer.benching.turns import NoRoom, room
+from composer.benching.memory import allocated
+from composer.benching.trial import NoRoom, cache_bytes, room, unmeasured
 
 PREFILL, DECODE, BATCHES, TRAIN = (1024, 4096, 16_384, 32_768, 131_072), (2048, 8192, 32_768, 131_072), (1, 8, 64), (1024, 4096)
 TRAINED = 4096

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from composer.errors import BuildError, ComposerError
 from converters.bounded import brief, shortened
@@ -15,6 +17,11 @@ from converters.bounded import brief, shortened
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
 """Messages of PyTorch where memory has run out: on a CPU that error has no class of its own."""
 
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
+LARGEST = 32 << 20
+"""Bytes: the largest threshold for blocks that glibc maps by themselves."""
+NEVER = -1
 _GROUP = Path("/sys/fs/cgroup")
 
 
@@ -66,10 +73,10 @@ def device_name(device: str) -> str:
 
         return torch.cuda.get_device_name(device)
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 class NoRoom(Exception):
@@ -128,8 +135,8 @@ def _left_in_group() -> int | None:
     try:
         most = int((_GROUP / "memory.max").read_text())
         taken = int((_GROUP / "memory.current").read_text())
-        told = (line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        return most - taken + sum(int(count) for name, count in told if name in ("active_file", "inactive_file"))
+        fields = (line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        return most - taken + sum(int(count) for name, count in fields if name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no control groups, or "max"
         return None
 
@@ -137,3 +144,40 @@ def _left_in_group() -> int | None:
 def processes_started() -> int:
     """How many processes torchrun has started, this one among them; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def keep_freed_memory() -> Iterator[None]:
+    """Keep freed memory in this process for the block, and return it to the system afterwards.
+
+    A training step frees what it has saved for its gradients, and the next step needs as much again. glibc returns it in between,
+    and the system then clears every page anew. Other C libraries are left as they are.
+    """
+    library = _glibc()
+    if library is None:
+        yield
+        return
+    library.mallopt(MMAP_THRESHOLD, LARGEST)
+    library.mallopt(TRIM_THRESHOLD, NEVER)
+    try:
+        yield
+    finally:
+        # What glibc's own adjustment ends with, which a threshold that is set turns off.
+        library.mallopt(TRIM_THRESHOLD, 2 * LARGEST)
+        give_back()
+
+
+def give_back() -> None:
+    """Return freed memory to the system: glibc keeps pieces of it, and the next layer may not fit into them."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    """The C library of this process, or None where it is another one than glibc."""
+    try:
+        library = ctypes.CDLL(None)
+        return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+    except (OSError, TypeError):  # Windows has none by this name
+        return None

@@ -71,6 +71,23 @@ def marker(index: int) -> str:
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
+def look(index: int, name: str) -> dict[str, Any]:
+    """Return the colour, the style, the marker and the label of the line of ``name``."""
+    return {"color": colour(index), "linestyle": line(index), "marker": marker(index), "label": label(name)}
+
+
+def panels(pyplot: Any, count: int, *, height: float, across: int = 1, margin: float = 0.8, **shared: Any) -> tuple[Any, list[Any]]:
+    """Return a figure and ``count`` panels of it, at most ``across`` side by side. height: of a row, in inches."""
+    across = max(1, min(across, count))
+    down = -(-count // across)
+    figure, axes = pyplot.subplots(
+        down, across, figsize=(WIDTH, height * down + margin), squeeze=False, layout="constrained", **shared
+    )
+    for axis in axes.flat[count:]:
+        axis.set_visible(False)
+    return figure, list(axes.flat[:count])
+
+
 def plain(name: str) -> str:
     """A name as text of a picture, whose dollar signs begin no formula."""
     return mask(name).replace("$", r"\$")
@@ -98,6 +115,13 @@ def named_ticks(axis: Any, names: Sequence[str], *, upright: int, most: int) -> 
     """Names along the x axis, one a place: turned where there are more than ``upright``, and only every so many beyond ``most``."""
     every = -(-len(names) // most)
     axis.set_xticks(range(0, len(names), every), names[::every], rotation=90 if len(names) > upright else 0)
+
+
+def doubling_ticks(axis: Any, numbers: Sequence[int], *, upright: int = 100) -> None:
+    """A logarithmic x axis to base 2, with ticks at these numbers alone: turned where there are more than ``upright``."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(numbers, [f"{number:,}" for number in numbers], rotation=90 if len(numbers) > upright else 0)
+    axis.minorticks_off()
 
 
 def whole_ticks(axis: Any, *, most: int = 8) -> None:

@@ -27,7 +27,8 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """With its title above it."""
-        return f"### {escape_markdown(self.title)}\n\n{markdown_table(self.headers, self.rows, self.figures)}\n"
+        title = f"### {escape_markdown(self.title)}\n\n" if self.title else ""
+        return f"{title}{markdown_table(self.headers, self.rows, self.figures)}\n"
 
     def text(self, screen: Console | None = None) -> str:
         """For a terminal, its title above it."""
@@ -57,6 +58,11 @@ class View(NamedTuple):
         notes = escape_message("\n".join(self.notes))
         blocks = [_bold(self.title, screen), escape_text(self.verbatim), tables.lstrip("\n"), notes]
         return "\n\n".join(block.rstrip("\n") for block in blocks if block)
+
+    def markdown(self) -> str:
+        """For a file: the tables, and the notes below them."""
+        tables = "\n".join(table.markdown() for table in self.tables)
+        return tables + "".join(f"\n{escape_markdown(note)}\n" for note in self.notes)
 
     def html(self) -> str:
         """For a notebook. All text is escaped; markup is only added here."""

@@ -19,8 +19,7 @@ from composer.commands.locking import LockReport
 from composer.commands.reading import ReadText
 from composer.commands.texts import Generated, Sampled
 from composer.commands.training import MergeReport
-from composer.evaluation.harness_results import HarnessResult
-from composer.evaluation.report import CellKey, EvaluationReport, SampleResult
+from composer.evaluation.report import CellKey, EvaluationReport, HarnessResult, SampleResult
 from composer.exporting.folder import ExportRecord
 from composer.inspection.findings import Findings
 from composer.inspection.folder import OF_A_HEAD, SUMMARY

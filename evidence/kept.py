@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from blocks.part import Closed
-from composer.ablation.identity import PACKAGES, data_identity
-from composer.ablation.plan import Variant
+from composer.ablation.plan import PACKAGES, Variant
 from composer.evaluation.arguments import read_tasks
-from composer.evaluation.facts import task_facts
 from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.subjects import task_facts
 from composer.files import sha256, write_whole
+from composer.runs.identity import data_identity
 from composer.versions import versions_of
 from converters.bounded import MOST_CONFIG, read_bytes
 from evidence.experiments import Experiment

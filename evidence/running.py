@@ -10,15 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer.ablation.ablate import STEPS, run
-from composer.ablation.figures import FAILURE, Figures
-from composer.ablation.identity import PACKAGES
 from composer.ablation.options import Request
-from composer.ablation.plan import AblationStep, Chain, Variant, plan, read_variants
+from composer.ablation.plan import PACKAGES, AblationStep, Chain, Variant, plan, read_variants
 from composer.ablation.report import figures_of, teacher_perplexity
 from composer.ablation.runner import StartWorkers
-from composer.ablation.steps import found, model_of
+from composer.ablation.steps import FAILURE, Figures, finished, model_of
 from composer.errors import ComposerError
-from composer.training.merge import merge_adapters
+from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
 from evidence.experiments import Experiment
 from evidence.kept import KEPT, Run, identity, keep, path_of, read
@@ -137,7 +135,7 @@ def _run(
             how = "failed" if FAILURE in figures else f"{figures['seconds']:.0f} s"
             tell(f"{experiment.name} {done}/{total}  {step.kind}  {step.variant.name}  seed {step.seed}  {how}")
         for chain in list(left):
-            results = {one.name: what for one in chain.steps if (what := found(one, steps)) is not None}
+            results = {one.name: what for one in chain.steps if (what := finished(one, steps)) is not None}
             if len(results) == len(chain.steps):
                 _keep(experiment, chain, results, wanted[chain.variant.name, chain.seed], kept)
                 left.remove(chain)

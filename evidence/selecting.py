@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import composer
-from composer.ablation.identity import PACKAGES, data_identity
+from composer.ablation.plan import PACKAGES
 from composer.ablation.runner import StartWorkers
 from composer.api import explain
 from composer.errors import ComposerError
 from composer.files import write_whole
+from composer.runs.identity import data_identity
 from composer.selection.choice import best, keeping
 from composer.selection.report import Selection
 from composer.spec.loading import load_spec
@@ -184,8 +185,7 @@ def _choices(setting: Setting, seed: int, found: Selection) -> dict[str, tuple[i
 def _every_choice(setting: Setting, seed: int, student: Path, device: str, layers: Sequence[int]) -> dict[tuple[int, ...], float]:
     """KL(teacher ‖ student) of every choice of so many layers, in nats a token, on the rows that the selection scored on."""
     from composer.selection.scores import divergence_with
-    from composer.training.measure import some
-    from composer.training.rows import rows_of
+    from composer.training.rows import rows_of, some
     from composer.training.run import TrainingOptions, load_student
     from composer.training.student import read_student
     from composer.training.teacher import open_teacher

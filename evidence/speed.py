@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from composer import build_folder
-from composer.ablation.identity import PACKAGES
-from composer.benching import BenchOptions, bench
+from composer.ablation.plan import PACKAGES
+from composer.benching.options import BenchOptions
 from composer.benching.report import BenchCell
+from composer.benching.runner import bench
 from composer.versions import versions_of
 from evidence.experiments import OUT, SEEDS, TEACHER
 from evidence.kept import KEPT, Run, contents, keep, path_of, read

@@ -16,6 +16,7 @@ FLOORS = (
     {"spec"},
     {"drawing", "model", "numbers", "tasks"},
     {"arguments", "data", "weights"},
+    {"runs"},
     {"options"},
     {"shared_options"},
     {"api", "registration"},

@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from composer.ablation.check import check_inputs, check_request
-from composer.ablation.figures import Figures
-from composer.ablation.models import costs_of, name_models
 from composer.ablation.options import Request
-from composer.ablation.pictures import draw_all
-from composer.ablation.plan import Chain, plan, read_variants
-from composer.ablation.report import AblationReport, make_report
+from composer.ablation.plan import MODELS, Chain, Variant, plan, read_variants, tasks_of
+from composer.ablation.rendering import draw_all
+from composer.ablation.report import AblationReport, make_report, scores_in
 from composer.ablation.runner import OnStep, StartWorkers, one_process, run_chains
-from composer.ablation.steps import MARK
-from composer.ablation.table import markdown
-from composer.ablation.teacher import teacher_scores
-from composer.api import SpecLike
-from composer.errors import AblationError, Stopped
-from composer.files import write_whole
-from composer.locks import exclusive_lock, inside, say_if_unguarded
+from composer.ablation.steps import FAILURE, MARK, Figures, finished, model_of
+from composer.api import SpecLike, resolve_spec
+from composer.data.packing import Packing
+from composer.devices import room
+from composer.errors import AblationError, ComposerError, Stopped
+from composer.evaluation.arguments import read_lengths
+from composer.evaluation.lengths import check_texts
+from composer.evaluation.runner import PACKAGES
+from composer.evaluation.subjects import task_facts
+from composer.locks import exclusive_lock, inside, warn_if_unguarded
+from composer.notices import inform
+from composer.options import converted
+from composer.runs.identity import model_identity
+from composer.runs.store import RunStore, key_of
+from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.inherit import shown
 from composer.spec.overrides import Overrides
+from composer.spec.recipe import Recipe
+from composer.spec.resolve import Resolved
+from composer.training.rows import both_sides, tokenizer_of
+from composer.training.run import TrainingOptions
+from composer.training.teacher import check_fits, open_language_model
+from composer.versions import versions_of
+from composer.weights.config import dimensions, trunk_from
 from composer.weights.record import versions
+from composer.weights.rewrite import write_renamed
+from composer.weights.sources import describe_model, open_model, tokenizer_folder
 from converters.bounded import reason
 
-STEPS, REPORT, TABLE = "steps", "report.json", "table.md"
+if TYPE_CHECKING:
+    from converters.trunk import Trunk
+
+STEPS, REPORT = "steps", "report.json"
+STORE = RunStore("ablation", AblationError, mark=f"{STEPS}/{MARK}")
+"""Each step has a folder of its own. Several ablations may write to one folder: they wait for each other's steps."""
 
 
 def ablate(
@@ -49,8 +70,7 @@ def ablate(
     out = out.expanduser()
     steps = out / STEPS
     check_request(request)
-    if not (steps / MARK).is_file() and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise AblationError(f"{out} holds something else than an ablation. Move it away, or choose another --out.")
+    STORE.check(out, resume=True)
     chains = plan(read_variants(specs, overrides), request, steps)
     results = run(chains, request, steps, workers, tell)
     scores, failure = teacher_scores(request, steps)
@@ -58,8 +78,7 @@ def ablate(
         models, costs = name_models(chains, results, request, out), costs_of([chain.variant for chain in chains], request)
         report = make_report(chains, results, request, versions(), models, costs)
         report = report.model_copy(update={"teacher": scores, "teacher_failure": failure})
-        write_whole(out / REPORT, report.model_dump_json(indent=2) + "\n")
-        write_whole(out / TABLE, markdown(report))
+        report.write(out, REPORT)
         draw_all(report, out)
     return report
 
@@ -72,7 +91,7 @@ def run(
     with _going_on(steps), workers() as started:
         steps.mkdir(parents=True, exist_ok=True)
         (steps / MARK).touch()
-        say_if_unguarded(steps)
+        warn_if_unguarded(steps)
         return run_chains(chains, steps, started, tell)
 
 
@@ -89,3 +108,144 @@ def _going_on(folder: Path) -> Iterator[None]:
         raise AblationError(
             f"{error.filename or folder} cannot be read or written: {reason(error)}. What is done stays; say the same again."
         ) from error
+
+
+def check_request(request: Request) -> None:
+    """Raises AblationError where parts of a request contradict each other."""
+    if not (request.data or request.tasks):
+        raise AblationError("Nothing is done with the variants: say --data to train them on, --tasks to score them on, or both.")
+    if not request.seeds:
+        raise AblationError("No seed is said; expected one at least, such as --seeds 0.")
+    if request.held_out and not request.data:
+        raise AblationError("--held-out is to evaluate on beside what is learned from: say --data, too.")
+    if (request.lengths or request.files) and not request.tasks:
+        beside = "--lengths" if request.lengths else f"--{next(iter(request.files))}"
+        raise AblationError(f"{beside} is for tasks: say which, such as --tasks passkey,recall.")
+    if request.source is None and request.teacher is not None:
+        raise AblationError("--teacher is for variants that are built --from a model; what is trained from nothing has none.")
+    if request.source is None and request.tokenizer is None:
+        raise AblationError("What is built from nothing has no tokenizer: name a model or a folder that has one: --tokenizer MODEL")
+
+
+def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> None:
+    """Reads the data and makes the tasks' samples, for all steps that are not done yet. Raises ComposerError."""
+    missing = {step.kind for chain in chains for step in chain.steps if finished(step, folder) is None}
+    variants = {chain.variant.name: chain.variant for chain in chains}.values()
+    trunks = {variant.name: _trunk(variant, request) for variant in variants}
+    for variant in variants:
+        _check_variant(variant, trunks[variant.name], request)
+    if request.teacher is not None:
+        teacher = open_language_model(request.teacher)
+        check_fits(teacher, asdict(next(iter(trunks.values()))))
+    if not missing - {"build"}:
+        return
+    tokenizer = tokenizer_of(_tokenizer_folder(request))
+    if missing & {"transfer", "compare", "finetune", "train"}:
+        options = converted(request, TrainingOptions, seed=request.seeds[0])
+        kinds: set[tuple[int | None, Packing, int, int]] = {
+            (variant.recipe.sequence, variant.recipe.rows, trunk.vocabulary_size, trunk.max_positions)
+            for variant in variants
+            for trunk in (trunks[variant.name],)
+        }
+        for sequence, rows, vocabulary, longest in kinds:
+            both_sides(tokenizer, vocabulary, longest, Recipe(sequence=sequence, rows=rows), options)
+    if "evaluate" in missing:
+        for vocabulary in {trunk.vocabulary_size for trunk in trunks.values()}:
+            check_texts(tokenizer, vocabulary, tasks_of(request), read_lengths(request.lengths))
+
+
+def _check_variant(variant: Variant, trunk: Trunk, request: Request) -> None:
+    if trunk.labels is not None:
+        raise AblationError(f'"{variant.name}" would be a classifier; what is trained and scored here is a language model.')
+    if request.tasks and variant.spec.direction == "bidirectional":
+        raise AblationError(
+            f'"{variant.name}" is bidirectional: each token sees those after it, so it can be scored on no task. Leave --tasks out.'
+        )
+
+
+def _trunk(variant: Variant, request: Request) -> Any:
+    """The sizes of the model around its heads."""
+    if request.source is not None:
+        return open_model(request.source).trunk
+    return trunk_from(resolve_spec(variant.spec, None), "float32", None)
+
+
+def _tokenizer_folder(request: Request) -> Path:
+    """The folder of the tokenizer that all variants have."""
+    if request.source is not None:
+        return open_model(request.source).folder
+    assert request.tokenizer is not None, "check_request asks for one"
+    return tokenizer_folder(request.tokenizer)
+
+
+VARIANTS = "variants"
+LENGTH = 1024
+"""Tokens after which states are compared, where neither samples nor rows have a length."""
+
+
+def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request: Request, out: Path) -> dict[str, dict[int, str]]:
+    """Links each variant's model as ``variants/NAME`` or, with several seeds, ``variants/NAME-seed0`` and so on.
+
+    Returns the paths in ``out``, by variant and seed, without models whose training has failed. Raises BuildError.
+    """
+    paths: dict[str, dict[int, str]] = {}
+    for chain in chains:
+        if any(FAILURE in results[step.name] for step in chain.steps if step.kind in MODELS):
+            continue
+        name = chain.variant.name if len(request.seeds) == 1 else f"{chain.variant.name}-seed{chain.seed}"
+        (out / VARIANTS).mkdir(exist_ok=True)
+        model = model_of(chain.steps[-1], out / "steps")
+        write_renamed(model, out / VARIANTS / name, chain.variant.spec, _resolved(chain.variant, request))
+        paths.setdefault(chain.variant.name, {})[chain.seed] = f"{VARIANTS}/{name}"
+    return paths
+
+
+def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explanation]:
+    """The costs of each variant, by name, at the longest length that it is scored or trained on, in its source's dtype."""
+    trunk = None if request.source is None else describe_model(request.source).trunk
+    dtype, windows = ("float32", None) if trunk is None else (trunk.dtype, trunk.windows)
+
+    def cost(variant: Variant) -> Explanation:
+        length = max(request.lengths, default=variant.recipe.sequence or LENGTH)
+        return explain_resolved(_resolved(variant, request), sequence=length, dtype=dtype, windows=windows)
+
+    return {variant.name: cost(variant) for variant in variants}
+
+
+def _resolved(variant: Variant, request: Request) -> Resolved:
+    return resolve_spec(variant.spec, None if request.source is None else dimensions(describe_model(request.source).trunk))
+
+
+TEACHER = "teacher"
+
+
+def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str | None]:
+    """The teacher's scores by the titles of columns, and the reason where scores are missing. They are kept in ``steps`` for later
+    calls."""
+    reference = request.teacher or request.source
+    if reference is None or not request.tasks:
+        return {}, None
+    from composer.evaluation.folder import RESULTS
+    from composer.evaluation.options import EvaluationOptions
+    from composer.evaluation.runner import evaluate
+
+    try:
+        decides = {
+            "teacher": model_identity(open_model(reference)),
+            "device": request.device,
+            "samples": request.samples,
+            "versions": versions_of(PACKAGES),
+            "files": {name: str(path) for name, path in request.files.items()},
+            "contents": {task.label: task_facts(task).files for task in tasks_of(request)},
+        }
+        out = steps / f"{TEACHER}-{key_of(decides)}"
+        options = converted(request, EvaluationOptions, out=out)
+        if not (out / RESULTS).is_file():
+            inform(f"Scoring the teacher, {reference}")
+        with room(lambda: ComposerError(f"out of memory on {request.device}")):
+            report = evaluate({TEACHER: reference}, request.tasks, request.lengths, options)
+    except ComposerError as error:
+        return {}, str(error)
+    figures: Figures = {"cells": [cell.model_dump(mode="json") for cell in report.cells]}
+    failed = [f"{cell.task} at {cell.length:,} tokens: {cell.failure}" for cell in report.cells if cell.failure is not None]
+    return {column.title: score for column, score in scores_in(figures).items()}, "; ".join(failed) or None

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
-from composer.ablation.steps import MARK, run_step
+from composer.ablation.steps import FAILURE, MARK, Figures, run_step
 from composer.errors import AblationError
 
 LOCAL, AUTO = "local", "auto"

@@ -6,23 +6,59 @@ for variants that differ in the second.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from composer.ablation.identity import common_to_all
 from composer.ablation.options import Request
 from composer.api import BuildOptions, SpecLike, run_build
 from composer.errors import AblationError
+from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.subjects import task_facts
+from composer.options import converted
+from composer.runs.identity import data_identity, model_identity, tokenizer_identity
+from composer.runs.store import key_of
 from composer.spec.document import Spec
 from composer.spec.loading import variants_of
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
-from composer.training.rules import check_held_out
+from composer.training.student import check_held_out
+from composer.versions import versions_of
+from composer.weights.sources import open_model, tokenizer_folder
+
+if TYPE_CHECKING:
+    from composer.ablation.options import Request
+
+PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft", "safetensors")
+
+
+def common_to_all(request: Request) -> dict[str, Any]:
+    """The inputs that all variants share, as JSON. Raises ComposerError where one of them cannot be read.
+
+    Files count by the hashes of their contents, weights as ``fingerprint`` has them, data of the Hub by their reference alone.
+    """
+    source = None if request.source is None else model_identity(open_model(request.source))
+    return {
+        "versions": versions_of(PACKAGES),
+        "source": source,
+        "teacher": source if request.teacher is None else model_identity(open_model(request.teacher)),
+        "tokenizer": None if request.tokenizer is None else tokenizer_identity(tokenizer_folder(request.tokenizer)),
+        "data": [data_identity(reference) for reference in request.data],
+        "held_out": [data_identity(reference) for reference in request.held_out],
+        "tasks": [task_facts(task).model_dump(mode="json") for task in tasks_of(request)],
+    }
+
+
+def tasks_of(request: Request) -> tuple[NamedTask, ...]:
+    """The tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
+    if not request.tasks:
+        return ()
+    read_lengths(request.lengths)
+    return read_tasks(request.tasks, converted(request, EvaluationOptions))
+
 
 StepKind = Literal["build", "transfer", "compare", "finetune", "train", "evaluate"]
 STAGES: tuple[StepKind, ...] = ("transfer", "finetune", "train")
@@ -73,12 +109,12 @@ class Chain:
 
 def read_variants(specs: Sequence[SpecLike], overrides: Overrides = ()) -> list[Variant]:
     """Each spec, and each variant of each sweep. Raises SpecError, and AblationError where two have one name."""
-    found = [variant for said in specs for variant in _variants(said, overrides)]
-    names = [variant.name for variant in found]
+    variants = [variant for spec in specs for variant in _variants(spec, overrides)]
+    names = [variant.name for variant in variants]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise AblationError(f'Two variants are called "{twice[0]}": say each spec once, or give one another `name`.')
-    return found
+    return variants
 
 
 def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
@@ -92,15 +128,15 @@ def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
     taught: dict[str, Stage | None] = {"transfer": recipe.transfer, "finetune": recipe.finetune}
     alone: dict[str, Stage | None] = {"train": recipe.train}
     wanted, other = (taught, alone) if request.source is not None else (alone, taught)
-    said = {kind: stage for kind, stage in wanted.items() if stage is not None}
+    stages = {kind: stage for kind, stage in wanted.items() if stage is not None}
     beside = [f"`{kind}`" for kind, stage in other.items() if stage is not None]
-    if beside and not said:
+    if beside and not stages:
         what = "a model from nothing (--fresh)" if request.source is not None else "a model that has a teacher (--from)"
         raise AblationError(
             f'The recipe of "{variant.name}" has but {" and ".join(beside)}, for {what}. Say what to train: '
             f"--set recipe.{next(iter(wanted))}.lr=… --set recipe.{next(iter(wanted))}.steps=…"
         )
-    return said
+    return stages
 
 
 def plan(variants: Sequence[Variant], request: Request, folder: Path) -> list[Chain]:
@@ -109,8 +145,8 @@ def plan(variants: Sequence[Variant], request: Request, folder: Path) -> list[Ch
     return [chain for variant in variants for chain in _chains(variant, request, folder, common)]
 
 
-def _variants(said: SpecLike, overrides: Overrides) -> Iterator[Variant]:
-    vary, specs = variants_of(said, overrides)
+def _variants(sweep: SpecLike, overrides: Overrides) -> Iterator[Variant]:
+    vary, specs = variants_of(sweep, overrides)
     if vary is None:
         yield from (Variant(spec.name, spec, {}) for spec in specs.values())
         return
@@ -162,8 +198,8 @@ def _steps(
     last: AblationStep | None = None
 
     def made(kind: StepKind, **decides: Any) -> AblationStep:
-        told = {"after": last and last.key, "versions": common["versions"], **decides}
-        return AblationStep(kind, _key(kind, told), last, variant, request, seed)
+        inputs = {"kind": kind, "after": last and last.key, "versions": common["versions"], **decides}
+        return AblationStep(kind, key_of(inputs), last, variant, request, seed)
 
     data = {name: common[name] for name in ("data", "held_out", "teacher")}
     data |= {"share": request.share, "seed": seed, "device": device, "autocast": request.bfloat16}
@@ -188,8 +224,3 @@ def _steps(
 def average_of(recipe: Recipe) -> Literal["tokens", "rows"]:
     """The tokens or rows that a recipe's losses are means over."""
     return "tokens" if recipe.finetune is None else recipe.finetune.average
-
-
-def _key(kind: str, decides: dict[str, Any]) -> str:
-    text = json.dumps({"kind": kind, **decides}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

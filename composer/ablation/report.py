@@ -11,12 +11,13 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from blocks.part import Closed
-from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.options import Request
 from composer.ablation.plan import STAGES, Chain, Variant
+from composer.ablation.steps import FAILURE, Figures
 from composer.options import options_of
+from composer.runs.report import RunReport
 from composer.spec.explain import Explanation
-from composer.tables import Readable, Table, View
+from composer.tables import View
 
 ColumnKind = Literal["before", "after", "mse", "divergence", "score", "perplexity"]
 TITLES: dict[ColumnKind, str] = {
@@ -72,14 +73,14 @@ class VariantReport(Closed):
     failures: dict[int, str]
     seconds: float
     models: dict[int, str] = Field(default_factory=dict)
-    """The paths of its models in the folder, by seed, without failed ones. Reports of earlier versions have none."""
+    """The paths of its models in the folder, by seed, without failed ones. """
     state_bytes: int | None = None
     """Bytes of the state of one text, after ``state_length`` tokens."""
     kv_cache_bytes: int | None = None
     """Bytes of softmax attention's cache for the same text."""
 
 
-class AblationReport(Readable, Closed):
+class AblationReport(RunReport):
     """The whole ablation, with the request to repeat it with."""
 
     format: Literal[1] = 1
@@ -91,14 +92,12 @@ class AblationReport(Readable, Closed):
     """Tokens of the text of ``state_bytes``: the longest that the variants are scored on; None where they differ in that."""
 
     def view(self) -> View:
-        from composer.ablation.table import cells, figures_in, remarks
+        from composer.ablation.rendering import remarks, table
 
-        headers, rows = cells(self)
-        table = Table("", headers, tuple(rows), figures_in(self))
-        return View("", (table,), tuple(remarks(self)))
+        return View("", (table(self),), tuple(remarks(self)))
 
     teacher: dict[str, float] = Field(default_factory=dict)
-    """The teacher's own scores, by the titles of columns. Earlier reports have none."""
+    """The teacher's own scores, by the titles of columns."""
     teacher_failure: str | None = None
     """Why scores of the teacher are missing."""
 
@@ -119,17 +118,18 @@ def make_report(
     """The report of all steps' figures. results: by the steps' names. models: paths by variant and seed. costs: by variant."""
     costs = costs or {}
     lengths = {cost.sequence for cost in costs.values()}
-    found = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
-    columns = list(dict.fromkeys(column for figures in found.values() for column in figures))
+    figures_by_chain = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
+    columns = list(dict.fromkeys(column for figures in figures_by_chain.values() for column in figures))
     columns.sort(key=lambda column: get_args(ColumnKind).index(column.kind) if column.length is None else len(TITLES))
     variants = list({chain.variant.name: chain.variant for chain in chains}.values())
-    told = [
-        _variant(variant, [chain for chain in chains if chain.variant is variant], results, found, columns) for variant in variants
+    reports = [
+        _variant(variant, [chain for chain in chains if chain.variant is variant], results, figures_by_chain, columns)
+        for variant in variants
     ]
     return AblationReport(
         request=json.loads(json.dumps({name: getattr(request, name) for name in options_of(Request)}, default=str)),
         columns=tuple(columns),
-        variants=tuple(_placed(one, (models or {}).get(one.name, {}), costs.get(one.name)) for one in told),
+        variants=tuple(_placed(report, (models or {}).get(report.name, {}), costs.get(report.name)) for report in reports),
         versions=dict(versions),
         state_length=lengths.pop() if len(lengths) == 1 else None,
     )
@@ -145,12 +145,12 @@ def _variant(
     variant: Variant,
     chains: Sequence[Chain],
     results: Mapping[str, Figures],
-    found: Mapping[tuple[str, int], Mapping[Column, float]],
+    figures_by_chain: Mapping[tuple[str, int], Mapping[Column, float]],
     columns: Sequence[Column],
 ) -> VariantReport:
     steps = {step.name: results[step.name] for chain in chains for step in chain.steps}
     by_column = {
-        column: {chain.seed: own[column] for chain in chains if column in (own := found[variant.name, chain.seed])}
+        column: {chain.seed: own[column] for chain in chains if column in (own := figures_by_chain[variant.name, chain.seed])}
         for column in columns
     }
     failures = {chain.seed: [why for step in chain.steps if (why := results[step.name].get(FAILURE))] for chain in chains}
@@ -170,21 +170,21 @@ def _variant(
 
 def figures_of(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
     """The figures of one variant and seed. results: the figures of all steps, by the steps' names."""
-    found: dict[Column, float] = {}
+    values: dict[Column, float] = {}
     learns = any(step.kind in ("finetune", "train") for step in chain.steps)
     for step in chain.steps:
         figures = results[step.name]
         if step.kind == "evaluate":
-            found |= scores_in(figures)
+            values |= scores_in(figures)
         elif FAILURE in figures:
             continue
         elif step.kind == "compare":
-            found |= _likeness(figures)
+            values |= _likeness(figures)
             if not learns and figures["loss"] is not None:
-                found[Column(kind="after")] = _perplexity(figures["loss"])
+                values[Column(kind="after")] = _perplexity(figures["loss"])
         elif step.kind in ("finetune", "train") and figures["loss"] is not None:
-            found[Column(kind="after")] = _perplexity(figures["loss"])
-    return found
+            values[Column(kind="after")] = _perplexity(figures["loss"])
+    return values
 
 
 def teacher_perplexity(results: Mapping[str, Figures]) -> float | None:
@@ -195,24 +195,24 @@ def teacher_perplexity(results: Mapping[str, Figures]) -> float | None:
 
 def _likeness(figures: Figures) -> dict[Column, float]:
     layers = figures["layers"]
-    found: dict[Column, float] = {}
-    found[Column(kind="mse")] = statistics.fmean(layer["mse"] for layer in layers)
+    values: dict[Column, float] = {}
+    values[Column(kind="mse")] = statistics.fmean(layer["mse"] for layer in layers)
     if all(layer["divergence"] is not None for layer in layers):
-        found[Column(kind="divergence")] = statistics.fmean(layer["divergence"] for layer in layers)
+        values[Column(kind="divergence")] = statistics.fmean(layer["divergence"] for layer in layers)
     if figures["loss"] is not None:
-        found[Column(kind="before")] = _perplexity(figures["loss"])
-    return found
+        values[Column(kind="before")] = _perplexity(figures["loss"])
+    return values
 
 
 def scores_in(figures: Figures) -> dict[Column, float]:
     """The scores of a step, without those of failed cells."""
-    found: dict[Column, float] = {}
+    values: dict[Column, float] = {}
     for cell in figures.get("cells", ()):
         if cell["mean"] is not None and cell["scored"] == "loss":
-            found[Column(kind="perplexity", task=cell["task"], length=cell["length"])] = _perplexity(cell["mean"])
+            values[Column(kind="perplexity", task=cell["task"], length=cell["length"])] = _perplexity(cell["mean"])
         elif cell["mean"] is not None:
-            found[Column(kind="score", task=cell["task"], length=cell["length"])] = cell["mean"]
-    return found
+            values[Column(kind="score", task=cell["task"], length=cell["length"])] = cell["mean"]
+    return values
 
 
 def _as_json(value: Any) -> Any:

@@ -14,19 +14,17 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from composer.ablation.figures import FAILURE, WARNINGS, Figures
 from composer.ablation.plan import AblationStep, Chain
-from composer.ablation.steps import found, run_step
+from composer.ablation.steps import FAILURE, WARNINGS, Figures, finished, run_step
 from composer.errors import AblationError
-from composer.locks import say_nothing
+from composer.locks import suppress_warning
 from composer.notices import warn_user
 from composer.progress import silence_transformers
 
 LIBRARIES = (
     "transformers",
     "composer.training.distill",
-    "composer.training.scratch",
-    "composer.evaluation",
+    "composer.evaluation.runner",
     "composer.model.classes",
 )
 """Modules that steps need, and whose import takes seconds."""
@@ -69,7 +67,7 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
 
     def reached(step: AblationStep) -> None:
         before = results[step.after.name] if step.after is not None else {}
-        done = {FAILURE: before[FAILURE]} if FAILURE in before else found(step, folder)
+        done = {FAILURE: before[FAILURE]} if FAILURE in before else finished(step, folder)
         if done is None:
             ready.append(step)
         else:
@@ -104,10 +102,10 @@ def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: On
 
 def _warn(step: AblationStep, figures: Figures, warned: set[tuple[str, str]]) -> None:
     """Logs the warnings about a step. warned: variants and the texts of their warnings: no variant has one twice."""
-    for said in figures.get(WARNINGS, ()):
-        if (step.variant.name, said) not in warned:
-            warned.add((step.variant.name, said))
-            warn_user(f"{step.variant.name}, {step.kind}: {said}")
+    for warning in figures.get(WARNINGS, ()):
+        if (step.variant.name, warning) not in warned:
+            warned.add((step.variant.name, warning))
+            warn_user(f"{step.variant.name}, {step.kind}: {warning}")
 
 
 class _Here:
@@ -168,7 +166,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _run_there(step: AblationStep, folder: Path) -> Figures:
-    say_nothing(folder)  # the process that started this one has printed the warning
+    suppress_warning(folder)  # the process that started this one has printed the warning
     return run_step(step, folder)
 
 

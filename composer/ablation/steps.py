@@ -9,26 +9,122 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from composer.ablation.figures import FAILURE, REMEDY, WARNINGS, Figures, problem_of_figures, read_figures
-from composer.ablation.plan import MODELS, AblationStep, StepKind, build_options
+from pydantic import Field, StringConstraints, ValidationError
+
+from blocks.part import Closed
+from composer.ablation.plan import MODELS, AblationStep, StepKind, build_options, tasks_of
 from composer.api import run_build
 from composer.devices import room
 from composer.errors import AblationError, ComposerError
+from composer.evaluation.report import EvaluationCell
 from composer.files import write_whole
 from composer.locks import beside, exclusive_lock
 from composer.options import converted
 from composer.spec.recipe import Recipe
+from composer.state import Count, Elapsed, Measured, first_problem, read_state
 
 if TYPE_CHECKING:
     from composer.training.run import TrainingOptions
+
+Figures = dict[str, Any]
+"""The figures of a step, as JSON, or the reason why it failed (``FAILURE``). ``seconds`` is how long it took."""
+FAILURE = "failure"
+WARNINGS = "warnings"
+"""The key of the warnings about a step of training, a list; a step without any has none."""
+REMEDY = "Remove it: the step is then run again."
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]+$")]
+
+
+class BuildFigures(Closed):
+    """The figures of a build."""
+
+    seconds: Elapsed
+    spec_hash: Hash
+
+
+class TrainingFigures(Closed):
+    """The figures of a stage of training. before, after: losses on the held-out rows by unit. loss, teacher_loss: in nats."""
+
+    seconds: Elapsed
+    before: dict[str, Measured]
+    after: dict[str, Measured]
+    loss: Measured | None
+    teacher_loss: Measured | None
+    steps: Count
+    tokens: Count
+    warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda warnings: not warnings)
+
+
+class LayerFigures(Closed):
+    """How alike the attention of a layer and its teacher's are."""
+
+    mse: Measured
+    divergence: Measured | None
+
+
+class ComparisonFigures(Closed):
+    """The figures of a comparison with the teacher."""
+
+    seconds: Elapsed
+    loss: Measured | None
+    teacher_loss: Measured
+    layers: tuple[LayerFigures, ...] = Field(min_length=1)
+
+
+class EvaluationFigures(Closed):
+    """The figures of an evaluation: a cell for each task and length."""
+
+    seconds: Elapsed
+    cells: tuple[EvaluationCell, ...]
+
+
+SCHEMAS: dict[StepKind, type[Closed]] = {
+    "build": BuildFigures,
+    "transfer": TrainingFigures,
+    "compare": ComparisonFigures,
+    "finetune": TrainingFigures,
+    "train": TrainingFigures,
+    "evaluate": EvaluationFigures,
+}
+
+
+def read_figures(step: AblationStep, path: Path) -> Figures | None:
+    """Return the figures of a finished step; None where the file does not exist. Raises AblationError where it is damaged, or
+    contains the scores of other tasks or lengths."""
+    try:
+        figures = read_state(path, SCHEMAS[step.kind], AblationError, REMEDY)
+    except FileNotFoundError:
+        return None
+    if isinstance(figures, EvaluationFigures):
+        scored = sorted((cell.task, cell.length) for cell in figures.cells if cell.failure is None and cell.mean is not None)
+        expected = sorted((task.label, length) for task in tasks_of(step.request) for length in set(step.request.lengths))
+        if scored != expected:
+            raise AblationError(
+                f"{path} is damaged: cells: expected the scores of {_in_words(expected)}, got {_in_words(scored)}. {REMEDY}"
+            )
+    return figures.model_dump(mode="json")
+
+
+def problem_of_figures(step: AblationStep, figures: Figures) -> str | None:
+    """Return why figures cannot be kept, such as a loss that is not finite; None where they can."""
+    try:
+        SCHEMAS[step.kind].model_validate(figures)
+    except ValidationError as error:
+        return first_problem(error)
+    return None
+
+
+def _in_words(cells: list[tuple[str, int]]) -> str:
+    return ", ".join(f"{task} at {length:,} tokens" for task, length in cells) or "nothing"
+
 
 MARK = ".lock"
 """The file that marks a folder of steps."""
 
 
-def found(step: AblationStep, folder: Path) -> Figures | None:
+def finished(step: AblationStep, folder: Path) -> Figures | None:
     """The figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
     figures = read_figures(step, folder / f"{step.name}.json")
     if figures is not None and step.kind in MODELS and not (folder / step.name).is_dir():
@@ -43,7 +139,7 @@ def run_step(step: AblationStep, folder: Path) -> Figures:
     """
     results = folder / f"{step.name}.json"
     with exclusive_lock(beside(results), None):
-        done = found(step, folder)
+        done = finished(step, folder)
         if done is not None:
             return done
         began = time.monotonic()
@@ -77,8 +173,7 @@ def _build(step: AblationStep, folder: Path) -> Figures:
 
 def _trained(step: AblationStep, folder: Path) -> Figures:
     """Stage 1, stage 2, or training from nothing."""
-    from composer.training.distill import distill
-    from composer.training.scratch import train
+    from composer.training.distill import distill, train
     from composer.training.student import read_student
 
     out, whole = folder / step.name, step.variant.recipe
@@ -109,12 +204,12 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
 def _compare(step: AblationStep, folder: Path) -> Figures:
     from composer.training.likeness import likeness_of
 
-    found = likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.recipe)
-    return found.model_dump(mode="json")
+    return likeness_of(model_of(step.after, folder), _options(step), recipe=step.variant.recipe).model_dump(mode="json")
 
 
 def _evaluate(step: AblationStep, folder: Path) -> Figures:
-    from composer.evaluation import EvaluationOptions, evaluate
+    from composer.evaluation.options import EvaluationOptions
+    from composer.evaluation.runner import evaluate
 
     request = step.request
     options = converted(request, EvaluationOptions, out=folder / step.name)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Gauge = Callable[[Callable[[], Any], int], tuple[Any, int | None]]
-"""Calls a function while a cache of so many bytes is held: what it returns, and the peak bytes of the two together."""
+from composer.benching.options import BenchOptions
+from composer.benching.report import Workload
+from composer.benching.trial import Contestant, Gauge, Trial, run_trial, warm
+from composer.errors import BenchError
+from composer.progress import silence_transformers
+
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def unmeasured(run: Callable[[], Any], held: int) -> tuple[Any, None]:
-    return run(), None
 
 
 def allocated(device: str) -> Gauge:
@@ -35,8 +40,8 @@ def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
     """The peak of this process's resident memory, as Linux counts it (VmHWM, reset before), less all memory that was resident
     before, except the cache.
 
-    Right only where the allocator returns freed tensors to the system at once: ``composer.benching.children`` starts such
-    processes. Tensors smaller than a page may still reuse memory, so the result is no less than the cache.
+    Right only where the allocator returns freed tensors to the system at once, as in the processes that ``peaks_of`` starts.
+    Tensors smaller than a page may still reuse memory, so the result is no less than the cache.
     """
     CLEAR.write_text("5")
     before = bytes_of("VmRSS") - held
@@ -58,3 +63,70 @@ def can_tell_resident() -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
+"""Glibc gives freed tensors of a page or more back at once: what is resident is what is held, without the holes of the heap."""
+
+Peaks = dict[Workload, int | None]
+
+
+def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[Workload], None]) -> Peaks:
+    """Peak bytes of a model on each workload; None where memory did not suffice.
+
+    Where the system kills the process, the result lacks this workload and all later ones. Raises BenchError for other failures.
+    """
+    request = {
+        "folder": str(folder),
+        "dtype": options.dtype,
+        "backend": options.backend,
+        "threads": options.threads,
+        "trial": trial.model_dump(),
+    }
+    environment = {**os.environ, **AT_ONCE, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    command = [sys.executable, "-m", "composer.benching.memory", json.dumps(request)]
+    peaks: Peaks = {}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as child,
+    ):
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                kind, length, batch, peak = json.loads(line)
+                peaks[Workload(kind, length, batch)] = peak
+                tell(Workload(kind, length, batch))
+        except BaseException:  # such as Ctrl-C
+            child.kill()
+            raise
+        child.wait()
+        errors.seek(0)
+        message = errors.read().strip()
+    if child.returncode > 0:
+        last = message.splitlines()[-1] if message else "it said nothing"
+        raise BenchError(f"The process that measures the memory of {folder} failed: {last}. Leave --memory out, or mend it.")
+    return peaks
+
+
+def main(request: dict[str, Any]) -> None:
+    """The main function of the process: prints a line of JSON for each workload."""
+    import torch
+
+    from composer.weights.load import open_models
+
+    silence_transformers("error")
+    torch.set_num_threads(request["threads"])
+    trial = Trial.model_validate(request["trial"])
+    (opened,) = open_models([request["folder"]], BenchError, request["dtype"])
+    contestant = Contestant(opened.label, opened.load(request["dtype"], "cpu", request["backend"]))
+    for parameter in contestant.model.parameters():
+        parameter.sum()  # reads the parameter, so that all of it is resident from here on
+    warm([contestant], trial)
+    for workload, measured in run_trial([contestant], trial, resident):
+        print(json.dumps([*workload, measured[contestant.label].peak_bytes]), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

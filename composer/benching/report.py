@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from blocks.part import Closed
 from composer.graph.lowering import AUTO
-from composer.tables import Readable, View, cell_at
+from composer.runs.report import RunReport
+from composer.tables import View, cell_at
 from composer.weights.load import OpenedFacts
 
 Phase = Literal["prefill", "decode"]
@@ -96,7 +97,7 @@ class BenchSetting(Closed):
     versions: dict[str, str]
 
 
-class BenchReport(Readable, Closed):
+class BenchReport(RunReport):
     """The whole bench, as ``bench.json`` has it. remarks: on events that no cell shows."""
 
     format: Literal[1] = 1
@@ -105,7 +106,7 @@ class BenchReport(Readable, Closed):
     remarks: tuple[str, ...] = ()
 
     def view(self) -> View:
-        from composer.benching.table import remarks, tables
+        from composer.benching.rendering import remarks, tables
 
         return View("", tuple(tables(self)), tuple(remarks(self)))
 
@@ -117,7 +118,7 @@ class BenchReport(Readable, Closed):
 def make_cells(workload: Workload, measured: Mapping[str, Measurement], peaks: Mapping[str, int | None]) -> list[BenchCell]:
     """The cells of one workload, from what was measured, by the models' labels, and peaks of memory that were measured apart."""
     first = next(iter(measured.values()))
-    return [_cell(workload, label, one, first, peaks.get(label)) for label, one in measured.items()]
+    return [_cell(workload, label, own, first, peaks.get(label)) for label, own in measured.items()]
 
 
 def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, peak: int | None) -> BenchCell:
@@ -141,4 +142,4 @@ def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, 
 
 def _speed(first: Sequence[float], own: Sequence[float]) -> float | None:
     """The median of ratios, run by run: what else the machine does slows both runs of a turn."""
-    return statistics.median(one / other for one, other in zip(first, own, strict=True)) if own else None
+    return statistics.median(before / after for before, after in zip(first, own, strict=True)) if own else None

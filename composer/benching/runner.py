@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from blocks.operation import Setting
-from composer.benching.children import Peaks, peaks_of
-from composer.benching.folder import bench_folder, check_free, write_report
-from composer.benching.memory import allocated, can_tell_resident, unmeasured
+from composer.benching.memory import Peaks, allocated, can_tell_resident, peaks_of
 from composer.benching.options import BenchOptions, BenchProgress, read_workloads
-from composer.benching.report import BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
-from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, warm
+from composer.benching.report import PHASES, BenchCell, BenchReport, BenchSetting, TimedModelFacts, Workload, make_cells
+from composer.benching.trial import RECORDED, Contestant, Trial, run_trial, unmeasured, warm
 from composer.devices import check_device, device_name, device_type, room
 from composer.errors import BenchError
 from composer.graph.lowering import AUTO, lowered
 from composer.model.attention import INTERFACE
+from composer.runs.report import write_pictures
+from composer.runs.store import RunStore
 from composer.spec.parameters import graphs_of
 from composer.versions import versions_of
 from composer.weights.config import check_positions
@@ -28,6 +28,9 @@ from composer.weights.load import Opened, check_backends, open_models
 from converters.composed import ADAPTER_KEY
 from converters.trunk import dtype_name
 
+BENCH = "bench.json"
+STORE = RunStore("bench", BenchError, mark=BENCH)
+"""A bench is a single run, as times of different hours do not compare. Its files are replaced one by one at the end."""
 PACKAGES = ("attention-composer", "torch", "transformers", "peft", "triton", "flash-linear-attention")
 
 
@@ -65,17 +68,26 @@ def bench(
         repeats=options.repeats,
         steps=options.steps,
         seed=options.seed,
-        vocabulary=min(one.source.trunk.vocabulary_size for one in opened),
+        vocabulary=min(model.source.trunk.vocabulary_size for model in opened),
         device=options.device,
     )
     out = None if options.out is None else options.out.expanduser()
-    with nullcontext() if out is None else bench_folder(out, force=options.force):
+    with nullcontext() if out is None else STORE.opened(out, force=options.force):
         with _threads(options.threads):
             report = _run(opened, trial, options, built or {}, measured_apart=options.memory and not cuda)
         if out is not None:
-            check_free(out, force=options.force)  # again, for file systems without locks
+            STORE.check(out, force=options.force)  # again, for file systems without locks
             write_report(report, out)
     return report
+
+
+def write_report(report: BenchReport, folder: Path) -> None:
+    """Write ``bench.json``, ``table.md``, and a picture of each kind of workload. Raises BenchError."""
+    from composer.benching.rendering import pictures
+
+    with STORE.writing(folder):
+        report.write(folder, BENCH)
+        write_pictures(partial(pictures, report), folder, [f"{kind}.png" for kind in PHASES])
 
 
 def _run(
@@ -92,26 +104,26 @@ def _run(
 
     peaks: dict[str, Peaks] = {}
     remarks = [
-        f"{one.label}: {built[one.reference]}, built for this bench; its heads are random, on which no time depends."
-        for one in opened
-        if one.reference in built
+        f"{model.label}: {built[model.reference]}, built for this bench; its heads are random, on which no time depends."
+        for model in opened
+        if model.reference in built
     ]
-    for one in opened if measured_apart else ():
+    for model in opened if measured_apart else ():
 
-        def heard(workload: Workload, label: str = one.label) -> None:
+        def heard(workload: Workload, label: str = model.label) -> None:
             tell(f"memory of {label}, {workload.in_words}")
 
-        peaks[one.label] = found = peaks_of(one.source.folder, options, trial, heard)
-        missing = [workload.in_words for workload in workloads if workload not in found]
+        peaks[model.label] = peaks_of_model = peaks_of(model.source.folder, options, trial, heard)
+        missing = [workload.in_words for workload in workloads if workload not in peaks_of_model]
         if missing:
-            remarks.append(f"{one.label}: the system ended the process that measures its memory, at {missing[0]}.")
+            remarks.append(f"{model.label}: the system ended the process that measures its memory, at {missing[0]}.")
             done += len(missing)
     contestants = [
-        Contestant(one.label, one.load(options.dtype, options.device, options.backend), graph=options.graph) for one in opened
+        Contestant(model.label, model.load(options.dtype, options.device, options.backend), graph=options.graph) for model in opened
     ]
-    for one, contestant in zip(opened, contestants, strict=True):
-        remarks += _elsewhere(one, contestant.model.dtype, options)
-    facts = [_facts(one, contestant.model, options, built) for one, contestant in zip(opened, contestants, strict=True)]
+    for model, contestant in zip(opened, contestants, strict=True):
+        remarks += _elsewhere(model, contestant.model.dtype, options)
+    facts = [_facts(model, contestant.model, options, built) for model, contestant in zip(opened, contestants, strict=True)]
     full = f"The models leave no room in the memory of {options.device}, where all of them are at once."
     with room(lambda: BenchError(f"{full} Bench fewer, or take a smaller --dtype.")):
         warm(contestants, trial)
@@ -138,18 +150,18 @@ def _run(
     return BenchReport(setting=setting, cells=tuple(cells), remarks=tuple(remarks))
 
 
-def _elsewhere(one: Opened, dtype: Any, options: BenchOptions) -> Iterator[str]:
+def _elsewhere(model: Opened, dtype: Any, options: BenchOptions) -> Iterator[str]:
     """A remark where parts of a model have no form on the backend that was asked for."""
-    if options.backend == AUTO or one.composed is None:
+    if options.backend == AUTO or model.composed is None:
         return
     setting = Setting(device_type(options.device), dtype_name(dtype))
-    parts = [part for graph in graphs_of(one.composed) for part in lowered(graph, options.backend, setting)]
-    found = {part.part: {part.backend, part.decode_backend} - {None, options.backend} for part in parts}
-    others = [name for name, backends in found.items() if backends]
+    parts = [part for graph in graphs_of(model.composed) for part in lowered(graph, options.backend, setting)]
+    backends_of = {part.part: {part.backend, part.decode_backend} - {None, options.backend} for part in parts}
+    others = [name for name, backends in backends_of.items() if backends]
     if others:
-        where = ", ".join(sorted({str(backend) for backends in found.values() for backend in backends}))
+        where = ", ".join(sorted({str(backend) for backends in backends_of.values() for backend in backends}))
         yield (
-            f"{one.label}: {', '.join(others)} ran on {where}, not on {options.backend}; "
+            f"{model.label}: {', '.join(others)} ran on {where}, not on {options.backend}; "
             f"`compose explain --backend {options.backend}` says why."
         )
 
@@ -157,11 +169,14 @@ def _elsewhere(one: Opened, dtype: Any, options: BenchOptions) -> Iterator[str]:
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:
     """Raises BenchError where a length exceeds a model's table of learned positions."""
     more = steps + 1
-    for one in opened:
-        check = partial(check_positions, one.source.trunk, ask="ask for at most", refusal=BenchError)
-        check(f"--prefill: {one.reference}", max(lengths, default=0))
+    for model in opened:
+        check = partial(check_positions, model.source.trunk, ask="ask for at most", refusal=BenchError)
+        check(f"--prefill: {model.reference}", max(lengths, default=0))
         check(
-            f"--decode: {one.reference}", max(positions, default=0), more=more, of=f", with {more:,} more for what is decoded there"
+            f"--decode: {model.reference}",
+            max(positions, default=0),
+            more=more,
+            of=f", with {more:,} more for what is decoded there",
         )
 
 
@@ -176,13 +191,13 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _facts(opened: Opened, model: Any, options: BenchOptions, built: Mapping[str, str]) -> TimedModelFacts:
-    parameters = list(model.parameters())
+def _facts(opened: Opened, loaded: Any, options: BenchOptions, built: Mapping[str, str]) -> TimedModelFacts:
+    parameters = list(loaded.parameters())
     facts = opened.facts(options.dtype).model_copy(update={"reference": built.get(opened.reference, opened.reference)})
     return TimedModelFacts(
         **dict(facts),
-        parameters=sum(one.numel() for one in parameters),
-        weight_bytes=sum(one.nbytes for one in parameters),
-        attention=INTERFACE if opened.source.is_composed else str(model.config._attn_implementation),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        weight_bytes=sum(parameter.nbytes for parameter in parameters),
+        attention=INTERFACE if opened.source.is_composed else str(loaded.config._attn_implementation),
         adapter=opened.source.config.get(ADAPTER_KEY) is not None,
     )

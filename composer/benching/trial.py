@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,53 @@ import torch
 from torch import Tensor
 
 from blocks.part import Closed
-from composer.benching.memory import Gauge, unmeasured
 from composer.benching.report import Measurement, Workload
-from composer.benching.turns import NO_ROOM, in_turn
 from composer.devices import NoRoom, room
 from composer.errors import BenchError
 from composer.model.cache import ComposedCache
 from composer.model.cuda_graph import may_record
+
+NO_ROOM = "out of memory"
+
+
+def in_turn(
+    runs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    settle: Callable[[], object],
+    clock: Callable[[], float] = time.perf_counter,
+    row: int = 1,
+) -> dict[str, list[float] | None]:
+    """Seconds of each of ``rounds`` runs of every contestant; None for one that ran out of memory, which is left out from then on.
+
+    settle: waits until the device has finished. What a run returns is freed once it has been timed.
+    row: how many runs a contestant has in a row before the next has its turn.
+    """
+    seconds: dict[str, list[float] | None] = {name: [] for name in runs}
+    for start in range(0, rounds, row):
+        for name, run in runs.items():
+            taken = seconds[name]
+            if taken is None:
+                continue
+            try:
+                with room():
+                    for _ in range(min(row, rounds - start)):
+                        taken.append(_seconds(run, settle, clock))
+            except NoRoom:
+                seconds[name] = None
+            if seconds[name] is None:
+                gc.collect()  # the error has been dropped, and with it the frames that held the run's tensors
+    return seconds
+
+
+def _seconds(run: Callable[[], object], settle: Callable[[], object], clock: Callable[[], float]) -> float:
+    settle()
+    began = clock()
+    returned = run()
+    settle()
+    taken = clock() - began
+    del returned  # not before: what it frees is no part of the run
+    return taken
+
 
 TOKENS, ROW = 8192, 1024
 """The most tokens of one call that fills a cache: of all rows, and of one row."""
@@ -28,6 +69,14 @@ IN_A_ROW = 8
 data in the processor's caches, as no step of a text does."""
 WARM = 8
 """Tokens of the calls before the first measurement, in which kernels and buffers are set up."""
+
+
+Gauge = Callable[[Callable[[], Any], int], tuple[Any, int | None]]
+"""Calls a function while a cache of so many bytes is held: what it returns, and the peak bytes of the two together."""
+
+
+def unmeasured(run: Callable[[], Any], held: int) -> tuple[Any, None]:
+    return run(), None
 
 
 class Trial(Closed):
@@ -120,10 +169,10 @@ def cache_bytes(cache: Any) -> int:
 @torch.no_grad()
 def warm(contestants: Sequence[Contestant], trial: Trial) -> None:
     """Let each model see a few tokens."""
-    for one in contestants:
-        one.step(trial.tokens(1, 0, WARM))
-        one.step(trial.tokens(1, WARM, 1))
-        one.clear()
+    for contestant in contestants:
+        contestant.step(trial.tokens(1, 0, WARM))
+        contestant.step(trial.tokens(1, WARM, 1))
+        contestant.clear()
 
 
 @torch.no_grad()
@@ -137,49 +186,53 @@ def run_workload(
             prompt = workload.kind == "prefill"
             ids = trial.tokens(workload.batch, 0, workload.length) if prompt else trial.tokens(workload.batch, workload.length, 1)
     except NoRoom:
-        return {one.label: Measurement(failure=NO_ROOM) for one in contestants}
-    runs = {one.label: partial(one.prefill if prompt else one.step, ids) for one in contestants}
-    found = {one.label: _first(one, runs[one.label], ids, workload, trial, gauge) for one in contestants}
-    left = {label: run for label, run in runs.items() if found[label].failure is None}
+        return {contestant.label: Measurement(failure=NO_ROOM) for contestant in contestants}
+    runs = {contestant.label: partial(contestant.prefill if prompt else contestant.step, ids) for contestant in contestants}
+    measured = {
+        contestant.label: _first(contestant, runs[contestant.label], ids, workload, trial, gauge) for contestant in contestants
+    }
+    left = {label: run for label, run in runs.items() if measured[label].failure is None}
     rounds, row = (trial.repeats, 1) if prompt else (trial.steps, IN_A_ROW)
     seconds = in_turn(left, rounds, settle, row=row)
-    for one in contestants:
-        if one.label not in seconds:
+    for contestant in contestants:
+        if contestant.label not in seconds:
             continue
-        taken = seconds[one.label]
+        taken = seconds[contestant.label]
         if taken is None:
-            one.full = not prompt
-            found[one.label] = Measurement(failure=NO_ROOM)
+            contestant.full = not prompt
+            measured[contestant.label] = Measurement(failure=NO_ROOM)
         else:
-            found[one.label] = found[one.label]._replace(seconds=tuple(taken))
-    if any(one.failure is not None for one in found.values()):
+            measured[contestant.label] = measured[contestant.label]._replace(seconds=tuple(taken))
+    if any(contestant.failure is not None for contestant in measured.values()):
         _free(contestants, trial)
-    return found
+    return measured
 
 
-def _first(one: Contestant, run: Callable[[], Any], ids: Tensor, workload: Workload, trial: Trial, gauge: Gauge) -> Measurement:
+def _first(
+    contestant: Contestant, run: Callable[[], Any], ids: Tensor, workload: Workload, trial: Trial, gauge: Gauge
+) -> Measurement:
     """A measurement of state and peak memory, or of the failure."""
-    if one.full:
+    if contestant.full:
         return Measurement(failure=NO_ROOM)
     try:
         with room():
             if workload.kind == "decode":
-                one.reach(workload.length, workload.batch, trial)
-            state = cache_bytes(one.cache)
+                contestant.reach(workload.length, workload.batch, trial)
+            state = cache_bytes(contestant.cache)
             answer, peak = gauge(run, state)
             if workload.kind == "decode":
-                one.record(ids)
+                contestant.record(ids)
             return Measurement(state_bytes=cache_bytes(answer) if workload.kind == "prefill" else state, peak_bytes=peak)
     except NoRoom:
-        one.full = workload.kind == "decode"
+        contestant.full = workload.kind == "decode"
         return Measurement(failure=NO_ROOM)
 
 
 def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
     """Free the caches of models that have run out of memory."""
-    for one in contestants:
-        if one.full:
-            one.cache = None
+    for contestant in contestants:
+        if contestant.full:
+            contestant.cache = None
     gc.collect()
     if trial.device.startswith("cuda"):
         torch.cuda.empty_cache()
@@ -194,6 +247,6 @@ def run_trial(
         tell(workload)
         if workload.batch != batch:
             batch = workload.batch
-            for one in contestants:
-                one.clear()
+            for contestant in contestants:
+                contestant.clear()
         yield workload, run_workload(contestants, workload, trial, gauge)

@@ -12,16 +12,16 @@ import typer
 from composer.cli import bars
 from composer.cli.bars import at_once
 from composer.cli.derived import Screen, command
-from composer.cli.screen import heading, print_json, print_table, say
+from composer.cli.screen import heading, print_json, print_view, say
 from composer.commands import ablation
 from composer.commands.ablation import AblateOptions, bar_of, outcome_in_words
 from composer.spec.inherit import shown
 
 if TYPE_CHECKING:
-    from composer.ablation.figures import Figures
     from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
     from composer.ablation.runner import OnStep
+    from composer.ablation.steps import Figures
 
 FAILED = 1
 """Exit code where a variant failed and the others were reported."""
@@ -38,16 +38,11 @@ def ablate(options: AblateOptions, screen: Screen) -> None:
 
 
 def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
-    from composer.ablation.table import cells, remarks
-
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    headers, rows = cells(report)
     heading(f"Ablation {shown(out)}")
-    print_table(rows, headers=headers, right=range(len(headers) - len(report.columns), len(headers)), wrap=False)
-    for remark in remarks(report):
-        say(f"  {remark}")
+    print_view(report.view(), wrap=False)
 
 
 def watching(*, quiet: bool, visible: bool = True) -> AbstractContextManager[OnStep | None]:

@@ -62,7 +62,7 @@ def _steps(screen: Screen, *, speaks: bool) -> AbstractContextManager[Callable[[
 
 def _print_run(report: TrainingReport, did: str, screen: Screen) -> None:
     """Print losses before and after, and where the log is."""
-    from composer.training.table import losses, remarks
+    from composer.training.run import losses, remarks
 
     if screen.as_json:
         print_json(report.model_dump(mode="json"))

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from composer.cli.bars import training_steps
 from composer.cli.derived import Screen, command
-from composer.cli.screen import heading, print_json, print_table, say
+from composer.cli.screen import heading, print_json, print_view
 from composer.commands import selection
 from composer.commands.selection import SelectOptions
-from composer.selection.report import remarks, table
 
 
 @command(SelectOptions, "quiet", "as_json")
@@ -19,8 +18,5 @@ def select(options: SelectOptions, screen: Screen) -> None:
     if screen.as_json:
         print_json(report.model_dump(mode="json"))
         return
-    scores = table(report)
-    print_table(scores.rows, headers=scores.headers, right=scores.figures, wrap=False)
-    for remark in remarks(report):
-        say(remark)
+    print_view(report.view(), wrap=False)
     heading(f"Kept: {', '.join(map(str, report.keep))}")

@@ -17,10 +17,10 @@ from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, to_path
 
 if TYPE_CHECKING:
-    from composer.ablation.figures import Figures
     from composer.ablation.plan import AblationStep
     from composer.ablation.report import AblationReport
     from composer.ablation.runner import OnStep, StartWorkers
+    from composer.ablation.steps import Figures
 
 
 @options_class

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from composer.api import BuildOptions, run_build
 from composer.benching.options import BenchOptions, BenchProgress, TimingOptions, read_workloads
-from composer.benching.specs import built
 from composer.errors import BenchError, in_words
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
 from composer.shared_options import PROGRESS, to_models, to_numbers
+from composer.spec.loading import load_spec, names_a_spec
+from composer.spec.on_hub import is_spec_on_hub
 from composer.weights.load import open_models
 
 if TYPE_CHECKING:
@@ -67,3 +72,35 @@ bench = function_of(BenchCommandOptions, run_bench)
 def bar_of(progress: BenchProgress) -> BarUpdate:
     """The progress of a bench, as a bar shows it."""
     return BarUpdate("cells", progress.done, progress.total, progress.what)
+
+
+@contextmanager
+def built(named: Sequence[str], seed: int) -> Iterator[tuple[tuple[str, ...], Mapping[str, str]]]:
+    """The folders and models to time, and a description of each built folder, by its path. Specs are built on the first model among
+    ``named`` or, where there is none, on their own trunk, in a temporary folder that is removed after the block.
+
+    Raises BenchError for a spec without a model or trunk to build it on, and SpecError, SourceError and BuildError.
+    """
+    specs = [name for name in named if names_a_spec(name) or is_spec_on_hub(name)]
+    if not specs:
+        yield tuple(named), {}
+        return
+    source = next((name for name in named if name not in specs), None)
+    with tempfile.TemporaryDirectory(prefix="compose-bench-") as folder:
+        paths, descriptions = [], {}
+        for number, name in enumerate(named):
+            if name not in specs:
+                paths.append(name)
+                continue
+            spec = load_spec(name)
+            if source is None and spec.trunk is None:
+                raise BenchError(
+                    f"{name} is a spec, and models are timed. Name one beside it, for it to be built on (`compose bench SOURCE "
+                    f"{name} …`), or build it: `compose build {name} --from SOURCE`"
+                )
+            out = Path(folder) / str(number) / spec.name
+            fresh = spec.trunk is not None
+            run_build(BuildOptions(spec, None if fresh else source, out, fresh=fresh, seed=seed))
+            paths.append(str(out))
+            descriptions[str(out)] = f"the spec {name}" if fresh else f"the spec {name} on {source}"
+        yield tuple(paths), descriptions

@@ -16,8 +16,7 @@ from composer.errors import ComposerError, SelectionError, in_words
 from composer.notices import inform, warn_user
 from composer.options import converted, function_of, option, options_class
 from composer.progress import progress_callback, silent_transformers
-from composer.selection.choice import candidates, count_within, state_bytes
-from composer.selection.origin import another_source
+from composer.selection.choice import another_source, candidates, count_within, state_bytes
 from composer.selection.report import By
 from composer.shared_options import (
     OUT,
@@ -97,7 +96,7 @@ def run_select(options: SelectOptions) -> Selection:
     if student is not None:
         check_student(student, resolved, source)
     check_references((*options.data, *options.held_out))
-    from composer.selection.runner import SelectionOptions, select_layers, selection_folder
+    from composer.selection.runner import STORE, SelectionOptions, SelectionSettings, select_layers
     from composer.training.options import TrainingOptions
 
     training = converted(
@@ -114,13 +113,15 @@ def run_select(options: SelectOptions) -> Selection:
     )
     room = room_for(f"on {options.device}", fewer, SelectionError)
     with (
-        selection_folder(folder, force=options.force),
+        STORE.opened(folder, resume=True, force=options.force),
         progress_callback(options.progress, bar_of) as watch,
         room,
         silent_transformers(),
     ):
         if student is None:
             student = _learned(loaded, source, folder, replace(training, watch=watch), force=options.force)
+        else:
+            STORE.begin(folder, SelectionSettings(student=str(student)), force=options.force)
         return select_layers(loaded, student, folder, training, converted(options, SelectionOptions))
 
 
@@ -128,27 +129,27 @@ select = function_of(SelectOptions, run_select)
 
 
 def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOptions, *, force: bool) -> Path:
-    """Trains the student of all layers in the folder of a selection, resumes its training, or reuses a finished one.
+    """Train the student of all layers in the folder of a selection, resume its training, or reuse a finished one.
 
     Raises SelectionError, TrainingError, DataError and BuildError.
     """
-    from composer.selection.resuming import check_learned
-    from composer.selection.runner import BUILT, STUDENT, clear
+    from composer.selection.runner import BUILT, STORE, STUDENT, settings_of
     from composer.training.distill import distill
 
-    student, built = folder / STUDENT, folder / BUILT
-    stopped = (folder / f"{STUDENT}.run").is_dir() and not force
+    student, run, built = folder / STUDENT, folder / f"{STUDENT}.run", folder / BUILT
     run_build(BuildOptions(spec, source, built, seed=training.seed, force=True))
-    asked = read_student(built, ())
-    stages_of(asked.record, asked.recipe, "transfer")
-    if student.is_dir() and not stopped and not force:
-        check_learned(student, built, training)
+    described = read_student(built, ())
+    stages_of(described.record, described.recipe, "transfer")
+    if force:  # before the new settings are written, which they would seem to belong to
+        for replaced in (student, run):
+            rmtree(replaced, ignore_errors=True)
+    STORE.begin(folder, settings_of(described, training), force=force)
+    is_stopped = run.is_dir()
+    if student.is_dir() and not is_stopped:
         training.tell(f"{shown(student)} has learned already.")
     else:
-        # Delete replaced files first, so that files beside a run belong to this selection and it can be resumed.
-        clear(folder)
         # The student's record names its teacher, the source. A student beside a stopped run may be replaced.
-        distill(asked, student, replace(training, teacher=None, resume=stopped, force=True), which="transfer")
+        distill(described, student, replace(training, teacher=None, resume=is_stopped, force=True), which="transfer")
     rmtree(built)
     return student
 

@@ -97,7 +97,7 @@ def run_train(options: TrainOptions) -> TrainingReport:
     stage_from_nothing(student)
     check_references((*options.data, *options.held_out))
     with progress_callback(options.progress, bar_of) as watch, silent_transformers():
-        from composer.training.scratch import train as run
+        from composer.training.distill import train as run
 
         target, training = _out(options.model, options.out, "trained"), _training(options, watch)
         with _room(target, training, streams=False):
@@ -120,7 +120,7 @@ def run_merge(options: MergeOptions) -> MergeReport:
     open_model(model)  # report mistakes before imports that take seconds
     target = _out(options.model, options.out, "merged")
     with silent_transformers():
-        from composer.training.merge import merge_adapters
+        from composer.training.finetune import merge_adapters
 
         record = merge_adapters(model, target, force=options.force)
     return MergeReport(out=target, spec_hash=record.spec_hash)

@@ -32,32 +32,32 @@ class NamedTask:
     task: Task | Perplexity
 
 
-def read_tasks(said: Sequence[str | Task | Perplexity], options: EvaluationOptions) -> tuple[NamedTask, ...]:
+def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOptions) -> tuple[NamedTask, ...]:
     """Tasks by name, each with its options behind it: ``passkey,depth=0.5,recall`` are two tasks. Task objects keep their own
     samples and seed. Raises EvaluationError.
     """
-    asked: list[NamedTask] = []
+    named: list[NamedTask] = []
     taken: set[str] = set()
-    for one in said:
-        if isinstance(one, Task | Perplexity):
-            asked.append(NamedTask(one.name, one))
+    for task in tasks:
+        if isinstance(task, Task | Perplexity):
+            named.append(NamedTask(task.name, task))
             continue
-        if not isinstance(one, str):
+        if not isinstance(task, str):
             kinds = 'names, such as "passkey,depth=0.5", or tasks of composer.tasks'
-            raise EvaluationError(f"tasks: expected {kinds}; got a value of type {type(one).__name__}.")
-        for name, own in _tasks_with_options(one):
+            raise EvaluationError(f"tasks: expected {kinds}; got a value of type {type(task).__name__}.")
+        for name, own in _tasks_with_options(task):
             label = ",".join([name, *(f"{key}={value}" for key, value in own.items())])
             shared = _shared(name, own, options)
             taken |= shared.keys()
-            asked.append(NamedTask(label, _validated(label, name, own, shared)))
-    twice = [one.label for place, one in enumerate(asked) if one.label in [before.label for before in asked[:place]]]
+            named.append(NamedTask(label, _validated(label, name, own, shared)))
+    twice = [task.label for place, task in enumerate(named) if task.label in [before.label for before in named[:place]]]
     if twice:
         raise EvaluationError(f"The task {twice[0]} is asked for twice; say it once, or with other options.")
     for key in FILES:
         if getattr(options, key) is not None and key not in taken:
             able = [name for name, kind in KINDS.items() if key in kind.model_fields]
             raise EvaluationError(f"--{key}: none of the tasks asked for takes it. Those that do: {', '.join(able)}.")
-    return tuple(asked)
+    return tuple(named)
 
 
 def no_task(name: str) -> str:
@@ -65,18 +65,18 @@ def no_task(name: str) -> str:
     return f"No task {brief(name)}{near_and_all(name, KINDS, 'tasks')}"
 
 
-def read_lengths(said: Sequence[int]) -> tuple[int, ...]:
+def read_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """The lengths, each once, in ascending order. Raises EvaluationError."""
-    if not said:
+    if not lengths:
         raise EvaluationError("Nothing says how long the samples are: give their lengths in tokens, such as --lengths 512,1024.")
-    return tuple(sorted(set(numbers_of(said, "--lengths", EvaluationError, least=SHORTEST))))
+    return tuple(sorted(set(numbers_of(lengths, "--lengths", EvaluationError, least=SHORTEST))))
 
 
-def _tasks_with_options(said: str) -> list[tuple[str, dict[str, str]]]:
+def _tasks_with_options(text: str) -> list[tuple[str, dict[str, str]]]:
     parted: list[tuple[str, dict[str, str]]] = []
-    for word in (part.strip() for part in said.split(",")):
-        key, found, value = (part.strip() for part in word.partition("="))
-        if not found:
+    for word in (part.strip() for part in text.split(",")):
+        key, has_value, value = (part.strip() for part in word.partition("="))
+        if not has_value:
             if key not in KINDS:
                 raise EvaluationError(no_task(key))
             parted.append((key, {}))

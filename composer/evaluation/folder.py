@@ -8,22 +8,42 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from composer.errors import EvaluationError
-from composer.evaluation.harness_results import HarnessResult
-from composer.evaluation.report import CellKey, EvaluationReport, EvaluationSetting, LoggedSample, SampleResult
-from composer.evaluation.resuming import joined, samples_of
-from composer.files import failing_as, visible_in
-from composer.locks import working_in
-from composer.state import cut_interrupted_line, read_log, read_state, write_state
+from composer.evaluation.report import (
+    CellKey,
+    EvaluationCell,
+    EvaluationReport,
+    EvaluationSetting,
+    HarnessResult,
+    LoggedSample,
+    SampleResult,
+    make_cell,
+)
+from composer.runs.report import TABLE
+from composer.runs.store import RunStore
+from composer.state import cut_interrupted_line, read_log, read_state
 from converters.bounded import MOST_LOG, appending, brief, listed
 
 PICTURES = ("accuracy", "loss", "depth", "position")
 """The prefixes of the names of pictures."""
 SAMPLES_OF_HARNESS = "lm-eval"
 """The folder of the samples that lm-eval logs, with a folder for each model."""
-RUN, SAMPLES, HARNESS, RESULTS, TABLE, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "table.md", "plots"
+RUN, SAMPLES, HARNESS, RESULTS, PLOTS = "run.json", "samples.jsonl", "lm-eval.jsonl", "results.json", "plots"
 
 
-BEGIN_ANEW = "Begin anew: --force."
+STORE = RunStore(
+    "evaluation",
+    EvaluationError,
+    mark=RUN,
+    written=(
+        SAMPLES,
+        HARNESS,
+        RESULTS,
+        TABLE,
+        f"{SAMPLES_OF_HARNESS}/*/samples_*.jsonl",
+        *(f"{PLOTS}/{kind}-*.png" for kind in PICTURES),
+    ),
+)
+UNFINISHED = "not finished: ask for it again"
 SAMPLES_AGAIN = "Remove it: its samples are then scored again. Or begin anew: --force."
 REPORT_AGAIN = "Remove it: the report is then made of the scored samples. Or begin anew: --force."
 
@@ -49,7 +69,7 @@ class ScoreLog:
             for number, line in enumerate(read_log(folder / HARNESS, HarnessResult, EvaluationError, SAMPLES_AGAIN), 1):
                 _check_known(line.model, labels, "model", f"{folder / HARNESS}, line {number:,}")
                 self._harness[line.model] = line
-            with writable(folder):
+            with STORE.writing(folder):
                 cut_interrupted_line(folder / SAMPLES)
                 cut_interrupted_line(folder / HARNESS)
 
@@ -79,7 +99,7 @@ class ScoreLog:
     def _append(self, name: str, line: LoggedSample | HarnessResult) -> None:
         if self.folder is None:
             return
-        with writable(self.folder), appending(self.folder / name) as stream:
+        with STORE.writing(self.folder), appending(self.folder / name) as stream:
             value = line.model_dump(mode="json", exclude_none=True)
             stream.write((json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
@@ -91,8 +111,8 @@ def _check_sample(line: LoggedSample, setting: EvaluationSetting, where: str) ->
     _check_known(line.task, tasks, "task", where)
     _check_known(line.length, setting.lengths, "length", where)
     task = tasks[line.task]
-    if line.index >= samples_of(task, setting):
-        raise _damaged(where, f"index: expected less than {samples_of(task, setting):,}, got {line.index:,}")
+    if line.index >= setting.samples_of(task):
+        raise _damaged(where, f"index: expected less than {setting.samples_of(task):,}, got {line.index:,}")
     if task.scored != "loss" and not 0 <= line.score <= 1:
         raise _damaged(where, f"score: expected a share from 0 to 1, got {line.score:g}")
 
@@ -108,7 +128,7 @@ def _damaged(where: str, problem: str) -> EvaluationError:
 
 @contextmanager
 def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> Iterator[ScoreLog]:
-    """Continues the evaluation in a folder, or starts one there; for the block, the folder is locked against others.
+    """Continue the evaluation in a folder, or start one there. The folder is locked for the block.
 
     Models, tasks and lengths of earlier calls stay beside those of this one. force: replace the evaluation in the folder. Raises
     EvaluationError where the folder holds one with other settings, or other files.
@@ -116,30 +136,8 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
     if folder is None:
         yield ScoreLog(None, setting)
         return
-    with working_in(folder, EvaluationError, "Another run writes to"):
-        begun = (folder / RUN).is_file()
-        if begun and not force:
-            setting = _joined(folder, setting)
-        elif begun:
-            _remove(folder)
-        elif visible_in(folder):
-            raise EvaluationError(f"{folder} holds no {RUN}, so no evaluation wrote it. Move it away, or choose another --out.")
-        log = ScoreLog(folder, setting)
-        with writable(folder):
-            write_state(folder / RUN, setting)
-        yield log
-
-
-def _joined(folder: Path, setting: EvaluationSetting) -> EvaluationSetting:
-    """The settings of the evaluation in a folder, joined with those of this call. Raises EvaluationError where they contradict."""
-    begun = read_state(folder / RUN, EvaluationSetting, EvaluationError, BEGIN_ANEW)
-    try:
-        return joined(begun, setting)
-    except EvaluationError as error:
-        raise EvaluationError(
-            f"{folder} holds an evaluation with other settings:{error}\n"
-            "Say the same as then, choose another --out, or begin anew: --force."
-        ) from error
+    with STORE.opened(folder, resume=True, force=force):
+        yield ScoreLog(folder, STORE.begin(folder, setting, force=force))
 
 
 def _earlier_report(folder: Path | None) -> EvaluationReport | None:
@@ -150,20 +148,23 @@ def _earlier_report(folder: Path | None) -> EvaluationReport | None:
         return None
 
 
-def _remove(folder: Path) -> None:
-    """Remove the files of an evaluation, and no others."""
-    with writable(folder):
-        for name in (RUN, SAMPLES, HARNESS, RESULTS, TABLE):
-            (folder / name).unlink(missing_ok=True)
-        for samples in (folder / SAMPLES_OF_HARNESS).glob("*/samples_*.jsonl"):
-            samples.unlink()
-        for kind in PICTURES:
-            for picture in (folder / PLOTS).glob(f"{kind}-*.png"):
-                picture.unlink()
+def all_cells(
+    setting: EvaluationSetting,
+    fresh: Iterable[EvaluationCell],
+    earlier: EvaluationReport | None,
+    logged: Mapping[CellKey, Mapping[int, SampleResult]],
+) -> Iterator[EvaluationCell]:
+    """The cells of this call and of earlier ones, in the order of the setting, without combinations that no call had.
 
-
-@contextmanager
-def writable(folder: Path) -> Iterator[None]:
-    """Raises EvaluationError where the block cannot write to a folder."""
-    with failing_as(EvaluationError, f"{folder} cannot be written to", "What is there stands; mend it and say the same again."):
-        yield
+    logged: all scored samples, those of interrupted calls included; an earlier report's cell that lacks some of them is made anew.
+    """
+    before = {cell.key: cell for cell in (earlier.cells if earlier else ()) if cell.samples >= len(logged.get(cell.key, ()))}
+    cells = before | {cell.key: cell for cell in fresh}
+    for model in setting.models:
+        for task in setting.tasks:
+            for length in setting.lengths:
+                key = CellKey(model.label, task.label, length)
+                if key in cells:
+                    yield cells[key]
+                elif judged := [result for _, result in sorted(logged.get(key, {}).items())]:
+                    yield make_cell(key, task.scored, judged, None if len(judged) >= setting.samples_of(task) else UNFINISHED)

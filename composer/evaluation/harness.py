@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import EvaluationError
-from composer.evaluation.folder import SAMPLES_OF_HARNESS, writable
-from composer.evaluation.harness_results import HarnessFacts, HarnessFigure, HarnessResult
+from composer.evaluation.folder import SAMPLES_OF_HARNESS, STORE
 from composer.evaluation.options import EvaluationOptions
-from composer.evaluation.table import cut_in_words
+from composer.evaluation.rendering import cut_in_words
+from composer.evaluation.report import HarnessFacts, HarnessFigure, HarnessResult
 from composer.files import failing_as, sha256, write_whole
 from composer.notices import warn_user
 from composer.spec.places import brief, nearest
@@ -39,7 +39,7 @@ def open_harness(options: EvaluationOptions) -> Any:
 
     lm-eval's own tasks are more than ten thousand. They are only read where ``include_path`` lacks one of the named tasks.
     """
-    folder, asked = options.include_path, list(options.lm_eval)
+    folder, names = options.include_path, list(options.lm_eval)
     if folder is not None and not folder.is_dir():
         raise EvaluationError(f"--include-path {folder} is no folder; expected one with tasks of lm-eval, YAML files.")
     if folder is not None:
@@ -50,15 +50,15 @@ def open_harness(options: EvaluationOptions) -> Any:
         if folder is not None:
             manager = TaskManager(include_path=str(folder), include_defaults=False)
             with suppress(Exception):  # a task that extends one of lm-eval's own is loaded below
-                manager.load(asked)
+                manager.load(names)
                 return manager
         manager = TaskManager(include_path=None if folder is None else str(folder))
-    for task in asked:
+    for task in names:
         if task not in manager.all_tasks:
             mine = "" if folder is not None else " Tasks of your own: --include-path FOLDER."
             raise EvaluationError(f"lm-eval has no task {brief(task)}{nearest(task, manager.all_tasks) or '.'}{mine}")
     with _quiet():
-        manager.load(asked)
+        manager.load(names)
     return manager
 
 
@@ -149,7 +149,7 @@ def _write_samples(folder: Path, samples: Mapping[str, list[dict[str, Any]]]) ->
     """A file ``samples_TASK.jsonl`` for each task, as lm-eval writes it."""
     from lm_eval.loggers import EvaluationTracker
 
-    with writable(folder), tempfile.TemporaryDirectory() as written:
+    with STORE.writing(folder), tempfile.TemporaryDirectory() as written:
         for task, own in samples.items():
             tracker = EvaluationTracker(output_path=written)
             tracker.general_config_tracker.model_name_sanitized = task
@@ -206,8 +206,8 @@ def _quiet() -> Iterator[None]:
             raise
         raise EvaluationError("lm-eval is not installed: pip install 'attention-composer[lm-eval]'.") from error
     except Exception as error:  # its own errors, and those of whatever its tasks read
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise EvaluationError(f"lm-eval failed: {type(error).__name__}: {said}") from error
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EvaluationError(f"lm-eval failed: {type(error).__name__}: {message}") from error
     finally:
         logger.setLevel(before)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lm_eval.models import huggingface
 
-from composer.evaluation.harness_results import CutRequests
+from composer.evaluation.report import CutRequests
 from composer.notices import warn_user
 from composer.templates import TemplateError, render
 

@@ -27,22 +27,22 @@ OnSample = Callable[[int, int, int, Sample], None]
 
 
 def impossible_cells(
-    subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int], on_made: OnMade | None = None
+    subjects: Sequence[Subject], tasks: Sequence[NamedTask], lengths: Sequence[int], on_made: OnMade | None = None
 ) -> tuple[dict[CellKey, str], MadeSamples]:
     """The cells that cannot be scored, each with its reason, and the samples that were made of the others. Logs a warning for texts
     that a tokenizer cannot write. Raises EvaluationError and TaskError for a task that can be done at no length."""
-    found: dict[CellKey, str] = {}
+    reasons_of: dict[CellKey, str] = {}
     made: MadeSamples = {}
     room = MOST_KEPT
     doubts: dict[str, list[str]] = {}
     for subject in subjects:
         trunk = subject.source.trunk
-        for one in asked:
+        for named in tasks:
             tokens: list[int] = []
 
-            def on_sample(length: int, done: int, count: int, sample: Sample, one=one, subject=subject, tokens=tokens) -> None:
+            def on_sample(length: int, done: int, count: int, sample: Sample, named=named, subject=subject, tokens=tokens) -> None:
                 nonlocal room
-                key = CellKey(subject.label, one.label, length)
+                key = CellKey(subject.label, named.label, length)
                 tokens += sample.ids
                 if len(sample.ids) <= room:
                     room -= len(sample.ids)
@@ -50,26 +50,26 @@ def impossible_cells(
                 if on_made is not None:
                     on_made(key, done, count)
 
-            reasons = _impossible(subject.tokenizer, trunk.vocabulary_size, one, lengths, trunk, subject.reference, on_sample)
-            found |= {CellKey(subject.label, one.label, length): reason for length, reason in reasons}
-            if said := hardly_written(f"the texts of {one.label}", tokens, unknown_token(subject.tokenizer)):
-                doubts.setdefault(said, []).append(subject.label)
-    for said, labels in doubts.items():
-        warn_user(f"{', '.join(labels)}: {said}")
-    return found, {key: samples for key, samples in made.items() if key not in found}
+            reasons = _impossible(subject.tokenizer, trunk.vocabulary_size, named, lengths, trunk, subject.reference, on_sample)
+            reasons_of |= {CellKey(subject.label, named.label, length): reason for length, reason in reasons}
+            if doubt := hardly_written(f"the texts of {named.label}", tokens, unknown_token(subject.tokenizer)):
+                doubts.setdefault(doubt, []).append(subject.label)
+    for doubt, labels in doubts.items():
+        warn_user(f"{', '.join(labels)}: {doubt}")
+    return reasons_of, {key: samples for key, samples in made.items() if key not in reasons_of}
 
 
-def check_texts(tokenizer: Any, vocabulary: int, asked: Sequence[NamedTask], lengths: Sequence[int]) -> None:
+def check_texts(tokenizer: Any, vocabulary: int, tasks: Sequence[NamedTask], lengths: Sequence[int]) -> None:
     """Raises TaskError and EvaluationError where a task cannot be written in these tokens at one of the lengths."""
-    for one in asked:
-        for _, reason in _impossible(tokenizer, vocabulary, one, lengths, None, ""):
+    for named in tasks:
+        for _, reason in _impossible(tokenizer, vocabulary, named, lengths, None, ""):
             raise TaskError(f"{reason}.")
 
 
 def _impossible(
     tokenizer: Any,
     vocabulary: int,
-    one: NamedTask,
+    named: NamedTask,
     lengths: Sequence[int],
     trunk: Sizes | None,
     reference: str,
@@ -81,8 +81,8 @@ def _impossible(
     for length in lengths:
         try:
             if trunk is not None:
-                _check_room(one, length, trunk, reference)
-            samples = drawn(one.task, writer, length)
+                _check_room(named, length, trunk, reference)
+            samples = drawn(named.task, writer, length)
             texts, count = [], 1 if seen else samples.count
             for index in range(count):
                 texts.append(samples.draw(index))
@@ -91,7 +91,7 @@ def _impossible(
             problems[length] = error
             continue
         seen = True
-        check_tokens(texts, vocabulary, one.label, tokenizer)
+        check_tokens(texts, vocabulary, named.label, tokenizer)
     if lengths and len(problems) == len(lengths):
         raise problems[lengths[-1]]
     yield from ((length, str(error).removesuffix(".")) for length, error in problems.items())
@@ -101,7 +101,7 @@ class _NoRoom(EvaluationError):
     """A length exceeds a model's table of learned positions."""
 
 
-def _check_room(one: NamedTask, length: int, trunk: Sizes, reference: str) -> None:
-    more = MORE if one.task.scored == "written" else 0
+def _check_room(named: NamedTask, length: int, trunk: Sizes, reference: str) -> None:
+    more = MORE if named.task.scored == "written" else 0
     of = f", with {MORE} more for what is written" if more else ""
     check_positions(trunk, reference, length, "ask for lengths up to", _NoRoom, more=more, of=of)

@@ -4,18 +4,74 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from blocks.part import Closed
-from composer.evaluation.harness_results import HarnessFacts, HarnessFigure, ModelCutRequests
 from composer.graph.lowering import AUTO
+from composer.runs.report import RunReport
+from composer.runs.store import Settings, differences
 from composer.state import Count, Elapsed, Measured
-from composer.tables import Readable, View, cell_at
+from composer.tables import View, cell_at
 from composer.tasks.base import Scored
 from composer.weights.load import OpenedFacts
 
+
+class HarnessFacts(Closed):
+    """The tasks that lm-eval runs, and its options. files: SHA-256 of those in the included folder."""
+
+    tasks: tuple[str, ...]
+    limit: Count | float | None
+    files: dict[str, str]
+    num_fewshot: Count | None = None
+    max_length: Count | None = None
+    chat_template: bool | str = False
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool = True
+
+
+class CutRequests(Closed):
+    """The requests of a task of lm-eval that were longer than ``max_length`` and lost their first tokens.
+
+    requests: all requests of the task; of a multiple-choice task each choice is one. longest: in tokens. For a task that
+    generates, a prompt also leaves room for the tokens to generate.
+    """
+
+    task: str
+    requests: Count
+    cut: Count
+    longest: Count
+    max_length: Count
+
+
+class ModelCutRequests(CutRequests):
+    """The same, with the model."""
+
+    model: str
+
+
+class HarnessResult(Closed):
+    """lm-eval's results for one model: figures by task and ``metric,filter``, and the tasks whose requests were cut."""
+
+    model: str
+    results: dict[str, dict[str, float]]
+    cut: tuple[CutRequests, ...] = ()
+
+
+class HarnessFigure(Closed):
+    """One figure of lm-eval."""
+
+    model: str
+    task: str
+    metric: str
+    filter: str
+    value: float
+    standard_error: float | None
+
+
+HARNESS_PACKAGE = "lm-eval"
+"""Its version is a setting of evaluations that run it."""
 BUCKETS = 64
 """The number of parts of a window whose losses are reported apart; fewer where it has fewer tokens."""
 Z = 1.959964
@@ -139,7 +195,7 @@ class TaskIdentity(Closed):
     provenance: dict[str, str] | None = None
 
 
-class EvaluationSetting(Closed):
+class EvaluationSetting(Settings):
     """The settings that decide the numbers of an evaluation."""
 
     models: tuple[EvaluatedModelFacts, ...]
@@ -154,11 +210,46 @@ class EvaluationSetting(Closed):
     versions: dict[str, str]
 
     def identity(self) -> dict[str, Any]:
-        """The settings that a continued evaluation must share: all but the models' folders."""
+        """Return all settings but the models' folders."""
         return self.model_dump(mode="json", exclude={"models": {"__all__": {"reference"}}})
 
+    def differences(self, now: Any) -> list[str]:
+        """Compare what both have: a continued evaluation may have other models, tasks and lengths, and lm-eval beside them."""
+        sides = (self.identity(), now.identity())
+        for key in ("models", "tasks"):
+            labels = [item["label"] for item in sides[0][key] if item["label"] in {other["label"] for other in sides[1][key]}]
+            for side in sides:
+                items = {item["label"]: item for item in side[key]}
+                side[key] = [items[label] for label in labels]
+        for side in sides:
+            side["lengths"] = []
+            if not (self.harness and now.harness):
+                side["harness"] = None
+                side["versions"].pop(HARNESS_PACKAGE, None)
+            if not (self.tasks and now.tasks):
+                side["samples"] = None
+        return list(differences(*sides))
 
-class EvaluationReport(Readable, Closed):
+    def joined(self, now: Any) -> Self:
+        """Return the settings with the models, tasks and lengths of both."""
+        return self.model_copy(
+            update={
+                "models": tuple({model.label: model for model in (*self.models, *now.models)}.values()),
+                "tasks": tuple({task.label: task for task in (*self.tasks, *now.tasks)}.values()),
+                "lengths": tuple(sorted({*self.lengths, *now.lengths})),
+                "samples": (self if self.tasks else now).samples,
+                "harness": self.harness or now.harness,
+                "versions": self.versions | now.versions,
+            }
+        )
+
+    def samples_of(self, task: TaskIdentity) -> int:
+        """Return the number of samples of a cell. A text that is shorter than that many windows has fewer."""
+        own = task.options.get("samples")
+        return own if isinstance(own, int) else self.samples
+
+
+class EvaluationReport(RunReport):
     """The whole evaluation, as ``results.json`` has it."""
 
     format: Literal[1] = 1
@@ -170,7 +261,7 @@ class EvaluationReport(Readable, Closed):
     """The requests of lm-eval's tasks that were longer than a model's ``max_length``, by model and task."""
 
     def view(self) -> View:
-        from composer.evaluation.table import note, tables
+        from composer.evaluation.rendering import note, tables
 
         return View("", tuple(tables(self)), tuple(note(self)))
 
@@ -181,11 +272,11 @@ class EvaluationReport(Readable, Closed):
 
 def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:
     """The cell of some samples; a failed one has their number, and no other figures."""
-    seconds = round(sum(one.seconds for one in judged), 3)
+    seconds = round(sum(result.seconds for result in judged), 3)
     common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
     if failure is not None:
         return EvaluationCell(**common, mean=None, standard_error=None, failure=failure)
-    scores = [one.score for one in judged]
+    scores = [result.score for result in judged]
     mean = math.fsum(scores) / len(scores)
     spread = math.fsum((score - mean) ** 2 for score in scores)
     error = math.sqrt(spread) / len(scores) if len(scores) > 1 else None
@@ -231,9 +322,9 @@ def _exp(nats: float) -> float | None:
 def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
     """A bin for each part of the haystack that has a needle in any sample."""
     bins: dict[int, list[float]] = {}
-    for one in judged:
-        if one.depth is not None:
-            bins.setdefault(min(int(one.depth * DEPTHS), DEPTHS - 1), []).append(one.score)
+    for result in judged:
+        if result.depth is not None:
+            bins.setdefault(min(int(result.depth * DEPTHS), DEPTHS - 1), []).append(result.score)
     return tuple(
         DepthBin(start=place / DEPTHS, end=(place + 1) / DEPTHS, mean=math.fsum(scores) / len(scores), samples=len(scores))
         for place, scores in sorted(bins.items())
@@ -242,11 +333,11 @@ def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
 
 def _by_position(length: int, judged: Sequence[SampleResult]) -> tuple[PositionBin, ...]:
     size = bucket_size(length)
-    rows = [one.nats for one in judged if one.nats is not None]
+    rows = [result.nats for result in judged if result.nats is not None]
     bins: list[PositionBin] = []
     for place in range(max(map(len, rows), default=0)):
         nats = [row[place] for row in rows if place < len(row)]
-        known = [one for one in nats if one is not None]
+        known = [result for result in nats if result is not None]
         if known:
             end = min((place + 1) * size, length)
             bins.append(PositionBin(start=place * size, end=end, nats=math.fsum(known) / len(known)))

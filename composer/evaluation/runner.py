@@ -12,18 +12,22 @@ from typing import Any
 from composer.devices import check_device
 from composer.errors import EvaluationError, Stopped, TaskError
 from composer.evaluation.arguments import NamedTask, read_lengths, read_tasks
-from composer.evaluation.facts import task_facts
-from composer.evaluation.folder import RESULTS, RUN, TABLE, ScoreLog, open_score_log, writable
+from composer.evaluation.folder import RESULTS, RUN, STORE, ScoreLog, all_cells, open_score_log
 from composer.evaluation.harness import check_harness, harness_facts, harness_figures, open_harness, run_harness, samples_folder
-from composer.evaluation.harness_results import ModelCutRequests
 from composer.evaluation.lengths import MadeSamples, OnMade, impossible_cells
 from composer.evaluation.options import SAMPLES, EvaluationOptions, EvaluationProgress
 from composer.evaluation.perplexity import Perplexity
-from composer.evaluation.report import CellKey, EvaluationCell, EvaluationReport, EvaluationSetting, make_cell
-from composer.evaluation.resuming import HARNESS_PACKAGE, all_cells
+from composer.evaluation.report import (
+    HARNESS_PACKAGE,
+    CellKey,
+    EvaluationCell,
+    EvaluationReport,
+    EvaluationSetting,
+    ModelCutRequests,
+    make_cell,
+)
 from composer.evaluation.scoring import CellFailed, drawn, score_cell
-from composer.evaluation.subjects import Subject, open_subjects
-from composer.files import write_whole
+from composer.evaluation.subjects import Subject, open_subjects, task_facts
 from composer.spec.inherit import shown
 from composer.tasks.base import Task
 from composer.tasks.writer import Writer
@@ -53,10 +57,10 @@ def evaluate(
     options = options or EvaluationOptions()
     check_device(options.device)
     options.check()
-    asked = read_tasks(tasks, options)
-    if not (asked or options.lm_eval):
+    named = read_tasks(tasks, options)
+    if not (named or options.lm_eval):
         raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
-    lengths = read_lengths(lengths) if asked else ()
+    lengths = read_lengths(lengths) if named else ()
     manager = open_harness(options) if options.lm_eval else None
     subjects = open_subjects(models, options.dtype)
     check_backends(options.backend, subjects)
@@ -64,10 +68,10 @@ def evaluate(
         check_harness(options, subjects)
     folder = None if options.out is None else options.out.expanduser()
     with _interrupted(folder):
-        impossible, made = impossible_cells(subjects, asked, lengths, _making(options))
-        setting = _setting(subjects, asked, lengths, options)
+        impossible, made = impossible_cells(subjects, named, lengths, _making(options))
+        setting = _setting(subjects, named, lengths, options)
     with open_score_log(folder, setting, force=options.force) as log, _interrupted(folder, log):
-        run = _Evaluation(subjects, asked, lengths, options, log, manager, impossible, made)
+        run = _Evaluation(subjects, named, lengths, options, log, manager, impossible, made)
         cells = [cell for subject in subjects for cell in run.subject(subject)]
         labels = [model.label for model in log.setting.models]
         results = [result for label in labels if (result := log.harness(label)) is not None]
@@ -85,12 +89,10 @@ def evaluate(
 
 def write_report(report: EvaluationReport, folder: Path) -> None:
     """``results.json``, ``table.md`` and pictures. Raises EvaluationError."""
-    from composer.evaluation.plots import draw
-    from composer.evaluation.table import markdown
+    from composer.evaluation.rendering import draw
 
-    with writable(folder):
-        write_whole(folder / RESULTS, report.model_dump_json(indent=2) + "\n")
-        write_whole(folder / TABLE, markdown(report))
+    with STORE.writing(folder):
+        report.write(folder, RESULTS)
     draw(report, folder)
 
 
@@ -100,7 +102,7 @@ class _Evaluation:
     def __init__(
         self,
         subjects: Sequence[Subject],
-        asked: Sequence[NamedTask],
+        tasks: Sequence[NamedTask],
         lengths: Sequence[int],
         options: EvaluationOptions,
         log: ScoreLog,
@@ -111,12 +113,12 @@ class _Evaluation:
         """manager: lm-eval's, or None where it does not run. impossible: the reason for each cell that cannot be scored. made:
         samples that have been made already; those of a cell are removed as it begins."""
         self.options, self.log, self.manager = options, log, manager
-        self._cells = [(one, length) for one in asked for length in lengths]
+        self._cells = [(task, length) for task in tasks for length in lengths]
         self._counts = {
-            key: drawn(one.task, Writer(subject.tokenizer), length).count
+            key: drawn(task.task, Writer(subject.tokenizer), length).count
             for subject in subjects
-            for one, length in self._cells
-            if (key := CellKey(subject.label, one.label, length)) not in impossible
+            for task, length in self._cells
+            if (key := CellKey(subject.label, task.label, length)) not in impossible
         }
         self._impossible, self._made = impossible, made
         self._done = sum(len(log.results(key)) for key in self._counts)
@@ -124,16 +126,16 @@ class _Evaluation:
 
     def subject(self, subject: Subject) -> list[EvaluationCell]:
         """All cells of one model, which is loaded if any of its samples is missing."""
-        keys = [CellKey(subject.label, one.label, length) for one, length in self._cells]
+        keys = [CellKey(subject.label, task.label, length) for task, length in self._cells]
         missing = any(self._lacks(key) for key in keys)
         harness = self.manager is not None and (self.log.harness(subject.label) is None or self._lacks_samples(subject))
         model = subject.load(self.options.dtype, self.options.device, self.options.backend) if missing or harness else None
-        cells = [self._cell(subject, model, key, one) for key, (one, _) in zip(keys, self._cells, strict=True)]
+        cells = [self._cell(subject, model, key, task) for key, (task, _) in zip(keys, self._cells, strict=True)]
         if harness:
             self.log.add_harness(run_harness(subject.label, model, subject.tokenizer, self.options, self.manager))
         return cells
 
-    def _cell(self, subject: Subject, model: Any, key: CellKey, asked: NamedTask) -> EvaluationCell:
+    def _cell(self, subject: Subject, model: Any, key: CellKey, named: NamedTask) -> EvaluationCell:
         failure, made = self._impossible.get(key), self._made.pop(key, {})
         if self._lacks(key):
             self._report_progress(key)
@@ -148,7 +150,7 @@ class _Evaluation:
                 score_cell(
                     model,
                     subject.tokenizer,
-                    asked.task,
+                    named.task,
                     key.length,
                     batch_tokens=self.options.batch_tokens,
                     known=frozenset(known),
@@ -157,8 +159,8 @@ class _Evaluation:
                 )
             except (CellFailed, TaskError) as error:
                 failure = str(error)
-        judged = [one for _, one in sorted(self.log.results(key).items())]
-        return make_cell(key, asked.task.scored, judged, failure)
+        judged = [result for _, result in sorted(self.log.results(key).items())]
+        return make_cell(key, named.task.scored, judged, failure)
 
     def _lacks_samples(self, subject: Subject) -> bool:
         """Whether lm-eval's samples of a model are to be logged, and are not."""
@@ -194,23 +196,23 @@ def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[N
         if isinstance(error, Stopped):
             raise
         if folder is None:
-            said = "Interrupted, and nothing is kept: with a folder (-o FOLDER), samples are kept as they are scored."
+            message = "Interrupted, and nothing is kept: with a folder (-o FOLDER), samples are kept as they are scored."
         elif log is None:
-            said = "Interrupted while samples were made: nothing was scored yet. Say the same again to begin anew."
+            message = "Interrupted while samples were made: nothing was scored yet. Say the same again to begin anew."
             if (folder / RUN).is_file():
-                said = f"Interrupted while samples were made: {shown(folder)} is as it was. Say the same again to go on."
+                message = f"Interrupted while samples were made: {shown(folder)} is as it was. Say the same again to go on."
         else:
             count = sum(map(len, log.logged.values()))
-            said = f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Say the same again to go on."
-        raise Stopped(said, signal.SIGINT) from error
+            message = f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Say the same again to go on."
+        raise Stopped(message, signal.SIGINT) from error
 
 
 def _setting(
-    subjects: Sequence[Subject], asked: Sequence[NamedTask], lengths: Sequence[int], options: EvaluationOptions
+    subjects: Sequence[Subject], tasks: Sequence[NamedTask], lengths: Sequence[int], options: EvaluationOptions
 ) -> EvaluationSetting:
     return EvaluationSetting(
         models=tuple(subject.facts(options.dtype) for subject in subjects),
-        tasks=tuple(task_facts(one) for one in asked),
+        tasks=tuple(task_facts(task) for task in tasks),
         lengths=tuple(lengths),
         samples=options.samples or SAMPLES,
         seed=options.seed,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from composer.devices import NoRoom, room
 from composer.errors import EvaluationError
-from composer.evaluation.logits import before_logits
 from composer.evaluation.options import BATCH_TOKENS
 from composer.evaluation.perplexity import LazySamples, Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
@@ -76,19 +76,19 @@ def score_cell(
     - tell: called with each result, after its batch.
     """
     writer = Writer(tokenizer)
-    samples, there = drawn(task, writer, length), made or {}
+    samples, ready = drawn(task, writer, length), made or {}
     size = max(1, batch_tokens // length)
-    found: list[SampleResult] = []
+    results: list[SampleResult] = []
     for start in range(0, samples.count, size):
         indices = range(start, min(start + size, samples.count))
         if all(index in known for index in indices):
             continue
-        batch = [there[index] if index in there else samples.draw(index) for index in indices]
+        batch = [ready[index] if index in ready else samples.draw(index) for index in indices]
         check_tokens(batch, model.config.vocab_size, task.name, tokenizer)
         began = time.perf_counter()
-        given = _as_many_as_fit(lambda some: _judge(model, writer, task, length, some), batch)
+        scores = _as_many_as_fit(lambda some: _judge(model, writer, task, length, some), batch)
         seconds = (time.perf_counter() - began) / len(batch)
-        for index, sample, one in zip(indices, batch, given, strict=True):
+        for index, sample, score in zip(indices, batch, scores, strict=True):
             if index in known:
                 continue
             judged = SampleResult(
@@ -97,12 +97,12 @@ def score_cell(
                 depth=sample.depth,
                 answers=sample.answers,
                 seconds=round(seconds, 6),
-                **one._asdict(),
+                **score._asdict(),
             )
-            found.append(judged)
+            results.append(judged)
             if tell is not None:
                 tell(judged)
-    return found
+    return results
 
 
 def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str, tokenizer: Any) -> None:
@@ -135,22 +135,22 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
         texts = [writer.decode(ids) for ids in write(model, prompts, most, ends_of(model, writer))]
         return [SampleScore(task.score(sample, text), text) for sample, text in zip(samples, texts, strict=True)]
     if task.scored == "tokens":
-        told = judge_tokens(model, [sample.ids for sample in samples], [sample.answer for sample in samples])
-        return [SampleScore(_mean(right.tolist())) for right, _ in told]
+        judged = judge_tokens(model, [sample.ids for sample in samples], [sample.answer for sample in samples])
+        return [SampleScore(_mean(right.tolist())) for right, _ in judged]
     # BOS, which begins the next text, is not predicted.
-    asked = [tuple(token not in writer.begin or token in writer.end for token in sample.ids) for sample in samples]
-    told = judge_tokens(model, [sample.ids for sample in samples], asked)
+    is_predicted = [tuple(token not in writer.begin or token in writer.end for token in sample.ids) for sample in samples]
+    judged = judge_tokens(model, [sample.ids for sample in samples], is_predicted)
     size = bucket_size(length)
     return [
         SampleScore(_mean(nats.tolist()), nats=_in_buckets(nats.tolist(), where, size))
-        for (_, nats), where in zip(told, asked, strict=True)
+        for (_, nats), where in zip(judged, is_predicted, strict=True)
     ]
 
 
 def ends_of(model: Any, writer: Writer) -> frozenset[int]:
     """The tokens that end a generated text: the tokenizer's, and those of the model's generation config."""
-    said = getattr(model.generation_config, "eos_token_id", None)
-    return frozenset([*writer.end, *(said if isinstance(said, list) else [] if said is None else [said])])
+    end = getattr(model.generation_config, "eos_token_id", None)
+    return frozenset([*writer.end, *(end if isinstance(end, list) else [] if end is None else [end])])
 
 
 @torch.inference_mode()
@@ -162,11 +162,11 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
     width = max(map(len, prompts))
     ids = torch.tensor([[PADDING] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
-    said = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0), "use_cache": True}
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0), "use_cache": True}
     texts: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))
     while going:
-        answer = model(input_ids=ids, **said, logits_to_keep=1)
+        answer = model(input_ids=ids, **inputs, logits_to_keep=1)
         cache = getattr(answer, "past_key_values", None)
         if cache is None:
             return [_without_cache(model, prompt, count, ends) for prompt, count in zip(prompts, most, strict=True)]
@@ -178,7 +178,7 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
                 texts[row].append(token)
             if token in ends or len(texts[row]) >= most[row]:
                 going.discard(row)
-        ids, said = chosen[:, None], _of_the_next(said | {"past_key_values": cache})
+        ids, inputs = chosen[:, None], _of_the_next(inputs | {"past_key_values": cache})
     return texts
 
 
@@ -195,25 +195,25 @@ def _without_cache(model: Any, prompt: Sequence[int], most: int, ends: Collectio
     return text[len(prompt) :]
 
 
-def _of_the_next(said: dict[str, Any]) -> dict[str, Any]:
+def _of_the_next(inputs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the next step, of one real token a row; where the cache counts tokens by itself, without what it knows."""
-    mask, position = said["attention_mask"], said["position_ids"]
+    mask, position = inputs["attention_mask"], inputs["position_ids"]
     if mask is not None:
-        said["attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
+        inputs["attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
     if position is not None:
-        said["position_ids"] = position[:, -1:] + 1
-    return without_what_follows(said)
+        inputs["position_ids"] = position[:, -1:] + 1
+    return without_what_follows(inputs)
 
 
 @torch.inference_mode()
-def judge_tokens(model: Any, texts: Sequence[Sequence[int]], asked: Sequence[Sequence[bool]]) -> list[tuple[Tensor, Tensor]]:
+def judge_tokens(model: Any, texts: Sequence[Sequence[int]], is_judged: Sequence[Sequence[bool]]) -> list[tuple[Tensor, Tensor]]:
     """For each text, two tensors over its tokens that are ``asked``: whether each is the likeliest after those before it, and its
     loss in nats. The first token of a text is never one of them. Logits of a limited number of tokens are held at a time.
     """
     width = max(map(len, texts))
     # Behind a text, padding changes nothing for a causal model, so no mask is needed.
     ids = torch.tensor([[*text, *[PADDING] * (width - len(text))] for text in texts], device=model.device)
-    wanted = torch.tensor([[*row, *[False] * (width - len(row))] for row in asked], device=model.device)[:, 1:]
+    wanted = torch.tensor([[*row, *[False] * (width - len(row))] for row in is_judged], device=model.device)[:, 1:]
     states, logits_of = before_logits(model, ids)
     hidden, targets = states[:, :-1][wanted], ids[:, 1:][wanted]
     at_once = max(1, LOGITS // model.get_output_embeddings().weight.shape[0])
@@ -236,9 +236,65 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _in_buckets(nats: Sequence[float], asked: Sequence[bool], size: int) -> tuple[float | None, ...]:
+def _in_buckets(nats: Sequence[float], is_judged: Sequence[bool], size: int) -> tuple[float | None, ...]:
     """The mean loss in each part of a text. nats: of the tokens that are ``asked``, without the text's first."""
-    counts = list(accumulate((place > 0 and one for place, one in enumerate(asked)), initial=0))
-    bounds = [*range(0, len(asked), size), len(asked)]
+    counts = list(accumulate((place > 0 and counts_token for place, counts_token in enumerate(is_judged)), initial=0))
+    bounds = [*range(0, len(is_judged), size), len(is_judged)]
     parts = [nats[counts[start] : counts[end]] for start, end in pairwise(bounds)]
     return tuple(round(_mean(part), 6) if part else None for part in parts)
+
+
+def before_logits(model: Any, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The states that logits are made of, ``B T C``, and what makes logits of some of them, ``b t C`` to ``b t V``.
+
+    Only the logits of each row's first token are computed on the way. Raises EvaluationError where the states are not to be found.
+    """
+    outputs: list[Any] = []
+    states: list[Tensor] = []
+
+    def first(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        states.append(arguments[0])
+        return arguments[0][:, :1], *arguments[1:]
+
+    base, head = model.base_model, model.get_output_embeddings()
+    with base.register_forward_hook(lambda *called: outputs.append(called[-1])), head.register_forward_pre_hook(first):
+        model(input_ids=ids, use_cache=False)
+    if len(outputs) == 1 and hasattr(outputs[0], "last_hidden_state"):
+        return outputs[0].last_hidden_state, partial(_behind_base, model, type(outputs[0]))
+    if len(states) == 1:
+        return states[0], partial(_behind_one_token, model)
+    raise EvaluationError(
+        f"{type(model).__name__} computes its logits in a way of its own: tasks that are scored by tokens or by loss "
+        "cannot be asked of it."
+    )
+
+
+class Outputs(nn.Module):
+    """Stands where a language model has its base, and gives outputs that are there already. All else of it is the base's."""
+
+    def __init__(self, base: nn.Module, outputs: Any) -> None:
+        super().__init__()
+        vars(self)["base"] = base  # and not as a module of its own
+        self.outputs = outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["base"], name)
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.outputs
+
+
+def _behind_base(model: Any, kind: type[Any], states: Tensor) -> Tensor:
+    """The logits of a model that calls its base, which gave these states."""
+    name, base = model.base_model_prefix, model.base_model
+    setattr(model, name, Outputs(base, kind(last_hidden_state=states)))
+    try:
+        return model(input_ids=torch.zeros(states.shape[:2], dtype=torch.long, device=model.device), use_cache=False).logits
+    finally:
+        setattr(model, name, base)
+
+
+def _behind_one_token(model: Any, states: Tensor) -> Tensor:
+    """The logits of any other model: its output embeddings take these states in place of those of a call with one token."""
+    with model.get_output_embeddings().register_forward_pre_hook(lambda _, arguments: (states, *arguments[1:])):
+        return model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False).logits

@@ -1,4 +1,4 @@
-"""Models to evaluate: opened, each with its tokenizer."""
+"""The subjects of an evaluation, with their identities: models with their tokenizers, and tasks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.errors import EvaluationError
-from composer.evaluation.report import EvaluatedModelFacts
+from composer.evaluation.arguments import NamedTask
+from composer.evaluation.report import EvaluatedModelFacts, TaskIdentity
 from composer.files import sha256
+from composer.runs.identity import named_files, tokenizer_identity
 from composer.trust import load_tokenizer
 from composer.weights.load import Opened, open_models
 from converters.source import TOKENIZER, Source, small_files
@@ -28,15 +30,15 @@ class Subject(Opened):
 
     def facts(self, dtype: Dtype | None) -> EvaluatedModelFacts:
         """The model's identity, its tokenizer's hash included. Reads all weights whose hash is not recorded."""
-        folder = self.source.folder
-        return EvaluatedModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_hash_of(folder, small_files(folder, TOKENIZER)))
+        return EvaluatedModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_tokenizer_hash(self.source.folder))
 
 
 def open_subjects(models: Sequence[str | Path] | Mapping[str, str | Path], dtype: Dtype | None = None) -> tuple[Subject, ...]:
     """As ``open_models`` of ``composer.weights.load``, with their tokenizers. Raises SourceError and EvaluationError."""
     opened = open_models(models, EvaluationError, dtype)
     return tuple(
-        Subject(one.label, one.reference, one.source, one.refusal, _tokenizer(one.reference, one.source)) for one in opened
+        Subject(model.label, model.reference, model.source, model.refusal, _tokenizer(model.reference, model.source))
+        for model in opened
     )
 
 
@@ -46,9 +48,20 @@ def _tokenizer(reference: str, source: Source) -> PreTrainedTokenizerBase:
     return load_tokenizer(source.folder, EvaluationError, f"{reference} has no tokenizer that transformers can read")
 
 
-def _hash_of(folder: Path, names: Sequence[str]) -> str:
-    """One hash of several files, their names included."""
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(f"{name} {sha256(folder / name)}\n".encode())
-    return digest.hexdigest()
+def _tokenizer_hash(folder: Path) -> str:
+    """Return one hash of the files of a tokenizer, their names included."""
+    lines = "".join(f"{name} {digest}\n" for name, digest in tokenizer_identity(folder).items())
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def task_facts(named: NamedTask) -> TaskIdentity:
+    """The options, files and texts that decide the samples of a task."""
+    task = named.task
+    return TaskIdentity(
+        label=named.label,
+        scored=task.scored,
+        source=task.source,
+        options=task.model_dump(mode="json"),
+        files={name: sha256(path) for name, path in named_files(task).items()},
+        provenance=task.provenance,
+    )

@@ -23,7 +23,7 @@ from composer.files import sha256
 from composer.model.classes import Composed
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.writing import to_yaml
-from composer.training.merge import merge_adapters
+from composer.training.finetune import merge_adapters
 from composer.versions import versions_of
 from composer.weights.card import PICTURE, datasets_of, lineage
 from composer.weights.load import load_model

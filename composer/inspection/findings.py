@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, PlainSerializer
 
 from blocks.part import Closed
-from composer.tables import Readable, View
+from composer.tables import Readable, Table, View
 
 
 def plain(value: Any) -> Any:
@@ -19,9 +19,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return (float(f"{value:.4g}") or 0) if math.isfinite(value) else None
     return value
@@ -183,6 +183,34 @@ class Findings(Readable, Found):
     stream: Stream | None = None
 
     def view(self) -> View:
-        from composer.inspection.table import table_of
 
         return View("", (table_of(self),))
+
+
+def table_of(findings: Findings) -> Table:
+    """A row a head, with means over the queries and the tokens of the answer."""
+    memories = list(dict.fromkeys(name for head in findings.heads for name in head.shares))
+    has_answers = any(head.found.size for head in findings.heads)
+    headers = ["head", "of", *(f"{name} %" for name in memories)]
+    headers += ["on the answer", "teacher's"] if has_answers else []
+    headers += ["MSE", "KL"] if any(head.likeness for head in findings.heads) else []
+    rows = tuple(tuple(_row(head, index, memories, headers)) for head in findings.heads for index in range(head.heads))
+    title = f"{findings.model} on {findings.text}, {len(findings.tokens):,} tokens"
+    return Table(title, tuple(headers), rows, range(2, len(headers)))
+
+
+def _row(head: HeadFindings, index: int, memories: list[str], headers: list[str]) -> list[str]:
+    shares = [f"{100 * head.shares[name][index].mean():.0f}" if name in head.shares else "" for name in memories]
+    row = [f"{head.layer}.{head.first + index}", head.name, *shares]
+    if "on the answer" in headers:
+        teacher = head.teacher_found
+        row += [f"{_mean(head.found[index]):.3f}", "" if teacher is None else f"{_mean(teacher[index]):.3f}"]
+    if "MSE" in headers:
+        like = head.likeness
+        row.append("" if like is None else f"{like.mse[index]:.2g}")
+        row.append("" if like is None or like.divergence is None else f"{like.divergence[index]:.2g}")
+    return row
+
+
+def _mean(numbers: np.ndarray) -> float:
+    return float(numbers.mean()) if numbers.size else float("nan")

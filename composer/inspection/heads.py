@@ -8,13 +8,66 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blocks.flow import Mapped, Pairs
 from blocks.operation import Kind
-from composer.inspection.findings import HeadFindings, PlainArray, ShownNumbers, Vectors, Weighed
-from composer.inspection.measures import Recalls, binned, entropy, half_lives, norm, spectrum, stretches
-from composer.inspection.states import Store
+from blocks.tensors import repeat_heads
+from composer.graph.flow_of_pairs import ALL
+from composer.graph.graph import Node
+from composer.inspection.findings import HeadFindings, PlainArray, Recalled, ShownNumbers, Spectrum, Vectors, Weighed
+from composer.inspection.measures import Moment, Recalls, binned, entropy, half_lives, norm, recalled, spectrum, stretches
 from composer.model.head import Head, anatomy
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
 from composer.model.stepwise import HeadCall, Piece, pieces
+
+
+class Store:
+    """One memory of features, with all pairs of the text. A pair is in the memory if its weight in the answer is not 0."""
+
+    def __init__(self, head: Head, node: Node, implied: ImplicitAttention) -> None:
+        self._node, self._heads, self.name = node, node.shape.state_heads, node.name
+        self._rows = {query: row for row, query in enumerate(implied.queries)}
+        self._weights = implied.own[node.name][0]
+        self._features = next((edge.start, edge.output) for edge in anatomy(head).graph.into(node.name, "features"))
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._queries: list[Tensor] = []
+        self._logarithm = False
+        self._moments: list[Moment] = []
+
+    def take(self, piece: Piece) -> None:
+        """Add the pairs of a piece, with the features that the memory takes, whenever they fall into it."""
+        mapped: Mapped = piece.values[self._features]
+        pairs: Pairs = piece.values[ALL, ALL]
+        self._logarithm = mapped.logarithm
+        self._queries.append(mapped.query[0].cpu())
+        self._keys.append(repeat_heads(mapped.key(pairs), self._heads)[0].cpu())
+        self._values.append(repeat_heads(pairs.value, self._heads)[0].cpu())
+
+    def ask(self, piece: Piece) -> None:
+        """Read all stored values from the state after this piece, whose last token is one of the queries."""
+        memory, end = self._node.part, piece.columns.stop
+        assert isinstance(memory, Recalls)
+        # Query heads with a common state have the same pairs in it. One of them may give a pair the weight 0 by chance.
+        is_stored = (self._weights[self._rows[end - 1], :, :end] != 0).unflatten(0, (self._heads, -1)).any(1).T
+        if not is_stored.any():
+            return
+        own = {slot: piece.state[f"{self._node.name}.{slot}"] for slot in self._node.operation.slots}
+        keys = torch.cat(self._keys)[None].to(next(iter(own.values())).device)
+        back = memory.predict(keys, own)[0].cpu()
+        age = end - 1 - torch.arange(end)
+        self._moments.append(Moment(end, age, is_stored, torch.cat(self._values).to(back.dtype), back))
+
+    def spectra(self) -> dict[str, Spectrum]:
+        """The spectra of all queries and keys of the text."""
+        stage = f"features of {self.name}"
+        queries = spectrum(torch.cat(self._queries), "query", stage, logarithm=self._logarithm)
+        keys = spectrum(torch.cat(self._keys), "key", stage, logarithm=self._logarithm)
+        return {spectrum.name: spectrum for spectrum in (queries, keys)}
+
+    def recalled(self) -> Recalled | None:
+        """The recall at all moments; None where no pair has ever been in the memory."""
+        return recalled(self._moments) if self._moments else None
+
 
 MOMENTS = 12
 """The most times that a state is read in a text."""
@@ -24,7 +77,7 @@ def head_findings(
     layer: int,
     name: str,
     head: Head,
-    given: HeadCall,
+    call: HeadCall,
     queries: Sequence[int],
     found_at: Mapping[int, Sequence[int]],
     *,
@@ -33,24 +86,24 @@ def head_findings(
 ) -> HeadFindings:
     """The findings on a group of heads on one text. queries: the columns to compute weights of. found_at: for each query that
     predicts an answer, the columns where that answer stands. size: columns of a bin."""
-    implied = implicit_attention(head, given, queries, backend).cpu()
+    implied = implicit_attention(head, call, queries, backend).cpu()
     kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}
-    weights = {memory: one[0].transpose(0, 1) for memory, one in implied.weights().items()}
+    weights = {memory: parts[0].transpose(0, 1) for memory, parts in implied.weights().items()}
     weighed = Weighed(
         layer=layer,
         name=name,
         first=anatomy(head).place[1],
-        heads=given.query.shape[2],
+        heads=call.query.shape[2],
         memories=tuple(weights),
         kinds=tuple(kinds[memory] for memory in weights),
-        weights={memory: binned(one.float(), size).numpy() for memory, one in weights.items()},
-        shares={memory: one[0].mT.float().numpy() for memory, one in implied.shares().items()},
-        stands={memory: tuple(tuple(stretches(row != 0) for row in rows) for rows in one) for memory, one in weights.items()},
+        weights={memory: binned(parts.float(), size).numpy() for memory, parts in weights.items()},
+        shares={memory: parts[0].mT.float().numpy() for memory, parts in implied.shares().items()},
+        stands={memory: tuple(tuple(stretches(row != 0) for row in rows) for rows in parts) for memory, parts in weights.items()},
         error=implied.error(),
         found=on_answers(implied, found_at),
     )
     with torch.no_grad():
-        return _traced(head, given.detached(), implied, weighed, size, backend)
+        return _traced(head, call.detached(), implied, weighed, size, backend)
 
 
 def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> PlainArray:
@@ -61,7 +114,7 @@ def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
+def _traced(head: Head, call: HeadCall, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
     """The weights, with findings on the values that flow and on the states, from a run piece by piece."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
@@ -70,7 +123,7 @@ def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: We
     columns: list[int] = []
     norms: dict[str, list[PlainArray]] = {}
     last: Piece | None = None
-    for last in pieces(head, given, backend, bounds=bounds):
+    for last in pieces(head, call, backend, bounds=bounds):
         flow.take(head, last)
         for store in stores:
             store.take(last)
@@ -82,7 +135,7 @@ def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: We
                 store.ask(last)
     assert last is not None, "a text has tokens"
     made = [spectrum(torch.cat(parts), of, stage) for (of, stage), parts in flow.vectors.items()]
-    spectra = {one.name: one for one in made}
+    spectra = {spectrum.name: spectrum for spectrum in made}
     for store in stores:
         spectra |= store.spectra()
     shown = {}
@@ -91,11 +144,11 @@ def _traced(head: Head, given: HeadCall, implied: ImplicitAttention, weighed: We
         shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
     return HeadFindings(
         **dict(weighed),
-        half_lives={node: half_lives(total / given.length) for node, total in flow.decays.items()},
+        half_lives={node: half_lives(total / call.length) for node, total in flow.decays.items()},
         recalled={store.name: known for store in stores if (known := store.recalled()) is not None},
         spectra=spectra,
         norm_columns=tuple(columns),
-        norms={memory: np.stack(one) for memory, one in norms.items()},
+        norms={memory: np.stack(values) for memory, values in norms.items()},
         shown=shown,
     )
 
@@ -137,9 +190,9 @@ def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> Show
 
 def _norms(head: Head, piece: Piece) -> dict[str, PlainArray]:
     """The norms of the matrices that memories sum up, by memory, a number a head."""
-    found = {}
+    norms = {}
     for node, memory in anatomy(head).graph.memories:
         matrix = memory.matrix({slot: piece.state[f"{node.name}.{slot}"] for slot in node.operation.slots})
         if matrix is not None:
-            found[node.name] = norm(matrix[0].flatten(1)).cpu().numpy()
-    return found
+            norms[node.name] = norm(matrix[0].flatten(1)).cpu().numpy()
+    return norms

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from composer.devices import check_device
 from composer.errors import InspectionError, SourceError, TrainingError
@@ -17,9 +17,6 @@ from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, looked_text
 from composer.tasks.unknown import without_embedding
 from composer.weights.config import check_positions
-
-if TYPE_CHECKING:
-    from composer.training.teacher import Teacher
 
 BINS = 1024
 """The most bins of columns: in a text of so many tokens or fewer, each token is a bin."""
@@ -50,12 +47,12 @@ def inspect(
     vocabulary = opened.model.config.get_text_config().vocab_size
     if problem := without_embedding(f"the text ({text.label})", text.ids, vocabulary, opened.tokenizer):
         raise InspectionError(f"{problem}.")
-    found = look(opened.model, opened.teacher, text, options, label=opened.label, teacher_label=opened.teacher_label, tell=tell)
+    findings = look(opened.model, opened.teacher, text, options, label=opened.label, teacher_label=opened.teacher_label, tell=tell)
     if options.out is not None:
         from composer.inspection.folder import write
 
-        write(found, options.out)
-    return found
+        write(findings, options.out, force=options.force)
+    return findings
 
 
 def look(
@@ -79,16 +76,16 @@ def look(
             f"The teacher {teacher_label} does not fit the model: heads are compared one by one, so both need as many layers, "
             "heads, key heads and channels, and the same vocabulary. Name the model that the student was built from."
         )
-    for one, name in ((student, label), (teacher, f"The teacher {teacher_label}")):
-        if one is not None:
-            check_positions(trunk_of(one), name, len(text.ids), "ask for a --length of at most", InspectionError)
+    for model, name in ((student, label), (teacher, f"The teacher {teacher_label}")):
+        if model is not None:
+            check_positions(trunk_of(model), name, len(text.ids), "ask for a --length of at most", InspectionError)
     queries = text.queries(options.queries)
     if len(queries) * len(text.ids) * resolved.dimensions.heads > MOST_WEIGHTS:
         raise InspectionError(
             f"{len(queries):,} queries over {len(text.ids):,} tokens would be too many weights to hold; ask about fewer: --queries"
         )
     size = math.ceil(len(text.ids) / BINS)
-    run = TextRun(text, queries, layers, size, tell or _silent)
+    run = TextRun(text, queries, layers, size, tell or (lambda _: None))
     with _evaluating(student):
         answered, streams = run.student(student)
         teacher_answered, theirs = (None, None) if teacher is None else run.teacher(teacher, student)
@@ -171,7 +168,7 @@ def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | N
 
     folder: of the student.
     """
-    from composer.training.teacher import open_teacher
+    from composer.training.teacher import open_language_model, open_teacher
     from composer.weights.record import read_record
 
     record = None if folder is None or options.alone else read_record(folder)
@@ -179,7 +176,7 @@ def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | N
         if record is not None and (options.teacher is not None or record.source is not None):
             teacher = open_teacher(record, options.teacher)
         elif options.teacher is not None:
-            teacher = _opened_teacher(options.teacher)
+            teacher = open_language_model(options.teacher)
         else:
             return None, None
     except (TrainingError, SourceError) as error:
@@ -192,24 +189,14 @@ def _named(reference: str) -> str:
     return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 
 
-def _opened_teacher(reference: str) -> Teacher:
-    from composer.training.teacher import open_language_model
-
-    return open_language_model(reference)
-
-
 def _layers(options: InspectOptions, count: int) -> tuple[int, ...]:
     """Raises InspectionError."""
     if options.layers is None:
         return tuple(range(count))
-    asked = tuple(layer + count if layer < 0 else layer for layer in options.layers)
-    wrong = [layer for layer, own in zip(options.layers, asked, strict=True) if not 0 <= own < count]
-    if wrong or not asked:
+    layers = tuple(layer + count if layer < 0 else layer for layer in options.layers)
+    wrong = [layer for layer, own in zip(options.layers, layers, strict=True) if not 0 <= own < count]
+    if wrong or not layers:
         raise InspectionError(
             f"There is no layer {', '.join(map(str, wrong)) or 'named'}: the model has {count}, from 0 to {count - 1}."
         )
-    return tuple(sorted(set(asked)))
-
-
-def _silent(_: str) -> None:
-    return None
+    return tuple(sorted(set(layers)))

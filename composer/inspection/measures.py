@@ -31,11 +31,11 @@ class Recalls(Protocol):
 
 @dataclass(frozen=True)
 class Moment:
-    """The stored pairs after ``column`` tokens: ages E, whether each head has a pair, E N, true and recalled values, E N D."""
+    """The pairs after ``column`` tokens: ages E, whether each head has a pair, E N, true and recalled values, E N D."""
 
     column: int
     age: Tensor
-    there: Tensor
+    is_stored: Tensor
     value: Tensor
     back: Tensor
 
@@ -49,17 +49,20 @@ class Moment:
 def recalled(moments: Sequence[Moment]) -> Recalled:
     """The recall of stored values, over the number of stored pairs and over their age."""
     last = moments[-1]
-    there = last.age[last.there.any(1)] + 1
-    bounds = np.unique(np.geomspace(int(there.min()), int(there.max()), BINS_OF_AGE).round().astype(int)).tolist()
-    bins = [last.there & ((last.age >= low) & (last.age < high))[:, None] for low, high in zip([0, *bounds], bounds, strict=False)]
+    ages = last.age[last.is_stored.any(1)] + 1
+    bounds = np.unique(np.geomspace(int(ages.min()), int(ages.max()), BINS_OF_AGE).round().astype(int)).tolist()
+    bins = [
+        last.is_stored & ((last.age >= low) & (last.age < high))[:, None] for low, high in zip([0, *bounds], bounds, strict=False)
+    ]
     scores = [moment.scores for moment in moments]
     error, cosine = (
-        np.stack([mean_of(one[which], moment.there) for one, moment in zip(scores, moments, strict=True)]) for which in range(2)
+        np.stack([mean_of(both[which], moment.is_stored) for both, moment in zip(scores, moments, strict=True)])
+        for which in range(2)
     )
     error_by_age, cosine_by_age = (np.stack([mean_of(scores[-1][which], inside) for inside in bins]) for which in range(2))
     return Recalled(
         columns=tuple(moment.column for moment in moments),
-        stored=tuple(float(moment.there.double().sum(0).mean()) for moment in moments),
+        stored=tuple(float(moment.is_stored.double().sum(0).mean()) for moment in moments),
         error=error,
         cosine=cosine,
         ages=tuple(bounds),
@@ -100,9 +103,9 @@ def entropy(shares: Tensor) -> Tensor:
     return -(shares * shares.clamp(min=torch.finfo(shares.dtype).tiny).log()).sum(-1)
 
 
-def stretches(there: Tensor) -> tuple[tuple[int, int], ...]:
+def stretches(truths: Tensor) -> tuple[tuple[int, int], ...]:
     """First and last column of each stretch of a row of truths."""
-    steps = torch.nn.functional.pad(there.to(torch.int8), (1, 1)).diff()
+    steps = torch.nn.functional.pad(truths.to(torch.int8), (1, 1)).diff()
     starts, ends = (steps == 1).nonzero()[:, 0], (steps == -1).nonzero()[:, 0] - 1
     return tuple(zip(starts.tolist(), ends.tolist(), strict=True))
 

@@ -38,16 +38,16 @@ class TextRun:
     @property
     def heads(self) -> tuple[HeadFindings, ...]:
         """The findings so far, layer by layer and head by head."""
-        return tuple(sorted(self._heads.values(), key=lambda one: (one.layer, one.first)))
+        return tuple(sorted(self._heads.values(), key=lambda head: (head.layer, head.first)))
 
     def student(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
         """Run the model, and inspect its heads. Returns its answers, and its hidden states."""
 
-        def visit(layer: int, name: str, head: Head, given: HeadCall) -> None:
+        def visit(layer: int, name: str, head: Head, call: HeadCall) -> None:
             if layer in self.layers:
                 self._tell(f"layer {layer}, {name}")
                 options = {"size": self.size, "backend": model.base.backend}
-                self._heads[layer, name] = head_findings(layer, name, head, given, self.queries, self.found_at, **options)
+                self._heads[layer, name] = head_findings(layer, name, head, call, self.queries, self.found_at, **options)
 
         with visiting_heads(model, visit):
             return self._through(model)
@@ -57,12 +57,12 @@ class TextRun:
         Returns its answers, and its hidden states."""
         own = {attention.layer: attention for _, attention in attentions(student)}
 
-        def visit(layer: int, name: str, head: Head, given: HeadCall) -> None:
+        def visit(layer: int, name: str, head: Head, call: HeadCall) -> None:
             if layer in self.layers:
                 self._tell(f"teacher, layer {layer}")
-                implied = implicit_attention(head, given, self.queries, model.base.backend).cpu()
-                rows, found = implied.total()[0].transpose(0, 1), on_answers(implied, self.found_at)
-                self._teacher.setdefault(layer, {})[anatomy(head).place[1]] = rows, found
+                implied = implicit_attention(head, call, self.queries, model.base.backend).cpu()
+                rows, on_answer = implied.total()[0].transpose(0, 1), on_answers(implied, self.found_at)
+                self._teacher.setdefault(layer, {})[anatomy(head).place[1]] = rows, on_answer
 
         listened = [attention for _, attention in attentions(model)]
         for attention in listened:
@@ -88,39 +88,39 @@ class TextRun:
             return
         lesson, groups = lesson_of(call, options, attended), sorted(self._teacher.pop(layer).items())
         rows = torch.cat([weighed for _, (weighed, _) in groups])
-        found = np.concatenate([on_answer for _, (_, on_answer) in groups])
+        on_answers_of_teacher = np.concatenate([on_answer for _, (_, on_answer) in groups])
         weights: dict[str, Tensor] = {}
 
-        def visit(at: int, name: str, head: Head, given: HeadCall) -> None:
-            implied = implicit_attention(head, given, self.queries, student.base.backend).cpu()
+        def visit(at: int, name: str, head: Head, head_call: HeadCall) -> None:
+            implied = implicit_attention(head, head_call, self.queries, student.base.backend).cpu()
             weights[name] = implied.total()[0].transpose(0, 1)
 
         with torch.no_grad(), visiting_heads(student, visit):
             heads = answers(own[layer], lesson, student.base.backend)
-        for key, one in self._heads.items():
-            if one.layer != layer:
+        for key, findings in self._heads.items():
+            if findings.layer != layer:
                 continue
-            place = slice(one.first, one.first + one.heads)
+            place = slice(findings.first, findings.first + findings.heads)
             mine, theirs = heads[0, :, place].double().cpu(), lesson.heads[0, :, place].double().cpu()
             likeness = HeadLikeness(
                 mse=(mine - theirs).square().mean((0, 2)).numpy(),
                 cosine=torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean(0).numpy(),
-                divergence=_divergence(rows[place].double(), weights[one.name].double()),
+                divergence=_divergence(rows[place].double(), weights[findings.name].double()),
             )
             beside = {
                 "teacher": binned(rows[place].float(), self.size).numpy(),
-                "teacher_found": found[place],
+                "teacher_found": on_answers_of_teacher[place],
                 "likeness": likeness,
             }
-            self._heads[key] = one.model_copy(update=beside)
+            self._heads[key] = findings.model_copy(update=beside)
 
     @torch.no_grad()
     def _through(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
         """Run a model on the text, with logits for the answers only."""
         ids = torch.tensor([self.text.ids], device=model.device)
-        asked = torch.tensor([answer - 1 for answer in self.text.answers] or [len(self.text.ids) - 1], device=model.device)
-        output = model(ids, use_cache=False, output_hidden_states=True, logits_to_keep=asked)
-        streams = tuple(one[0].float().cpu() for one in output.hidden_states)
+        columns = torch.tensor([answer - 1 for answer in self.text.answers] or [len(self.text.ids) - 1], device=model.device)
+        output = model(ids, use_cache=False, output_hidden_states=True, logits_to_keep=columns)
+        streams = tuple(stream[0].float().cpu() for stream in output.hidden_states)
         if not self.text.answers:
             return None, streams
         wanted = ids[0, list(self.text.answers)]

@@ -77,7 +77,7 @@ class InspectOptions(Replacing, WithBackend, OnDevice, Seeded):
         """The task that writes the text, and its label. Raises InspectionError and EvaluationError."""
         named = read_tasks(self.tasks or [TASK], EvaluationOptions(samples=1, seed=self.seed))
         if len(named) != 1:
-            labels = ", ".join(one.label for one in named) or "nothing"
+            labels = ", ".join(task.label for task in named) or "nothing"
             raise InspectionError(f"--tasks: {labels}; a model is looked at on {ONE_TEXT}: name one task.")
         if not isinstance(task := named[0].task, Task):
             raise InspectionError(f"{named[0].label}: name a task that writes a text of its own, such as passkey or recall.")

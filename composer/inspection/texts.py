@@ -27,12 +27,12 @@ class LookedText:
 
     def queries(self, count: int) -> tuple[int, ...]:
         """Columns to compute weights of: those before an answer, and others, evenly spread up to the last, ``count`` in all."""
-        asked = {answer - 1 for answer in self.answers}
-        length, left = len(self.ids), max(0, count - len(asked))
+        columns = {answer - 1 for answer in self.answers}
+        length, left = len(self.ids), max(0, count - len(columns))
         if left >= length:
             return tuple(range(length))
         even = {round((index + 1) * (length - 1) / left) for index in range(left)} if left else set()
-        return tuple(sorted(asked | even))
+        return tuple(sorted(columns | even))
 
 
 def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
@@ -55,12 +55,12 @@ def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
 
 
 def _check_written(what: str, ids: Sequence[int], tokenizer: Any) -> None:
-    if said := hardly_written(what, ids, unknown_token(tokenizer)):
-        warn_user(said)
+    if warning := hardly_written(what, ids, unknown_token(tokenizer)):
+        warn_user(warning)
 
 
 def _shown(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:
-    return tuple(writer.tokenizer.decode([one]) for one in ids)
+    return tuple(writer.tokenizer.decode([token]) for token in ids)
 
 
 def _runs(marks: Sequence[bool]) -> Iterator[list[int]]:

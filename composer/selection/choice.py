@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from composer.api import ExplainOptions, run_explain
 from composer.errors import SelectionError
+from composer.files import failing_as
 from composer.selection.report import By, LayerScore
 from composer.spec.document import Spec
 from composer.spec.layer_rules import SOURCE, layers_at
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved
+from composer.weights.record import Record
+from converters.source import Source
 
 
 def candidates(resolved: Resolved) -> tuple[int, ...]:
@@ -22,8 +27,8 @@ def candidates(resolved: Resolved) -> tuple[int, ...]:
 
 def best(scores: Sequence[LayerScore], by: By, count: int) -> tuple[int, ...]:
     """The layers of the highest scores, in order; of equal ones the earlier."""
-    ranked = sorted(scores, key=lambda one: (-getattr(one, by), one.layer))
-    return tuple(sorted(one.layer for one in ranked[:count]))
+    ranked = sorted(scores, key=lambda score: (-getattr(score, by), score.layer))
+    return tuple(sorted(score.layer for score in ranked[:count]))
 
 
 def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
@@ -59,10 +64,32 @@ def keeping(document: Mapping[str, Any], layers: Sequence[int], of: int) -> dict
     left = [rules[number] for number in sorted(set(last.values()))]
     used = {name for rule in left for name in _named(rule["use"])}
     heads = {name: head for name, head in document.get("heads", {}).items() if name in used}
-    others = {key: said for key, said in document.items() if key not in ("heads", "layers")}
+    others = {key: value for key, value in document.items() if key not in ("heads", "layers")}
     return {**others, **({"heads": heads} if heads else {}), "layers": left}
 
 
 def _named(use: str | Sequence[Mapping[str, Any]]) -> set[str]:
     """The heads that a rule of a document names."""
     return {use} if isinstance(use, str) else {group["head"] for group in use}
+
+
+def another_source(student: Path, record: Record, source: Source) -> str | None:
+    """What tells the source of a student from this one, in words; None where nothing does.
+
+    Weight files that the student took over as they are must be equal to the source's: same size and time stamp, or same bytes.
+    Nothing is known of files that training wrote anew. Raises SelectionError where a file cannot be read.
+    """
+    if record.source is None:
+        return "it was built from nothing"
+    whence = f"it was built from {record.source.repo_id or record.source.folder}"
+    if record.source.config_sha256 != source.config_sha256:
+        return f"{whence}, with another config.json"
+    for shard in record.plan.shards:
+        stored = record.files.get(shard.output or "")
+        if stored is None or stored.origin is None:
+            continue
+        shard_of_source = source.shards.get(shard.file)
+        with failing_as(SelectionError, f"The weights of {student} and of {source.folder} cannot be compared"):
+            if shard_of_source is None or not filecmp.cmp(student / str(shard.output), shard_of_source.file):
+                return f"{whence}, with other weights in {shard.file}"
+    return None

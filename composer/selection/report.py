@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 from pydantic import computed_field
 
 from blocks.part import Closed
+from composer.plotting import COLOURS, panels, plotting, save, titled
 from composer.spec.inherit import shown
 from composer.tables import Readable, Table, View
-from composer.words import size
+from composer.words import ranges, size
 
 By = Literal["restored", "swapped", "error"]
 WORDS: dict[By, str] = {
@@ -19,6 +20,9 @@ WORDS: dict[By, str] = {
     "error": "relative error of its attention",
 }
 """The description of each score, for tables and pictures."""
+KEPT, OTHER = COLOURS[5], COLOURS[0]
+MOST = 32
+"""The most layers that an axis names; of more, it names every second, third and so on."""
 
 
 class LayerScore(Closed):
@@ -68,25 +72,47 @@ class Selection(Readable, Closed):
         return View(f"{self.name} of {shown(Path(self.teacher))}", (table(self),), remarks(self))
 
 
-def table(found: Selection) -> Table:
+def table(selection: Selection) -> Table:
     """A row a layer."""
     names = get_args(By)
     rows = tuple(
-        (str(one.layer), "kept" if one.layer in found.keep else "", *(f"{getattr(one, name):.4g}" for name in names))
-        for one in found.scores
+        (str(score.layer), "kept" if score.layer in selection.keep else "", *(f"{getattr(score, name):.4g}" for name in names))
+        for score in selection.scores
     )
     return Table("", ("layer", "", *(WORDS[name] for name in names)), rows, range(2, 2 + len(names)))
 
 
-def remarks(found: Selection) -> tuple[str, ...]:
+def remarks(selection: Selection) -> tuple[str, ...]:
     """The effect of keeping the layers, and the next step for the user."""
     every = (
         "The budget would allow to keep every layer, and that is the source itself: the one with the lowest score is left out.",
     )
     return (
-        f"KL(teacher ‖ student) is {found.divergence:.4g} nats a token with none of them kept, {found.kept_divergence:.4g} with "
-        f"these ({found.tokens:,} tokens of {found.rows:,} held-out rows, before any fine-tuning).",
-        f"State at {found.sequence:,} tokens: {size(found.state_bytes)}.",
-        *(every if found.all_fit else ()),
-        f"Spec: {shown(found.out / 'spec.yaml')}",
+        f"KL(teacher ‖ student) is {selection.divergence:.4g} nats a token with none of them kept, "
+        f"{selection.kept_divergence:.4g} with these ({selection.tokens:,} tokens of {selection.rows:,} held-out rows, before any "
+        "fine-tuning).",
+        f"State at {selection.sequence:,} tokens: {size(selection.state_bytes)}.",
+        *(every if selection.all_fit else ()),
+        f"Spec: {shown(selection.out / 'spec.yaml')}",
     )
+
+
+def draw(selection: Selection, path: Path) -> None:
+    """A panel a score. Raises OSError."""
+    names = get_args(By)
+    with plotting() as pyplot:
+        figure, axes = panels(pyplot, len(names), height=2.0, margin=0.6, sharex=True)
+        layers = [score.layer for score in selection.scores]
+        kept = {layer: layer in selection.keep for layer in layers}
+        for axis, name in zip(axes, names, strict=True):
+            bars = axis.bar(layers, [getattr(score, name) for score in selection.scores])
+            for layer, bar in zip(layers, bars, strict=True):
+                bar.set(facecolor=KEPT if kept[layer] else OTHER, hatch="///" if kept[layer] else None, edgecolor="white")
+            axis.axhline(0, color="black", linewidth=0.8)
+            axis.set_ylabel(WORDS[name].replace(" by ", "\nby ").replace(" of ", "\nof "))
+            if name == selection.by:
+                axis.set_title(f"kept by this score (hatched): {ranges(selection.keep)}", color="#A64500")
+        axes[-1].set_xlabel("layer")
+        axes[-1].set_xticks(layers[:: -(-len(layers) // MOST)])
+        titled(figure, f"What each layer of {Path(selection.teacher).name} loses as {selection.name}")
+        save(figure, path)

@@ -3,29 +3,67 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field, JsonValue
 
 from composer.errors import SelectionError
-from composer.files import failing_as, visible_in, write_whole
-from composer.locks import working_in
+from composer.files import write_whole
+from composer.runs.identity import Fingerprint, data_identity, fingerprint
+from composer.runs.store import RunStore, Settings
 from composer.selection.choice import best, candidates, count_within, keeping, state_bytes
-from composer.selection.plot import draw
-from composer.selection.report import By, Selection
+from composer.selection.report import By, Selection, draw
 from composer.selection.scores import divergence_with, score_layers
 from composer.spec.document import Spec
 from composer.spec.writing import to_yaml
-from composer.training.measure import some
-from composer.training.rows import rows_of
+from composer.training.rows import rows_of, some
 from composer.training.run import TrainingOptions, load_student
-from composer.training.student import read_student
+from composer.training.student import Student, read_student
 from composer.training.teacher import open_teacher
 
-SELECTION, SPEC, PICTURE = "selection.json", "spec.yaml", "layers.png"
+RUN, SELECTION, SPEC, PICTURE = "run.json", "selection.json", "spec.yaml", "layers.png"
 BUILT, STUDENT = "built", "student"
 """The folders of the student before training, and after."""
+
+
+STORE = RunStore("selection", SelectionError, mark=RUN, written=(SPEC, PICTURE, SELECTION), result=SELECTION)
+
+
+class SelectionSettings(Settings):
+    """The settings that decide the student of a selection, for which scores may be asked for in several ways.
+
+    student: named by the user, None where it is trained here. model: the student before training. files: hashes of the data's.
+    """
+
+    student: str | None = None
+    model: Fingerprint | None = None
+    recipe: dict[str, JsonValue] = Field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    files: dict[str, str] = Field(default_factory=dict)
+    share: float | None = None
+    seed: int | None = None
+    backend: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | {"model": None if self.model is None else self.model.short()}
+
+
+def settings_of(built: Student, training: TrainingOptions) -> SelectionSettings:
+    """Return the settings of a selection whose student is trained. Raises DataError."""
+    transfer = built.recipe.transfer
+    assert transfer is not None, "a student without transfer has been refused"
+    files = [data_identity(reference)["files"] for reference in training.data]
+    return SelectionSettings(
+        model=fingerprint(built.source),
+        recipe={"sequence": built.recipe.sequence, "rows": built.recipe.rows, "transfer": transfer.model_dump(mode="json")},
+        data=tuple(training.data),
+        files={name: digest for own in files for name, digest in own.items()},
+        share=training.share,
+        seed=training.seed,
+        backend=training.backend,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +92,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     training.tell(f"Scoring {layers} layers on {len(rows)} held-out rows.")
     model, taught = load_student(described, training).eval(), teacher.load(training.device, training.backend)
     apart, scores = score_layers(model, taught, rows)
-    ranked = [one for one in scores if one.layer in free]
+    ranked = [score for score in scores if score.layer in free]
     document = spec.model_dump(mode="json", exclude_unset=True)
 
     def bytes_of(count: int) -> int:
@@ -68,7 +106,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
     keep = best(ranked, options.by, count)
     kept_apart, tokens = divergence_with(model, taught, rows, keep)
     name = f"{spec.name}-keep-{count}"
-    found = Selection(
+    selection = Selection(
         name=spec.name,
         teacher=teacher.reference,
         by=options.by,
@@ -84,36 +122,13 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
         document={**keeping(document, keep, layers), "name": name},
         out=out,
     )
-    _write(found)
-    return found
+    _write(selection)
+    return selection
 
 
-def _write(found: Selection) -> None:
-    """The spec, the report and the picture. Raises SelectionError."""
-    clear(found.out)
-    with failing_as(SelectionError, f"{found.out} cannot be written to", "Choose another --out."):
-        write_whole(found.out / SPEC, to_yaml(found.document))
-        write_whole(found.out / SELECTION, json.dumps(found.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")
-        draw(found, found.out / PICTURE)
-
-
-def clear(folder: Path) -> None:
-    """Removes what an earlier selection has found, but for its student. Raises SelectionError."""
-    with failing_as(SelectionError, f"The selection in {folder} cannot be removed", "Choose another --out."):
-        for name in (SELECTION, SPEC, PICTURE):  # the first of them says that a selection has ended there
-            (folder / name).unlink(missing_ok=True)
-
-
-@contextmanager
-def selection_folder(folder: Path, *, force: bool) -> Iterator[None]:
-    """Makes the folder of a selection, and locks it for the block. force: replace the selection that is there.
-
-    Raises SelectionError where other things stand in it.
-    """
-    with working_in(folder, SelectionError, "Another selection is at work on"):
-        if (folder / SELECTION).is_file() and not force:
-            raise SelectionError(f"{folder} holds a selection. Choose another --out, or replace it: --force.")
-        known = {SELECTION, SPEC, PICTURE, STUDENT, f"{STUDENT}.run", BUILT}
-        if any(path.name not in known for path in visible_in(folder)):
-            raise SelectionError(f"{folder} holds files that no selection wrote. Move them away, or choose another --out.")
-        yield
+def _write(selection: Selection) -> None:
+    """Write the spec, the picture and the report, which shows that the selection has ended. Raises SelectionError."""
+    with STORE.writing(selection.out):
+        write_whole(selection.out / SPEC, to_yaml(selection.document))
+        draw(selection, selection.out / PICTURE)
+        write_whole(selection.out / SELECTION, json.dumps(selection.model_dump(mode="json", exclude={"out"}), indent=2) + "\n")

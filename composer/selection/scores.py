@@ -31,8 +31,8 @@ def score_layers(
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            found = answers(own[index], lesson, student.base.backend)
-            wrong[index] += _squares(found - lesson.heads, batch)
+            heads = answers(own[index], lesson, student.base.backend)
+            wrong[index] += _squares(heads - lesson.heads, batch)
             whole[index] += _squares(lesson.heads, batch)
 
         teach(teacher, batch, compared)

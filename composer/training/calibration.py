@@ -72,15 +72,15 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     """Calibrate one layer on one batch. The name is the full one of its attention."""
     began, length = time.monotonic(), lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
-    calls = ((head, given) for _, head, given in _head_calls(teacher, lesson, backend))
-    wanted = torch.cat([implicit_attention(head, given, queries, backend).total().clamp(min=0) for head, given in calls], dim=2)
+    calls = ((head, call) for _, head, call in _head_calls(teacher, lesson, backend))
+    wanted = torch.cat([implicit_attention(head, call, queries, backend).total().clamp(min=0) for head, call in calls], dim=2)
     valid = lesson.tokens.valid
     if valid is not None:
         wanted = wanted * valid[:, queries, None, None]
     calibrated, kept, first = list[str](), list[str](), 0
-    for own, head, given in _head_calls(student, lesson, backend):
-        heads = given.query.shape[2]
-        done = _Calibration(head, given, queries, wanted[:, :, first : first + heads], backend).run()
+    for own, head, call in _head_calls(student, lesson, backend):
+        heads = call.query.shape[2]
+        done = _Calibration(head, call, queries, wanted[:, :, first : first + heads], backend).run()
         first += heads
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None:
@@ -90,22 +90,22 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
 
 def _head_calls(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadCall]]:
     """Name, head and inputs of each group of heads, as the lesson's inputs reach them through the layer."""
-    found = list[tuple[str, Head, HeadCall]]()
+    results = list[tuple[str, Head, HeadCall]]()
 
-    def collect(_: int, name: str, head: Head, given: HeadCall) -> None:
-        found.append((name, head, given))
+    def collect(_: int, name: str, head: Head, call: HeadCall) -> None:
+        results.append((name, head, call))
 
     with visiting_heads(attention, collect):
         answers(attention, lesson, backend)
-    return found
+    return results
 
 
 class _Calibration:
     """Calibrates one group of heads on its teacher's attention weights at some queries, B Q H T. Gates come first, as the values of
     maps depend on them; then maps; then the weights of memories, which depend on both."""
 
-    def __init__(self, head: Head, given: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
-        self._head, self._given, self._queries, self._wanted, self._backend = head, given, queries, wanted, backend
+    def __init__(self, head: Head, call: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
+        self._head, self._given, self._queries, self._wanted, self._backend = head, call, queries, wanted, backend
         self._of: Anatomy = anatomy(head)
         self._done = set[str]()
 
@@ -136,10 +136,10 @@ class _Calibration:
         if maps:
             query, key, decay = self._mapped(node, memory)
             attended = replace(attended, query=query, key=key, decay=decay)
-        found = module(node.part.calibrated, attended, node.shape)
-        for name, values in found.items():
+        results = module(node.part.calibrated, attended, node.shape)
+        for name, values in results.items():
             module.get_parameter(name).copy_(values)
-        if found:
+        if results:
             self._done.add(node.module)
 
     def _attended(self, memory: Node) -> Attended:
@@ -162,9 +162,9 @@ class _Calibration:
     def _balanced(self, memory: Node) -> bool | None:
         memories = self._of.graph.memories
         apart = any(taker.leaves_masses_out for taker in takers_of(self._of.graph, memory.name))
-        if len(memories) == 1 or apart or not all(one.has_mass() for _, one in memories):
+        if len(memories) == 1 or apart or not all(memory.has_mass() for _, memory in memories):
             return None
-        return any(one.weight == "learned" for _, one in memories)
+        return any(memory.weight == "learned" for _, memory in memories)
 
     def _mapped(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
         """The queries and keys that enter a feature map, and the mean decay per token of its memory."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,8 +28,8 @@ from blocks.part import Closed
 from composer.errors import TrainingError
 from composer.files import failing_as, move_folder, partial_of, sha256, sync
 from composer.state import first_problem
+from composer.training.options import AGAIN
 from composer.training.processes import by_all, by_first, count, held, rank
-from composer.training.stopping import AGAIN
 from composer.training.unit import Unit, UnitFacts
 from composer.weights.stream import TensorToWrite, as_bytes, write_shard
 from converters.bounded import MOST_CONFIG, parse_json, problem_with, read_text
@@ -39,8 +39,6 @@ FACTS = "facts.json"
 NAME = "step-{:08d}"
 _NAMED = re.compile(r"step-[0-9]{8,}")
 TENSORS = "process-{}.safetensors"
-PICKLE = ".metadata"
-"""The name of a file that only checkpoints of earlier versions have."""
 Result = TypeVar("Result")
 OfKind = TypeVar("OfKind", bound=Closed)
 
@@ -56,10 +54,10 @@ class ProcessFacts(Closed):
 class CheckpointFacts(Closed):
     """The contents of ``facts.json``. units: by name; processes: by rank; state: as ``save`` has it."""
 
-    format: Literal[2] = 2
+    format: Literal[1] = 1
     units: dict[str, UnitFacts]
     processes: tuple[ProcessFacts, ...]
-    state: dict[str, Any] = Field(alias="told")
+    state: dict[str, Any]
 
 
 def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any], again: str = AGAIN) -> None:
@@ -72,7 +70,7 @@ def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any
         try:
             by_first(lambda: _begin(folder, partial))
             processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
-            stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, told=dict(state))
+            stored = CheckpointFacts(units={unit.name: unit.facts() for unit in units}, processes=processes, state=dict(state))
             by_first(lambda: _complete(partial, target, stored))
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
@@ -185,12 +183,7 @@ def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
 
 
 def _stored(checkpoint: Path) -> CheckpointFacts:
-    """Raises TrainingError where an earlier version wrote it, and ValueError where it does not match its own checksum."""
-    if (checkpoint / PICKLE).exists():
-        raise TrainingError(
-            f"The checkpoint {checkpoint} holds a pickle, as those of earlier versions do: it could run anything, and is not "
-            "opened. Remove it to take the stage from its start, or begin anew with --force."
-        )
+    """Raise ValueError where the file does not match its own checksum."""
     text = read_text(checkpoint / FACTS, MOST_CONFIG)
     facts = parse_json(text)["facts"]
     if text != _text(facts):

@@ -1,4 +1,4 @@
-"""Distillation of a built model from its teacher: attention transfer, then fine-tuning, as its recipe says."""
+"""Distillation of a built model from its teacher, as its recipe says, and training from nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torch import Tensor
 from composer.devices import check_device
 from composer.errors import ComposerError, TrainingError
 from composer.model.modeling import ComposedForCausalLM
-from composer.spec.recipe import Finetune, Stage, Transfer
+from composer.spec.recipe import Finetune, Stage, Train, Transfer
 from composer.training.calibration import calibrate
-from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.loop import run_stage
 from composer.training.model_on_disk import StoredModel
-from composer.training.model_transfer import ModelTransferCourse
 from composer.training.processes import count, is_first, loaded_on, shard, take_gpu, together, whole
-from composer.training.rules import learns_from_teacher
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
-from composer.training.student import Student, Which, stages_of
+from composer.training.student import Student, Which, learns_from_teacher, stage_from_nothing, stages_of
 from composer.training.teacher import Teacher, open_teacher
-from composer.training.transfer import TransferCourse, computing_alone
+from composer.training.transfer import ModelTransferCourse, TransferCourse, computing_alone
+from composer.training.unit import Course
 from composer.weights.rewrite import Adapter
+
+TRAIN = "train"
+"""The name of the stage that trains a model from nothing."""
 
 
 def distill(student: Student, out: str | os.PathLike[str], options: TrainingOptions, *, which: Which = "all") -> TrainingReport:
@@ -183,3 +184,24 @@ def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge:
     """The parameters that training has changed, adapters left out, by their names in the model."""
     own = {name.replace(".base_layer.", "."): tensor for name, tensor in learned.items() if ".lora_" not in name}
     return own | (merged(student) if merge else {})
+
+
+def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:
+    """Trains a model by the stage ``train`` of its recipe. Folders, options and errors are those of ``distill``."""
+    with together():
+        check_device(options.device)
+        take_gpu(options.device)
+        stage = stage_from_nothing(student)
+        run = open_run(student, None, {TRAIN: stage}, out, options)
+        model, learned = load_student(student, options), _as_finetune(stage)
+        prepare(model, options)
+        course = FinetuneCourse(model, finetune_unit(model, learned), learned, None)
+        with run.in_folder():
+            outcome = run_stage(TRAIN, course, learned, run.rows, run.held_out, run.setting(run.journal()))
+            loss = None if run.held_out is None else loss_of(model.eval(), run.held_out, 1, stage.average)
+            return run.finish([outcome], course.units[0].parameters, loss=loss)
+
+
+def _as_finetune(stage: Train) -> Finetune:
+    """The stage as a fine-tuning of the whole trunk and the heads."""
+    return Finetune(**stage.model_dump(), trunk=True)

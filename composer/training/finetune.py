@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
+from blocks.operation import FLA, Setting
 from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import TrainingError
+from composer.graph.lowering import AUTO
+from composer.graph.program import tell
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
-from composer.training.course import WholeCourse
-from composer.training.losses import next_token_losses
+from composer.training.journal import CURVE, LOG
 from composer.training.processes import added, count, shares
 from composer.training.stored_logits import TaughtBatch, stored_divergence
-from composer.training.unit import Unit
-from composer.weights.rewrite import Adapter
+from composer.training.unit import Unit, WholeCourse
+from composer.weights.load import load_model
+from composer.weights.record import TRAINING, Record
+from composer.weights.rewrite import Adapter, Trained, write_trained
 from converters.adapter import OTHERS
 from converters.canonical import is_composed
+from converters.trunk import dtype_name
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -53,8 +60,8 @@ class FinetuneCourse(WholeCourse):
                 wanted, _ = logits_at_targets(self._teacher, batch)
             # Embeddings may be padded by rows that no token has; of these the shorter of the two has fewer, or none.
             columns = min(logits.shape[-1], wanted.shape[-1])
-            found, wanted = (own[:, :columns].float() for own in (logits, wanted))
-            losses = losses + self._stage.distill * divergence(found, wanted, self._stage.temperature)
+            own_logits, wanted = (own[:, :columns].float() for own in (logits, wanted))
+            losses = losses + self._stage.distill * divergence(own_logits, wanted, self._stage.temperature)
         return _sum(losses, batch, self._stage.average) / total
 
 
@@ -66,8 +73,8 @@ def predicted_mask(batch: Batch) -> Tensor:
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits for the N tokens of a batch that are predicted, N V, in the dtype that the model gives, and these tokens, N."""
     outputs = model(**batch.inputs(), use_cache=False)
-    asked = predicted_mask(batch)
-    return outputs.logits[:, :-1][asked], batch.labels[:, 1:][asked]
+    is_predicted = predicted_mask(batch)
+    return outputs.logits[:, :-1][is_predicted], batch.labels[:, 1:][is_predicted]
 
 
 @torch.no_grad()
@@ -85,21 +92,21 @@ def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "
 
 def _count(batch: Batch, average: Average) -> int:
     """The divisor of a batch's mean loss: the number of its predicted tokens, or of the rows that have any."""
-    asked = predicted_mask(batch)
-    return int(asked.any(1).sum() if average == "rows" else asked.sum())
+    is_predicted = predicted_mask(batch)
+    return int(is_predicted.any(1).sum() if average == "rows" else is_predicted.sum())
 
 
 def _sum(losses: Tensor, batch: Batch, average: Average) -> Tensor:
     """The sum of the losses N of the predicted tokens, or of their means over each row."""
     if average == "rows":
-        asked = predicted_mask(batch)
-        losses = losses / asked.sum(1, keepdim=True).expand_as(asked)[asked]
+        is_predicted = predicted_mask(batch)
+        losses = losses / is_predicted.sum(1, keepdim=True).expand_as(is_predicted)[is_predicted]
     return losses.sum()
 
 
-def divergence(found: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+def divergence(logits_of_student: Tensor, wanted: Tensor, temperature: float) -> Tensor:
     """KL(teacher ‖ student) at a temperature, times its square, so that gradients keep their size (Hinton et al. 2015). N."""
-    log_found, log_wanted = (functional.log_softmax(logits / temperature, dim=-1) for logits in (found, wanted))
+    log_found, log_wanted = (functional.log_softmax(logits / temperature, dim=-1) for logits in (logits_of_student, wanted))
     return functional.kl_div(log_found, log_wanted, reduction="none", log_target=True).sum(-1) * temperature**2
 
 
@@ -150,16 +157,16 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
     Raises TrainingError where there is none.
     """
     name, attention = next(attentions(student))
-    layer, found = name.rpartition(".")[2], []
+    layer, names = name.rpartition(".")[2], []
     for target in targets:
-        own = next((one for one in (f"{target}_proj", *OTHERS[target == "o"]) if hasattr(attention, one)), None)
+        own = next((name for name in (f"{target}_proj", *OTHERS[target == "o"]) if hasattr(attention, name)), None)
         if own is None:
             raise TrainingError(
                 f"The attention of this model has no projection that would be `{target}`: leave it out of lora.targets"
             )
         # Others may have one of the same name outside of their attention.
-        found.append(own if own == f"{target}_proj" else f"{layer}.{own}")
-    return list(dict.fromkeys(found))
+        names.append(own if own == f"{target}_proj" else f"{layer}.{own}")
+    return list(dict.fromkeys(names))
 
 
 def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
@@ -175,13 +182,48 @@ def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
     """The weights that adapters stand on, with the adapters folded in, by their names in the model."""
     from peft.tuners.lora import LoraLayer
 
-    found = {}
+    weights = {}
     for name, module in student.named_modules():
         if isinstance(module, LoraLayer):
-            found[f"{name}.weight"] = module.get_base_layer().weight.detach() + module.get_delta_weight("default")  # pyright: ignore
-    return found
+            weights[f"{name}.weight"] = module.get_base_layer().weight.detach() + module.get_delta_weight("default")  # pyright: ignore
+    return weights
 
 
 def _plain(value: Any) -> Any:
     """The value as JSON can hold it."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", value)
+
+
+ENTROPY = Kernel("fla.modules.fused_cross_entropy", "cross_entropy_loss", FLASH_LINEAR_ATTENTION)
+SERVED = frozenset({"float32", "bfloat16"})
+
+
+def next_token_losses(logits: Tensor, targets: Tensor, backend: str = AUTO) -> Tensor:
+    """-log p(target), N float32, of logits N V. backend: what runs the model's heads; auto takes the kernel on a GPU."""
+    if why_not_fused(logits, backend) is None:
+        try:
+            return ENTROPY(logits, targets)[0]
+        except Refused as refusal:
+            tell(str(refusal), "In its place: the loss as defined")
+    return functional.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def why_not_fused(logits: Tensor, backend: str) -> str | None:
+    """Why the kernel does not compute the losses of these logits, or None."""
+    if backend not in (AUTO, FLA) or (backend == AUTO and logits.device.type != "cuda"):
+        return "auto takes it on a GPU"
+    dtype = dtype_name(logits.dtype)
+    if dtype not in SERVED:
+        return f"it does not serve {dtype}"
+    if not logits.shape[0]:
+        return "there is no token"
+    return ENTROPY.missing() or needs_gpu(Setting(device=logits.device.type, dtype=dtype))
+
+
+def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:
+    """The model of a folder with its adapters folded in, at ``out``; its record. Raises TrainingError and BuildError."""
+    loaded = load_model(model, "float32", "cpu")
+    if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
+        raise TrainingError(f"{model} has no adapters: there is nothing to merge.")
+    logs = {name: path for name in (LOG, CURVE) if (path := model / TRAINING / name).is_file()}
+    return write_trained(model, out, Trained(merged(loaded), None, (), logs, loaded), force=force)

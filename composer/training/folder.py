@@ -1,124 +1,111 @@
-"""The run folder, and its ``run.json``: the settings that a resumed run must share."""
+"""The run folder of training, beside its output: ``run.json`` has the settings that a resumed run must share."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from pydantic import ConfigDict, Field, JsonValue
+
+from blocks.part import Closed
 from composer.errors import TrainingError
-from composer.files import failing_as, move_folder, partial_of, replaced_by
-from composer.locks import beside, exclusive_lock
-from composer.state import read_state, write_state
-from composer.training.identity import REFERENCES, Fingerprint, RunSettings, differences
-from composer.weights.record import known_sha256, record_of
-from converters.source import Source
+from composer.runs.identity import Fingerprint
+from composer.runs.store import RunStore, Settings, differences
 
-IDENTITY = "run.json"
+RUN = "run.json"
+STORE = RunStore("run", TrainingError, mark=RUN, has_resume=True, is_temporary=True)
+DATA, HELD_OUT_DATA, REFERENCES = "data", "held-out data", "references"
+"""Keys of the settings: the hashes of the rows, and the options that name them. The options identify nothing, as the rows have
+hashes of their own; messages name them."""
+OF_ROWS = ("recipe.sequence", "recipe.rows", "seed", "--data", "--held-out", "--share")
+"""The settings that decide which rows are trained on."""
 
 
-def fingerprint(source: Source) -> Fingerprint:
-    """Identifies a model without reading its weights: by the hashes of its files where they are known, else by time stamps."""
-    record = record_of(source)
-    return Fingerprint(
-        config=source.config_sha256,
-        spec=None if record is None else record.spec_hash,
-        files={
-            name: (shard.bytes, shard.header_sha256, known_sha256(source, record, name) or shard.file.stat().st_mtime_ns)
-            for name, shard in source.shards.items()
-        },
-    )
+class TeacherFingerprint(Fingerprint):
+    """The teacher's identity, and its folder."""
+
+    folder: str
+
+    def short(self) -> dict[str, Any]:
+        return {"folder": self.folder} | super().short()
+
+
+class DataReferences(Closed):
+    """The options that name the data."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    data: tuple[str, ...] = Field(validation_alias="--data", serialization_alias="--data")
+    held_out: tuple[str, ...] = Field(validation_alias="--held-out", serialization_alias="--held-out")
+    share: float = Field(validation_alias="--share", serialization_alias="--share")
+    held_out_rows: int | None = Field(validation_alias="--held-out-rows", serialization_alias="--held-out-rows")
+
+
+class RunSettings(Settings):
+    """Every setting that decides a run's numbers, by its name on the command line. teacher: None where no stage learns from it."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    model: Fingerprint
+    teacher: TeacherFingerprint | None = None
+    teacher_logits: str | None = Field(default=None, validation_alias="--teacher-logits", serialization_alias="--teacher-logits")
+    """SHA-256 of the record of the stored logits; None where no stage learns from any."""
+    recipe: dict[str, JsonValue]
+    stage: tuple[str, ...]
+    data: str
+    held_out_data: str | None = Field(validation_alias=HELD_OUT_DATA, serialization_alias=HELD_OUT_DATA)
+    seed: int
+    device: str = Field(validation_alias="kind of device", serialization_alias="kind of device")
+    autocast: bool = Field(validation_alias="--bfloat16", serialization_alias="--bfloat16")
+    backend: str = Field(validation_alias="--backend", serialization_alias="--backend")
+    stream: bool = Field(validation_alias="--stream", serialization_alias="--stream")
+    references: DataReferences
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings as JSON, with hashes of the files of model and teacher."""
+        short = {"model": self.model.short(), "teacher": None if self.teacher is None else self.teacher.short()}
+        return super().identity() | short
+
+    def differences(self, now: Any) -> list[str]:
+        return run_differences(self.identity(), now.identity())
+
+
+def run_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting that differs. Rows that differ because another setting does are left out.
+
+    then, now: as ``RunSettings.identity`` returns them.
+    """
+    rows = (DATA, HELD_OUT_DATA)
+    before, after = ({key: value for key, value in side.items() if key not in (*rows, REFERENCES)} for side in (then, now))
+    if before.get("stage") != after.get("stage"):  # only some stages learn from a teacher
+        before, after = ({key: value for key, value in side.items() if key != "teacher"} for side in (before, after))
+    lines = list(differences(before, after))
+    for kind, options in zip(rows, (OF_ROWS[-3:], (*OF_ROWS[-3:], "--held-out-rows")), strict=True):
+        if then.get(kind) == now.get(kind):
+            continue
+        was, new = ({option: side[REFERENCES][option] for option in options} for side in (then, now))
+        lines += [line for line in differences(was, new) if line not in lines]
+        # Fewer steps, in any stage of the recipe, need fewer held-out rows.
+        explaining = OF_ROWS if kind == DATA else (*OF_ROWS, DATA, "recipe", "--held-out-rows")
+        if not any(line.startswith(explaining) for line in lines):
+            lines.append(f"{kind}: the texts, or how many of them, are others than then")
+    return lines
 
 
 def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:
-    """Raises TrainingError where a run can neither start nor continue in a folder, as another run or other files are in it."""
-    if (folder / IDENTITY).is_file():
-        with _writable(folder), _alone(folder):
+    """Raise TrainingError where a run can neither start nor continue in a folder, as another run or other files are in it."""
+    if (folder / RUN).is_file():
+        with STORE.writing(folder), STORE.lock(folder):
             pass
-    _check(folder, resume=resume, force=force)
-
-
-def _check(folder: Path, *, resume: bool, force: bool) -> None:
-    """The same check without the lock: another run may be using the folder."""
-    if not folder.exists():
-        if resume:
-            raise TrainingError(f"There is no run to go on with at {folder}. Leave --resume out to begin one.")
-        return
-    if not folder.is_dir():
-        raise TrainingError(f"{folder} is a file, and the run would stand there. Move it away, or choose another --out.")
-    if not (folder / IDENTITY).is_file():
-        with failing_as(TrainingError, f"{folder} cannot be read", "Choose another --out."):
-            empty = not os.listdir(folder)
-        if not empty or resume:
-            raise TrainingError(f"{folder} holds no {IDENTITY}, so no run wrote it. Move it away, or choose another --out.")
-        return
-    if not (resume or force):
-        raise TrainingError(f"A run has stopped at {folder}. Go on with --resume, or begin anew with --force.")
-
-
-def check_same(folder: Path, settings: RunSettings) -> None:
-    """Raises TrainingError where the run in a folder is another one."""
-    path = folder / IDENTITY
-    remedy = f"Begin anew: --force, or remove {folder}."
-    try:
-        begun = read_state(path, RunSettings, TrainingError, remedy)
-    except FileNotFoundError as error:
-        raise TrainingError(f"{path} is not there any more, so nothing says which run it is. {remedy}") from error
-    then, now = begun.by_option(), settings.by_option()
-    if any(then.get(what) != value for what, value in now.items() if what != REFERENCES):
-        told = "".join(f"\n  {line}" for line in differences(then, now))
-        raise TrainingError(
-            f"The run at {folder} was begun with other settings:{told}\nSay the same as then, or begin anew with --force."
-        )
+    STORE.check(folder, resume=resume, force=force)
 
 
 @contextmanager
 def run_folder(folder: Path, settings: RunSettings, *, resume: bool, force: bool) -> Iterator[None]:
-    """Locks the folder of a run for the block; a new one appears together with its ``run.json``, or not at all.
+    """Lock the folder of a run for the block. A new one appears together with its ``run.json``, or not at all.
 
     resume: continue the folder's run. force: replace it. Raises TrainingError.
     """
-    with ExitStack() as held:
-        with _writable(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_alone(folder))
-            _check(folder, resume=resume, force=force)  # again, now under the lock: another run may have ended since
-            if resume:
-                check_same(folder, settings)
-            else:
-                _make_anew(folder, settings)
-        yield
-
-
-def _make_anew(folder: Path, settings: RunSettings) -> None:
-    partial = partial_of(folder)
-    for left in (partial, replaced_by(partial)):  # by a killed run
-        if left.exists():
-            shutil.rmtree(left)
-    write_state(partial / IDENTITY, settings)
-    replaced = move_folder(partial, folder)
-    if replaced is not None:
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def remove_run(folder: Path) -> None:
-    """Removes the folder of a run that has ended, from its place in one step: half of it would stand in the next run's way."""
-    gone = partial_of(folder)
-    with suppress(OSError):
-        folder.rename(gone)
-    for path in (gone, folder):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _alone(folder: Path) -> AbstractContextManager[bool]:
-    """Locks the folder against other runs."""
-    busy = TrainingError(f"Another run writes to {folder}. Wait until it has ended, or choose another --out.")
-    return exclusive_lock(beside(folder), busy)
-
-
-@contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    with failing_as(TrainingError, f"The run cannot stand at {folder}", "Choose another --out."):
+    with STORE.opened(folder, resume=resume, force=force):
+        STORE.begin(folder, settings, force=not resume)
         yield

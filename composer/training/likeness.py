@@ -18,9 +18,8 @@ from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe
 from composer.training.finetune import loss_of
 from composer.training.rows import rows_of
-from composer.training.rules import without_weights
 from composer.training.run import TrainingOptions, load_student
-from composer.training.student import read_student
+from composer.training.student import read_student, without_weights
 from composer.training.teacher import open_teacher
 from composer.training.transfer import Lesson, answers, attention_weights, teach
 
@@ -89,8 +88,8 @@ def attention_likeness(
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            found = answers(own[index], lesson, backend)
-            errors[index] += _total((found - lesson.heads).float().square().flatten(2).mean(-1), batch)
+            heads = answers(own[index], lesson, backend)
+            errors[index] += _total((heads - lesson.heads).float().square().flatten(2).mean(-1), batch)
             if known[index]:
                 wanted = attention_weights(theirs, lesson, teacher.base.backend)
                 weights = attention_weights(own[index], lesson, backend)

@@ -13,23 +13,24 @@ from safetensors.torch import save_file
 from blocks.part import Closed
 from composer.data.packing import PackedRows
 from composer.errors import TrainingError
-from composer.files import failing_as, visible_in, whole
-from composer.locks import working_in
+from composer.files import whole
 from composer.model.modeling import ComposedForCausalLM
+from composer.runs.identity import fingerprint
+from composer.runs.store import RunStore
 from composer.spec.inherit import shown
 from composer.spec.recipe import Recipe
-from composer.state import read_state, write_state
+from composer.state import write_state
 from composer.tables import Readable, View
 from composer.training.finetune import logits_at_targets, predicted_mask
-from composer.training.folder import fingerprint
-from composer.training.identity import DataReferences
+from composer.training.folder import DataReferences
 from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions
-from composer.training.stored_logits import LOGITS, REMEDY, SHARD, SHARDS, LogitsRecord, hash_of_tokens, hashes_of
+from composer.training.stored_logits import LOGITS, SHARD, SHARDS, LogitsRecord, hash_of_tokens, hashes_of
 from composer.training.teacher import Teacher, tokens_of
 from composer.weights.config import check_positions
 from composer.words import size
 
+STORE = RunStore("call of compose logits", TrainingError, mark=LOGITS, written=(SHARDS,))
 SHARD_BYTES = 64 * 2**20
 BYTES = 8
 """Of a stored token: an index and a float32."""
@@ -97,39 +98,13 @@ def write_logits(teacher: Teacher, out: Path, training: TrainingOptions, options
         rows_per_shard=max(1, SHARD_BYTES // (options.top_k * BYTES * rows.sequence)),
     )
     every = rows if held_out is None else _joined(rows, held_out)
-    failed = f"{out} cannot be written to"
-    with (
-        working_in(out, TrainingError, "Another call writes logits to"),
-        failing_as(TrainingError, failed, "Make room, or choose another --out."),
-    ):
-        _begin(out, record, force=training.force)
+    with STORE.opened(out, resume=True, force=training.force), STORE.writing(out):
+        record = STORE.begin(out, record, force=training.force)
         _write_shards(teacher, out, record, every, training, options)
         record = record.model_copy(update={"complete": True})
         write_state(out / LOGITS, record)
     written = sum(path.stat().st_size for path in out.glob(SHARDS))
     return WrittenLogits(out=out, record=record, tokens=every.targets, bytes=written)
-
-
-def _begin(out: Path, record: LogitsRecord, *, force: bool) -> None:
-    """Start or continue in a folder. Raises TrainingError where it has other logits or other files."""
-    if (out / LOGITS).is_file() and not force:
-        begun = read_state(out / LOGITS, LogitsRecord, TrainingError, REMEDY)
-        was, now = begun.model_dump(mode="json", exclude={"complete"}), record.model_dump(mode="json", exclude={"complete"})
-        differ = [
-            f"\n  {name}: was {was[name]}, now {now[name]}" for name in now if was[name] != now[name] and name != "references"
-        ]
-        if differ:
-            raise TrainingError(
-                f"{out} holds other logits:{''.join(differ)}\n"
-                "Say the same as then, choose another --out, or begin anew with --force."
-            )
-        return
-    if (out / LOGITS).is_file():
-        for path in (*out.glob(SHARDS), out / LOGITS):
-            path.unlink()
-    elif visible_in(out):
-        raise TrainingError(f"{out} holds no {LOGITS}, so it was not made for logits. Move it away, or choose another --out.")
-    write_state(out / LOGITS, record)
 
 
 def _write_shards(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,16 +20,15 @@ from pydantic import Field, JsonValue
 from blocks.part import Closed
 from composer.data.order import rows_of_step, steps_of
 from composer.data.packing import Batch, PackedRows
-from composer.devices import seeded
+from composer.devices import keep_freed_memory, seeded
 from composer.errors import Stopped, TrainingError
 from composer.spec.recipe import Stage
 from composer.state import Count, Elapsed, Measured
 from composer.training import checkpoint
-from composer.training.course import Course, Losses
-from composer.training.freed_memory import keep_freed_memory
 from composer.training.journal import Journal
+from composer.training.options import AGAIN
 from composer.training.processes import added, broadcast_from_first, rank, shares
-from composer.training.stopping import AGAIN, awaited
+from composer.training.unit import Course, Losses
 from composer.weights.record import Start
 
 EVALUATIONS = 10
@@ -69,7 +71,7 @@ class StageSetting:
     checkpoint_seconds: float = 60.0
     autocast: torch.dtype | None = None
     watch: Callable[[StepProgress], None] | None = None
-    tell: Callable[[str], None] = lambda said: None
+    tell: Callable[[str], None] = lambda message: None
     again: str = AGAIN
 
 
@@ -240,21 +242,21 @@ class _StageRun:
         checkpoint.save(self.folder, self.taken, self.course.units, reached.model_dump(), self.setting.again)
 
     def _take_up(self) -> None:
-        found = checkpoint.newest(self.folder)
-        if found is None:
+        newest = checkpoint.newest(self.folder)
+        if newest is None:
             self.setting.journal.rewind(self.name, -1)
             return
-        reached = checkpoint.read_state(found, StageState)
+        reached = checkpoint.read_state(newest, StageState)
         different = [what for what, now in self._identity().items() if reached.identity.get(what) != now]
         if different:
             raise TrainingError(
                 f"{self.folder} was begun with another {' and another '.join(different)}: say the same as then to go on, or start "
                 "anew with --force."
             )
-        problem = self._problem_of(reached, found.name)
+        problem = self._problem_of(reached, newest.name)
         if problem is not None:
-            raise checkpoint.damaged(found, problem)
-        checkpoint.restore(found, self.course.units)
+            raise checkpoint.damaged(newest, problem)
+        checkpoint.restore(newest, self.course.units)
         self.taken, self.tokens, self.done = reached.step, reached.tokens, reached.done
         self.seconds, self.learning = reached.seconds, reached.learning
         self.before, self.after = reached.before, reached.after
@@ -290,3 +292,35 @@ def length_of(stage: Stage, rows: PackedRows) -> int:
     if stage.epochs is not None:
         lengths.append(steps_of(stage.epochs, len(rows), stage.batch))
     return min(lengths)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def awaited(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
+    """A function that returns the number of the signal that was received, 0 where none was.
+
+    tell: called with a message to the user when a signal arrives. A signal that other code handles is left alone, and so are both
+    outside of the main thread.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    mine = [number for number in SIGNALS if signal.getsignal(number) is usual[number]]
+    if threading.current_thread() is not threading.main_thread():
+        mine = []
+    came = 0
+
+    def take(number: int, _: FrameType | None) -> None:
+        nonlocal came
+        came = number
+        for other in mine:
+            signal.signal(other, usual[other])
+        tell("Stopping behind this step; once more ends it at once.")
+
+    for number in mine:
+        signal.signal(number, take)
+    try:
+        yield lambda: came
+    finally:
+        for number in mine:
+            signal.signal(number, usual[number])

@@ -90,8 +90,8 @@ class StoredModel:
         own, prefix = self._names[index], self._within(index)
         wanted = [name for name in layer.state_dict() if not attention_alone or f"{prefix}{name}".startswith(f"{own}.")]
         if index in self._joined and any(prefix + name not in self._tensors for name in wanted):
-            found = self._join(index)
-            tensors = {name: found[name] for name in wanted}
+            joined = self._join(index)
+            tensors = {name: joined[name] for name in wanted}
         else:
             tensors = {name: self._read(prefix + name) for name in wanted}
         layer.load_state_dict(tensors, strict=not attention_alone, assign=True)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 from composer.errors import ComposerError, TrainingError
 from composer.options import option, options_class
 from composer.shared_options import InBfloat16, OfData, OnDevice, Replacing, Seeded, WithBackend, to_optional_path, to_optional_text
-from composer.training.stopping import AGAIN
 
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
+
+AGAIN = "say the same again with --resume"
+"""How the user goes on with a run that was stopped, where the command that runs it says nothing else."""
 
 
 @options_class

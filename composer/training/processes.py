@@ -110,14 +110,14 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
         raise AssertionError(f"not shared out: {', '.join(left)}")
 
 
-def within(module: nn.Module, function: Callable[..., Result], *given: Any) -> Result:
+def within(module: nn.Module, function: Callable[..., Result], *arguments: Any) -> Result:
     """``function(module, *given)``, with the module's parameters gathered. Gradients flow only through the returned value."""
     compute: Callable[..., Result] | None = getattr(module, COMPUTE, None)
-    return function(module, *given) if compute is None else compute(function, *given)
+    return function(module, *arguments) if compute is None else compute(function, *arguments)
 
 
-def _call(module: nn.Module, function: Callable[..., Result], *given: Any) -> Result:
-    return function(module, *given)
+def _call(module: nn.Module, function: Callable[..., Result], *arguments: Any) -> Result:
+    return function(module, *arguments)
 
 
 @lru_cache(maxsize=2)
@@ -176,14 +176,14 @@ def by_first(act: Callable[[], Result]) -> Result:
     if count() == 1:
         return act()
     added({"here": 1.0})
-    said: list[Any] = [None]
+    outcome: list[Any] = [None]
     if is_first():
         try:
-            said = [(act(), None)]
+            outcome = [(act(), None)]
         except Exception as error:  # of any class, as the other processes wait for this one
-            said = [(None, error)]
-    distributed.broadcast_object_list(said, src=0)
-    answer, error = said[0]
+            outcome = [(None, error)]
+    distributed.broadcast_object_list(outcome, src=0)
+    answer, error = outcome[0]
     if error is not None:
         raise error
     return answer
@@ -197,12 +197,12 @@ def by_all(act: Callable[[], Result]) -> list[Result]:
         own = (act(), None)
     except Exception as error:  # of any class, as the other processes wait for this one
         own = (None, error)
-    said: list[Any] = [None] * count()
-    distributed.all_gather_object(said, own)
-    for _, error in said:
+    outcomes: list[Any] = [None] * count()
+    distributed.all_gather_object(outcomes, own)
+    for _, error in outcomes:
         if error is not None:
             raise error
-    return [answer for answer, _ in said]
+    return [answer for answer, _ in outcomes]
 
 
 def held(tensor: Tensor) -> tuple[Tensor, int]:
@@ -217,13 +217,13 @@ def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str
     """The tensors gathered from all processes, on the CPU. for_first: the other processes get none."""
     if count() == 1:
         return dict(tensors)
-    found = {}
+    tensors = {}
     for name, tensor in tensors.items():
         detached = tensor.detach()
         full = detached.full_tensor() if isinstance(detached, DTensor) else detached
         if is_first() or not for_first:
-            found[name] = full.cpu()
-    return found
+            tensors[name] = full.cpu()
+    return tensors
 
 
 def meet(seconds: float) -> bool:

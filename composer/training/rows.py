@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from composer.data.loading import load_rows
 from composer.data.packing import PackedRows
 from composer.errors import TrainingError
 from composer.spec.recipe import Recipe, Stage
 from composer.tasks.unknown import hardly_written, unknown_token
-from composer.training.measure import rows_to_evaluate, some
+from composer.training.loop import Outcome, every, length_of
 from composer.training.processes import is_first
 from composer.trust import load_tokenizer
+from composer.words import plural
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,23 +67,74 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
 
 def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
     """The warning for rows that the tokenizer in a folder cannot write."""
-    if said := hardly_written("the data", rows.ids[rows.valid], unknown_token(tokenizer_of(folder))):
-        yield said
+    if warning := hardly_written("the data", rows.ids[rows.valid], unknown_token(tokenizer_of(folder))):
+        yield warning
 
 
 def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
     """The held-out rows to evaluate on. Where they are not all, a message says how many they are."""
-    asked = options.held_out_rows
-    few = some(held_out, rows_to_evaluate(stages.values(), rows) if asked is None else asked)
-    if asked is None and len(few) < len(held_out) and is_first():
+    count = options.held_out_rows
+    few = some(held_out, rows_to_evaluate(stages.values(), rows) if count is None else count)
+    if count is None and len(few) < len(held_out) and is_first():
         options.tell(f"Evaluating on {len(few):,} of {len(held_out):,} held-out rows, to take about a fifth of the time.")
     return few
 
 
-def warn_or_raise(said: Iterable[str], options: TrainingOptions) -> None:
+def warn_or_raise(warnings: Iterable[str], options: TrainingOptions) -> None:
     """Print the warnings about a run. Raises TrainingError with the first where ``strict`` makes them errors."""
-    for what in said:
+    for warning in warnings:
         if options.strict:
-            raise TrainingError(f"{what} --strict makes this an error.")
+            raise TrainingError(f"{warning} --strict makes this an error.")
         if is_first():
-            (options.warn or options.tell)(what)
+            (options.warn or options.tell)(warning)
+
+
+FIFTH = 0.25
+"""Evaluated rows per trained row with which evaluation takes a fifth of a stage, if a row takes as long in either."""
+MOST_PASSES = 20
+"""The number of passes over the same tokens above which a stage warns."""
+
+
+def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
+    """The number of held-out rows, the same for all stages, whose evaluation takes about a fifth of each stage's time at most."""
+    most = []
+    for stage in stages:
+        steps = length_of(stage, rows)
+        most.append(int(FIFTH * steps * stage.batch / (1 + steps // every(stage, steps))))
+    return max(1, min(most, default=1))
+
+
+def some(rows: PackedRows, count: int) -> PackedRows:
+    """At most so many of the rows, evenly spaced."""
+    return rows if len(rows) <= count else rows.taken(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))
+
+
+def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
+    """The warning for stages whose data do not fill a step, or are repeated many times: the tokens of the data and of the stage."""
+    for name, stage in stages.items():
+        steps = length_of(stage, rows)
+        passes = steps * stage.batch / len(rows)
+        if passes <= MOST_PASSES and len(rows) >= stage.batch:
+            continue
+        most = MOST_PASSES * len(rows) // stage.batch
+        needed = max(stage.batch, ceil(steps * stage.batch / MOST_PASSES))
+        often = f", and goes through them {passes:,.0f} times: it may learn them by heart" if passes > MOST_PASSES else ""
+        fewer = f", or at most {plural(most, 'step')}: --set recipe.{name}.steps={most}" if passes > MOST_PASSES and most else ""
+        yield (
+            f"{name} has data of {plural(rows.tokens, 'token')} in {plural(len(rows), 'row')}{often}. {plural(steps, 'step')} of "
+            f"{plural(stage.batch, 'row')} of {rows.sequence:,} tokens need data of {plural(needed, 'row')}, about "
+            f"{needed * rows.sequence:,} tokens, or more. Give it more{fewer}."
+        )
+
+
+def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
+    """The warning for stages in which no held-out loss got better."""
+    for outcome in outcomes:
+        worse = all(outcome.after[name] >= before for name, before in outcome.before.items())
+        if outcome.before and worse and any(outcome.after.values()):  # losses of 0 have nothing to gain
+            kept = "came below where it began, and what it began with was kept"
+            ended = kept if stages[outcome.stage].keep == "best" else "ended below where it began"
+            advice = f"A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"
+            if len(rows) < stages[outcome.stage].batch:
+                advice = f"Its data are {plural(rows.tokens, 'token')}, and do not fill a step: give it more."
+            yield f"{outcome.stage} made nothing better: no loss on the held-out rows {ended}. {advice}"

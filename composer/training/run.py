@@ -18,28 +18,26 @@ from composer.errors import TrainingError
 from composer.graph.lowering import check_backend
 from composer.model.hosts import layers_of
 from composer.model.modeling import ComposedForCausalLM
+from composer.runs.identity import fingerprint
 from composer.spec.inherit import shown
 from composer.spec.parameters import graphs_of
 from composer.spec.recipe import Finetune, Stage
-from composer.tables import Readable, View
-from composer.training.folder import check_run_folder, check_same, fingerprint, remove_run, run_folder
-from composer.training.identity import DataReferences, RunSettings, TeacherFingerprint
+from composer.tables import Readable, Table, View
+from composer.training.folder import STORE, DataReferences, RunSettings, TeacherFingerprint, check_run_folder, run_folder
 from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
-from composer.training.measure import learned_nothing, too_few
 from composer.training.options import TrainingOptions
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, rows_of, unwritten, warn_or_raise
-from composer.training.rules import check_held_out, learns_from_teacher
+from composer.training.rows import bounded, learned_nothing, rows_of, too_few, unwritten, warn_or_raise
 from composer.training.stored_logits import StoredLogits, TaughtRows
-from composer.training.student import Student
-from composer.training.table import losses, remarks
+from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
 from composer.weights.config import check_positions
 from composer.weights.load import load_model
 from composer.weights.output import check_output
 from composer.weights.record import TrainedStage
 from composer.weights.rewrite import Adapter, Trained, write_trained
+from composer.words import quantity
 
 
 class TrainingReport(Readable, Closed):
@@ -140,7 +138,7 @@ class TrainingRun:
     def _write(self, trained: Trained) -> None:
         draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
-        remove_run(self.folder)
+        STORE.remove(self.folder)
 
 
 def open_run(
@@ -184,10 +182,10 @@ def open_run(
         backend=options.backend,
         stream=options.stream,
         references=references,
-        teacher_logits=None if stored is None else stored.identity,
+        teacher_logits=None if stored is None else stored.hash,
     )
     if options.resume:
-        check_same(folder, settings)
+        STORE.check_same(folder, settings)
     return TrainingRun(student, teacher, stages, target, options, rows, held_out, folder, settings)
 
 
@@ -231,3 +229,36 @@ def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
         enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
     shard(student, layers_of(student.base)[1], options.device)
+
+
+def losses(report: TrainingReport) -> Table:
+    """The held-out losses, a row for each unit of a stage; empty where nothing was held out."""
+    rows = tuple(
+        (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")
+        for outcome in report.stages
+        for name, before in outcome.before.items()
+    )
+    return Table("", ("stage", "of", "before", "after"), rows, range(2, 4))
+
+
+def remarks(report: TrainingReport) -> tuple[str, ...]:
+    """Time and tokens of each stage, the losses of student and teacher, and the place of the log."""
+    lines = [
+        f"{outcome.stage}: {outcome.steps:,} steps, {quantity(outcome.tokens)} tokens, {outcome.seconds:.0f} s"
+        for outcome in report.stages
+    ]
+    for start in (outcome.start for outcome in report.stages):
+        if start is not None:
+            calibrated, kept = _parts(start.calibrated), _parts(start.kept)
+            lines.append(f"By the teacher's attention started {calibrated}, in {start.seconds:.0f} s; as they were: {kept}.")
+    if report.loss is not None and report.teacher_loss is not None:
+        lines.append(f"The next token of held-out rows costs it {report.loss:.4g} nats, and its teacher {report.teacher_loss:.4g}.")
+    judged = any(outcome.before for outcome in report.stages)
+    if not judged:
+        lines.append("Nothing was held out, so nothing was evaluated: it is what the last step made.")
+    return (*lines, f"{'Losses are of held-out rows. ' if judged else ''}Log and curve: {shown(report.out / 'training')}")
+
+
+def _parts(names: tuple[str, ...]) -> str:
+    """The names of parts, each by its last two components, once for all layers."""
+    return ", ".join(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names)) or "none"

@@ -93,8 +93,8 @@ class Spill:
 
     def rows(self) -> HiddenRows:
         """The rows, with the hidden states that the next layer takes."""
-        given, at = {field.name: getattr(self._rows, field.name) for field in fields(PackedRows)}, self.at
-        return HiddenRows(**given, hidden=lambda indices: self._read(at, self._place[indices]))
+        arrays, at = {field.name: getattr(self._rows, field.name) for field in fields(PackedRows)}, self.at
+        return HiddenRows(**arrays, hidden=lambda indices: self._read(at, self._place[indices]))
 
     @torch.no_grad()
     def advance(self, index: int, teacher: StoredModel, layer: nn.Module, autocast: AbstractContextManager[object]) -> None:

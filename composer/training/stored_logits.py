@@ -17,20 +17,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from blocks.part import Closed
 from composer.data.packing import IGNORED, Batch, PackedRows
 from composer.errors import TrainingError
+from composer.runs.identity import Fingerprint
+from composer.runs.store import Settings
 from composer.spec.inherit import shown
 from composer.spec.recipe import Average
 from composer.state import Count, Measured, read_state
-from composer.training.identity import DataReferences, Fingerprint
+from composer.training.folder import DataReferences
 from converters.bounded import check_file, reason
 
 LOGITS, SHARD, SHARDS = "logits.json", "logits-{:05d}.safetensors", "logits-*.safetensors"
 REMEDY = "Write the logits anew: `compose logits … --force`"
 
 
-class LogitsRecord(Closed):
+class LogitsRecord(Settings):
     """The contents of ``logits.json``: all that decides the logits. data, held_out: hashes of the rows."""
 
     format: Literal[1] = 1
@@ -53,6 +54,10 @@ class LogitsRecord(Closed):
     rows_per_shard: Count
     complete: bool = False
     """Whether all shards have been written."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the logits. The references only name the data."""
+        return self.model_dump(mode="json", exclude={"complete", "references"}) | {"model": self.model.short()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +123,7 @@ class StoredLogits:
         self._order = np.argsort(self._hashes, kind="stable")
 
     @property
-    def identity(self) -> str:
+    def hash(self) -> str:
         """SHA-256 of all that decides the logits."""
         return hashlib.sha256(self.record.model_dump_json().encode()).hexdigest()
 
@@ -140,8 +145,10 @@ class StoredLogits:
         """The rows with the logits. Raises TrainingError where the store lacks one of them. what: the rows in words."""
         record = self.record
         wanted = hashes_of(rows)
-        found = np.searchsorted(self._hashes, wanted, sorter=self._order) if len(self._order) else np.zeros(len(wanted), np.int64)
-        places = self._order[np.minimum(found, len(self._order) - 1)] if len(self._order) else found
+        positions = (
+            np.searchsorted(self._hashes, wanted, sorter=self._order) if len(self._order) else np.zeros(len(wanted), np.int64)
+        )
+        places = self._order[np.minimum(positions, len(self._order) - 1)] if len(self._order) else positions
         missing = int((self._hashes[places] != wanted).sum()) if len(self._order) else len(wanted)
         if missing:
             pairs = [
@@ -161,14 +168,14 @@ class StoredLogits:
 
     def tensors(self, places: np.ndarray, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The stored logits of some rows, at the positions that are predicted. labels: of the rows, ``B T``."""
-        asked, k = labels[:, 1:] != IGNORED, self.record.top_k
-        tokens = torch.zeros(*asked.shape, k, dtype=torch.int64)
-        log_probabilities = torch.zeros(*asked.shape, k)
-        log_rest, log_target = torch.zeros(asked.shape), torch.zeros(asked.shape)
+        is_predicted, k = labels[:, 1:] != IGNORED, self.record.top_k
+        tokens = torch.zeros(*is_predicted.shape, k, dtype=torch.int64)
+        log_probabilities = torch.zeros(*is_predicted.shape, k)
+        log_rest, log_target = torch.zeros(is_predicted.shape), torch.zeros(is_predicted.shape)
         for row, place in enumerate(places.tolist()):
             number, inside = divmod(place, self.record.rows_per_shard)
             shard, (start, end) = self._shards[number], self._offsets[number][inside : inside + 2]
-            if end - start != int(asked[row].sum()):
+            if end - start != int(is_predicted[row].sum()):
                 raise TrainingError(
                     f"{self.folder / SHARD.format(number)} is damaged: row {inside} has {end - start} tokens. {REMEDY}"
                 )
@@ -178,7 +185,7 @@ class StoredLogits:
                 ("log_rest", log_rest),
                 ("log_target", log_target),
             ):
-                target[row][asked[row]] = _slice(self.folder, shard, name, start, end).to(target.dtype)
+                target[row][is_predicted[row]] = _slice(self.folder, shard, name, start, end).to(target.dtype)
         if int(tokens.max()) >= self.record.columns or int(tokens.min()) < 0:
             raise TrainingError(
                 f"{self.folder} is damaged: it has tokens beyond the {self.record.columns:,} of its teacher. {REMEDY}"
@@ -186,14 +193,14 @@ class StoredLogits:
         return tokens, log_probabilities, log_rest, log_target
 
 
-def stored_divergence(logits: Tensor, batch: TaughtBatch, asked: Tensor, temperature: float) -> Tensor:
+def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, temperature: float) -> Tensor:
     """KL(teacher ‖ student) over the stored tokens and a bucket of all others, times the squared temperature. N.
 
     This is at most the divergence over all tokens, and equal to it where all are stored. asked: ``B T-1``, the N tokens.
     """
     columns = int(batch.columns[0])
     log_found = (logits[:, :columns].float() / temperature).log_softmax(-1)
-    tokens, wanted = batch.tokens[asked], batch.log_probabilities[asked]
+    tokens, wanted = batch.tokens[is_predicted], batch.log_probabilities[is_predicted]
     largest = int(tokens.max()) if tokens.numel() else 0
     if largest >= log_found.shape[1]:
         raise TrainingError(
@@ -203,7 +210,7 @@ def stored_divergence(logits: Tensor, batch: TaughtBatch, asked: Tensor, tempera
     losses = (wanted.exp() * (wanted - log_found.gather(1, tokens))).sum(-1)
     if tokens.shape[1] < log_found.shape[1]:
         rest = log_found.scatter(1, tokens, -torch.inf).logsumexp(-1)
-        losses = losses + batch.log_rest[asked].exp() * (batch.log_rest[asked] - rest)
+        losses = losses + batch.log_rest[is_predicted].exp() * (batch.log_rest[is_predicted] - rest)
     return losses * temperature**2
 
 

@@ -23,21 +23,20 @@ from torch import Tensor, nn
 
 from composer.data.order import rows_of_step
 from composer.data.packing import Batch, PackedRows
+from composer.devices import give_back
 from composer.errors import TrainingError
 from composer.files import failing_as, whole
 from composer.model.attention import ComposedAttention, HeadsHaveRun
 from composer.model.hosts import attentions
 from composer.spec.recipe import Transfer
 from composer.training.calibration import calibrate_layer, joined, rows_to_calibrate
-from composer.training.course import Losses, add_gradients
-from composer.training.freed_memory import give_back
 from composer.training.journal import Journal
 from composer.training.loop import Outcome, length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.run import TrainingRun
 from composer.training.spill import HiddenBatch, Spill
 from composer.training.transfer import Lesson, layer_unit, layers_alike, lesson_of, transfer_loss
-from composer.training.unit import Unit
+from composer.training.unit import Losses, Unit, add_gradients
 from composer.weights.record import Start
 from composer.weights.stream import as_bytes
 from converters.bounded import check_file
@@ -215,10 +214,10 @@ def _path(run: TrainingRun, index: int) -> Path:
 
 def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome | None) -> None:
     """Writes the result of a layer into a file that marks it as finished. Raises TrainingError."""
-    told = {} if outcome is None else {OUTCOME: outcome.model_dump_json()}
+    metadata = {} if outcome is None else {OUTCOME: outcome.model_dump_json()}
     try:
         with whole(target) as partial:
-            save_file(tensors, partial, {**told, DIGEST: _digest(tensors, told.get(OUTCOME))})
+            save_file(tensors, partial, {**metadata, DIGEST: _digest(tensors, metadata.get(OUTCOME))})
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"What {target.stem} ends with could not be written to {target.parent}: {error}. Make room, and go on with --resume."
@@ -233,9 +232,9 @@ def _read_finished(run: TrainingRun, index: int) -> Layer | None:
     try:
         check_file(path)
         with safe_open(path, "pt") as stored:
-            tensors, told = {name: stored.get_tensor(name) for name in stored.keys()}, stored.metadata() or {}  # noqa: SIM118 - no dict
-        if told.get(DIGEST) == _digest(tensors, told.get(OUTCOME)):
-            return tensors, Outcome.model_validate_json(told[OUTCOME], strict=True) if OUTCOME in told else None
+            tensors, metadata = {name: stored.get_tensor(name) for name in stored.keys()}, stored.metadata() or {}  # noqa: SIM118 - no dict
+        if metadata.get(DIGEST) == _digest(tensors, metadata.get(OUTCOME)):
+            return tensors, Outcome.model_validate_json(metadata[OUTCOME], strict=True) if OUTCOME in metadata else None
     except (OSError, SafetensorError, ValueError):
         pass
     run.options.tell(f"{path} is damaged, and is made anew from the layer's last checkpoint.")

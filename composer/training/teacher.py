@@ -53,20 +53,20 @@ class Teacher:
         return model.requires_grad_(False).eval()
 
 
-def open_teacher(record: Record, said: str | os.PathLike[str] | None, *, student: Path | None = None) -> Teacher:
+def open_teacher(record: Record, name: str | os.PathLike[str] | None, *, student: Path | None = None) -> Teacher:
     """The model that the user names, or the student's source. Raises TrainingError where it does not fit, and SourceError.
 
     student: the student's folder, where only the teacher's logits are learned from. Such a teacher may have other sizes, and needs
     the student's vocabulary. None: hidden states or heads are compared, so all sizes have to be equal.
     """
-    reference = os.fspath(said) if said is not None else _reference(record)
+    reference = os.fspath(name) if name is not None else _reference(record)
     # The revision that the student was built from goes with its repository.
     revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
     revision = None if Path(reference).expanduser().is_dir() else revision
     teacher = open_language_model(reference, revision, record.plan.dtype)
     if student is None:
         check_fits(teacher, record.trunk)
-    elif said is not None:
+    elif name is not None:
         check_vocabulary(teacher, student, record.trunk["vocabulary_size"])
     return teacher
 
@@ -91,7 +91,7 @@ def check_vocabulary(teacher: Teacher, student: Path, embeddings: int) -> None:
     theirs, ours = tokens_of(teacher.source.folder), tokens_of(student)
     differs = next((token for token in sorted(theirs.keys() | ours.keys()) if theirs.get(token) != ours.get(token)), None)
     if differs is not None:
-        was, now = (f'"{shortened(found[differs])}"' if differs in found else "missing" for found in (theirs, ours))
+        was, now = (f'"{shortened(tokens[differs])}"' if differs in tokens else "missing" for tokens in (theirs, ours))
         raise TrainingError(
             f"The teacher {teacher.reference} has another vocabulary: token {differs:,} is {was} in its tokenizer and {now} in the "
             "student's. Its logits mean other tokens. Name a teacher with the student's tokenizer."

@@ -23,10 +23,11 @@ from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
-from composer.training.course import Losses, add_gradients
+from composer.training.finetune import MODEL
 from composer.training.processes import added, count, held, within
-from composer.training.unit import Unit
+from composer.training.unit import Losses, Unit, WholeCourse, add_gradients
 from converters.adapter import OTHERS
+from converters.canonical import is_composed
 
 UNRELATED = frozenset(
     {*Composition.__annotations__, "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
@@ -103,21 +104,21 @@ def layers_alike(ours: Mapping[int, ComposedAttention], theirs: Mapping[int, Com
     return frozenset(index for index in ours if not differ[str(index)])
 
 
-def _alike(one: ComposedAttention, other: ComposedAttention) -> bool:
+def _alike(attention: ComposedAttention, other: ComposedAttention) -> bool:
     """True if neither layer mixes its inputs, and their hosts are of one class, with equal settings and equal weights.
 
     An adapter on a projection is a weight that the other layer lacks.
     """
-    if type(one) is not type(other) or one.facts != other.facts or one.mixes_inputs or other.mixes_inputs:
+    if type(attention) is not type(other) or attention.facts != other.facts or attention.mixes_inputs or other.mixes_inputs:
         return False
-    (settings, weights), (other_settings, other_weights) = (_host_of(attention) for attention in (one, other))
+    (settings, weights), (other_settings, other_weights) = (_host_of(attention) for attention in (attention, other))
     if settings != other_settings or weights.keys() != other_weights.keys():
         return False
     return all(_equal(weight, other_weights[name]) for name, weight in weights.items())
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.dtype == other.dtype and torch.equal(held(one)[0], held(other)[0]))
+def _equal(tensor: Tensor, other: Tensor) -> bool:
+    return tensor is other or (tensor.dtype == other.dtype and torch.equal(held(tensor)[0], held(other)[0]))
 
 
 def _host_of(attention: ComposedAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -162,14 +163,14 @@ def teach(teacher: ComposedForCausalLM, batch: Batch, visit: VisitLayer) -> None
 
     In one process the forward ends with the last layer's attention. Sharded parameters need all of it, for FSDP's hooks at its end.
     """
-    found = [attention for _, attention in attentions(teacher)]
-    for index, attention in enumerate(found):
-        attention.listener = partial(_on_call, index, attention, visit, index == len(found) - 1 and count() == 1)
+    results = [attention for _, attention in attentions(teacher)]
+    for index, attention in enumerate(results):
+        attention.listener = partial(_on_call, index, attention, visit, index == len(results) - 1 and count() == 1)
     try:
         with suppress(HeadsHaveRun):
             within(teacher, _run, batch)
     finally:
-        for attention in found:
+        for attention in results:
             attention.listener = None
 
 
@@ -219,10 +220,10 @@ def transfer_loss(
     loss = lesson.hidden.new_zeros((), dtype=torch.float32)
     if stage.mse:
         if stage.at == "output":
-            wanted, found = lesson.attended, _outputs(attention, lesson, backend)
+            wanted, results = lesson.attended, _outputs(attention, lesson, backend)
         else:
-            wanted, found = lesson.heads, answers(attention, lesson, backend, projected=lesson.projected)
-        error = (found.float() - wanted.float()).square().flatten(2).mean(-1)
+            wanted, results = lesson.heads, answers(attention, lesson, backend, projected=lesson.projected)
+        error = (results.float() - wanted.float()).square().flatten(2).mean(-1)
         loss = loss + stage.mse * _over_tokens(error, lesson.tokens) / total
     if stage.cross_entropy:
         entropy = _cross_entropy(attention, teacher, lesson, backend)
@@ -263,8 +264,8 @@ def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, les
     """-Σ_s a_ts log â_ts of each token, a mean over heads: LoLCATs (workshop), eq. 7. B T."""
     with torch.no_grad():
         wanted = within(teacher, attention_weights, lesson, backend, lesson.projected)
-    found = attention_weights(attention, lesson, backend, lesson.projected)
-    return -(wanted * found.clamp(min=torch.finfo(found.dtype).tiny).log()).sum(-1).mean(-1)
+    results = attention_weights(attention, lesson, backend, lesson.projected)
+    return -(wanted * results.clamp(min=torch.finfo(results.dtype).tiny).log()).sum(-1).mean(-1)
 
 
 def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, projected: Projected | None = None) -> Tensor:
@@ -275,7 +276,7 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
     width, heads = attention.facts.head_dim, attention.facts.key_heads
-    unit, found = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
+    unit, results = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
     brought = answers(attention, lesson, backend, nothing, projected) if _brings(attention) else None
     for start in range(0, length, width):
@@ -283,8 +284,8 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
         value = columns[None, :, None].expand(batch, length, heads, width)
         weights = answers(attention, lesson, backend, value, projected)
         weights = weights if brought is None else weights - brought
-        found.append(weights[..., : length - start].float())
-    return torch.cat(found, dim=-1)
+        results.append(weights[..., : length - start].float())
+    return torch.cat(results, dim=-1)
 
 
 def _brings(attention: ComposedAttention) -> bool:
@@ -295,3 +296,34 @@ def _brings(attention: ComposedAttention) -> bool:
 
 def _over_tokens(losses: Tensor, tokens: Tokens) -> Tensor:
     return losses.sum() if tokens.valid is None else losses.masked_fill(~tokens.valid, 0.0).sum()
+
+
+class ModelTransferCourse(WholeCourse):
+    """The fresh parameters of all layers are one unit; everything else is frozen."""
+
+    def __init__(self, student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer) -> None:
+        super().__init__(student, _unit(student, stage))
+        self._model, self._teacher, self._stage = student, teacher, stage
+
+    def count(self, batch: Batch) -> int:
+        return int(batch.valid.sum())
+
+    def _loss(self, batch: Batch, total: float) -> Tensor:
+        """mse · Σ over real tokens of |h - h'|² / C, divided by ``total``."""
+        with torch.no_grad():
+            wanted = within(self._teacher, last_hidden, batch)
+        error = (within(self._model, last_hidden, batch).float() - wanted.float()).square().mean(-1)
+        return self._stage.mse * error.masked_fill(~batch.valid, 0.0).sum() / total
+
+
+def last_hidden(model: ComposedForCausalLM, batch: Batch) -> Tensor:
+    """The hidden states behind a model's last norm, which logits are computed from, B T C."""
+    return model.base(**batch.inputs(mask=True), use_cache=False).last_hidden_state
+
+
+def _unit(student: ComposedForCausalLM, stage: Transfer) -> Unit:
+    student.requires_grad_(False)
+    fresh = {name: parameter for name, parameter in student.named_parameters() if is_composed(name)}
+    for parameter in fresh.values():
+        parameter.requires_grad_()
+    return Unit(MODEL, stage, [(stage.lr, fresh)])

@@ -20,7 +20,7 @@ from subprocess import Popen
 from typing import Any
 
 import composer
-from composer.ablation.identity import PACKAGES
+from composer.ablation.plan import PACKAGES
 from composer.devices import device_name
 from composer.errors import ComposerError, EvaluationError
 from composer.evaluation.folder import SAMPLES, SAMPLES_AGAIN

@@ -14,7 +14,7 @@ import pytest
 
 from composer import locks
 from composer.errors import TrainingError
-from composer.locks import beside, exclusive_lock, inside, say_if_unguarded, say_nothing
+from composer.locks import beside, exclusive_lock, inside, suppress_warning, warn_if_unguarded
 from tests.composer.training.processes import ending, forked
 
 BUSY = TrainingError("Another run is at it.")
@@ -96,7 +96,7 @@ KINDS = pytest.mark.parametrize("unlockable", [errno.ENOLCK, errno.EOPNOTSUPP, e
 @pytest.mark.usefixtures("unlockable")
 def test_a_file_system_without_locks(tmp_path: Path, caplog: pytest.LogCaptureFixture, refusal: TrainingError | None) -> None:
     """It is worked on all the same, and once it is said that nothing guards it."""
-    say_if_unguarded(tmp_path)
+    warn_if_unguarded(tmp_path)
     for _ in range(2):
         with exclusive_lock(inside(tmp_path), refusal) as guarded, exclusive_lock(inside(tmp_path), refusal) as also:
             assert (guarded, also) == (False, False)
@@ -108,7 +108,7 @@ def test_a_file_system_without_locks(tmp_path: Path, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("unlockable", [errno.ENOLCK], indirect=True)
 @pytest.mark.usefixtures("unlockable")
 def test_whom_another_process_speaks_for_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    say_nothing(tmp_path)
+    suppress_warning(tmp_path)
     with exclusive_lock(inside(tmp_path), BUSY):
         pass
     assert caplog.messages == []

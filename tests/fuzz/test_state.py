@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import composer
 from composer.ablation import ablate as ablation
 from composer.ablation.ablate import ablate
-from composer.evaluation import EvaluationOptions, evaluate
-from composer.evaluation import plots as evaluation_plots
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.runner import evaluate
 from composer.inspection.folder import SUMMARY, Summary, check_place
 from composer.state import write_state
 from composer.training import journal
@@ -37,7 +37,7 @@ ABLATION, EVALUATION, RUN, INSPECTION = "ablation", "evaluation", "student.run",
 def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pictures take most of the time; ``test_curves`` draws one."""
     monkeypatch.setattr(ablation, "draw_all", lambda *_: None)
-    monkeypatch.setattr(evaluation_plots, "draw", lambda *_: None)
+    monkeypatch.setattr("composer.evaluation.rendering.draw", lambda *_: None)
     monkeypatch.setattr("composer.training.run.draw", lambda *_: None)
 
 

@@ -18,7 +18,7 @@ from composer.model.head import Head
 from composer.model.head_inputs import visiting_heads
 from composer.model.implicit_attention import implicit_attention
 from composer.model.stepwise import HeadCall
-from composer.training.rules import without_weights
+from composer.training.student import without_weights
 from composer.training.transfer import answers, attention_weights
 from tests.composer.training.by_hand import asked, attention_of
 from tests.composer.training.runs import rows_of, small_llama, student_of, whole

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from composer.inspection.findings import Findings
-from composer.inspection.pictures import attention, parts, states
-from composer.inspection.pictures.picture import DrawnFigure
+from composer.inspection.pictures import attention, parts
+from composer.inspection.pictures.style import DrawnFigure
 from composer.plotting import plotting, titled
 
 
-def drawn(found: Findings) -> Iterator[DrawnFigure]:
+def drawn(findings: Findings) -> Iterator[DrawnFigure]:
     """All pictures that the findings have numbers for. Each figure is closed before the next is drawn."""
     with plotting() as pyplot:
-        for room in (attention, states, parts):
-            for picture in room.pictures(pyplot, found):
-                titled(picture.figure, f"{picture.title} ({found.model})")
+        for room in (attention, parts):
+            for picture in room.pictures(pyplot, findings):
+                titled(picture.figure, f"{picture.title} ({findings.model})")
                 yield picture
                 pyplot.close(picture.figure)

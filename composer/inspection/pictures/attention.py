@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from composer.inspection.findings import Findings, HeadFindings, PlainArray
-from composer.inspection.pictures.picture import DrawnFigure
-from composer.inspection.pictures.style import memory_colours, panels, ticks
-from composer.plotting import MAP, MARK, STUDENT, TEACHER, WIDTH, label, legend, named_ticks, plain, whole_ticks
+from composer.inspection.pictures.style import DrawnFigure, memory_colours, ticks
+from composer.plotting import MAP, MARK, STUDENT, TEACHER, label, legend, named_ticks, panels, plain, whole_ticks
 
 LEAST = 1e-4
 """The smallest weight that differs in colour from 0."""
@@ -18,18 +17,18 @@ MOST_HEADS = 8
 """Heads of a layer that are drawn as maps: the first ones, and all stand in the JSON."""
 
 
-def pictures(pyplot: Any, found: Findings) -> Iterator[DrawnFigure]:
+def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
     """The pictures of weights."""
-    if any(head.found.size for head in found.heads):
-        yield answers(pyplot, found)
-    for layer in sorted({head.layer for head in found.heads}):
-        heads = [head for head in found.heads if head.layer == layer]
-        yield weights(pyplot, found, layer, heads)
-    for layer in sorted({head.layer for head in found.heads}):
-        heads = [head for head in found.heads if head.layer == layer]
+    if any(head.found.size for head in findings.heads):
+        yield answers(pyplot, findings)
+    for layer in sorted({head.layer for head in findings.heads}):
+        heads = [head for head in findings.heads if head.layer == layer]
+        yield weights(pyplot, findings, layer, heads)
+    for layer in sorted({head.layer for head in findings.heads}):
+        heads = [head for head in findings.heads if head.layer == layer]
         if any(len(head.memories) > 1 for head in heads):
-            yield shares(pyplot, found, layer, heads)
-            yield stands(pyplot, found, layer, heads)
+            yield shares(pyplot, findings, layer, heads)
+            yield stands(pyplot, findings, layer, heads)
 
 
 def total(head: HeadFindings) -> PlainArray:
@@ -42,50 +41,51 @@ def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
     return [(head, index) for head in heads for index in range(head.heads)]
 
 
-def answers(pyplot: Any, found: Findings) -> DrawnFigure:
+def answers(pyplot: Any, findings: Findings) -> DrawnFigure:
     """Weight on where the answer stands, head by head."""
-    every = each(found.heads)
+    every = each(findings.heads)
     figure, (axis,) = panels(pyplot, 1, height=2.6)
     places, width = np.arange(len(every)), 0.38
     own = [float(np.nanmean(head.found[index])) for head, index in every]
-    axis.bar(places - (width / 2 if found.teacher else 0), own, width, color=STUDENT, label=label(found.model))
+    axis.bar(places - (width / 2 if findings.teacher else 0), own, width, color=STUDENT, label=label(findings.model))
     theirs = [head.teacher_found[index].mean() if head.teacher_found is not None else None for head, index in every]
-    if found.teacher:
+    if findings.teacher:
         axis.bar(
             places + width / 2,
-            [one or 0.0 for one in theirs],
+            [weight or 0.0 for weight in theirs],
             width,
             color="white",
             edgecolor=TEACHER,
             hatch="////",
             label="teacher",
         )
-    asked = len(every[0][0].found[0]) if every else 0
-    chance = np.mean([len(places) / answer for answer, places in zip(found.answers, found.found_at, strict=True) if places])
+    chance = np.mean([len(places) / answer for answer, places in zip(findings.answers, findings.found_at, strict=True) if places])
     axis.axhline(chance, color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
     named_ticks(axis, [f"{head.layer}.{head.first + index}" for head, index in every], upright=16, most=48)
     axis.set(xlabel="layer.head", ylabel="weight on the answer in the text", ylim=(0, 1))
-    axis.set_title(f"{plain(found.text)}, {len(found.tokens):,} tokens. Answer right: {_answers_in_words(found)}")
+    axis.set_title(f"{plain(findings.text)}, {len(findings.tokens):,} tokens. Answer right: {_answers_in_words(findings)}")
     legend(figure, axis)
     data = {
         "head": [f"{head.layer}.{head.first + index}" for head, index in every],
         "weight": own,
         "teacher": theirs,
         "uniform": float(chance),
-        "answers": asked,
-        "answered": found.answered,
-        "teacher_answered": found.teacher_answered,
+        "answers": len(every[0][0].found[0]) if every else 0,
+        "answered": findings.answered,
+        "teacher_answered": findings.teacher_answered,
     }
     says = "The weight that each head puts on the tokens that are the answer, where they stand in the text, as it has to say them."
     return DrawnFigure("answers", "Found or lost", says, figure, data)
 
 
-def _answers_in_words(found: Findings) -> str:
-    said = [(found.model, found.answered), ("teacher", found.teacher_answered)]
-    return ", ".join(f"{who} {sum(one.right)} of {len(one.right)}" for who, one in said if one is not None)
+def _answers_in_words(findings: Findings) -> str:
+    answered_by = [(findings.model, findings.answered), ("teacher", findings.teacher_answered)]
+    return ", ".join(
+        f"{who} {sum(answered.right)} of {len(answered.right)}" for who, answered in answered_by if answered is not None
+    )
 
 
-def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
+def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Maps of queries and tokens, the teacher's above the student's."""
     from matplotlib.colors import LogNorm
 
@@ -94,24 +94,22 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
     rows = 2 if beside else 1
     across = min(4, len(every))
     down = -(-len(every) // across)
-    figure, axes = pyplot.subplots(
-        rows * down, across, figsize=(WIDTH, 2.1 * rows * down + 0.7), squeeze=False, layout="constrained", sharex=True, sharey=True
-    )
+    figure, axes = panels(pyplot, rows * down * across, height=2.1, across=across, margin=0.7, sharex=True, sharey=True)
     mesh = None
-    for axis in axes.flat:
+    for axis in axes:
         axis.set_visible(False)
-    edges = np.arange(total(every[0][0]).shape[-1] + 1) * found.bin
+    edges = np.arange(total(every[0][0]).shape[-1] + 1) * findings.bin
     for place, (head, index) in enumerate(every):
         drawn = [("", total(head)[index])]
         if beside:
             theirs = np.zeros_like(drawn[0][1]) if head.teacher is None else head.teacher[index]
             drawn = [("teacher, ", theirs), ("student, ", drawn[0][1])]
         for row, (who, numbers) in enumerate(drawn):
-            axis = axes[rows * (place // across) + row, place % across]
+            axis = axes[(rows * (place // across) + row) * across + place % across]
             axis.set_visible(True)
             mesh = axis.pcolormesh(
                 edges,
-                np.arange(len(found.queries) + 1),
+                np.arange(len(findings.queries) + 1),
                 np.clip(np.abs(numbers), LEAST, None),
                 norm=LogNorm(LEAST, 1),
                 cmap=MAP,
@@ -119,25 +117,25 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
             )
             axis.set_title(f"{who}head {layer}.{head.first + index}")
             axis.invert_yaxis() if place == 0 and row == 0 else None
-            ticks(axis, found.queries)
-            for column in {column for places in found.found_at for column in places}:
+            ticks(axis, findings.queries)
+            for column in {column for places in findings.found_at for column in places}:
                 axis.plot(column + 0.5, 0, marker="v", color=MARK, markersize=3, clip_on=False)
             if place % across == 0:
                 axis.set_ylabel("query at token")
             whole_ticks(axis, most=4)
             if place // across == down - 1 and row == rows - 1:
                 axis.set_xlabel("token")
-    of = "a token" if found.bin == 1 else f"{found.bin} tokens"
+    of = "a token" if findings.bin == 1 else f"{findings.bin} tokens"
     bar = figure.colorbar(mesh, ax=axes, label=f"weight of {of}", shrink=0.6, aspect=30, pad=0.01)
     bar.ax.yaxis.set_major_formatter(lambda weight, _: f"{weight:g}")
     says = (
         "The weight of each token (across) in the answer to each query (down): softmax weights of exact memories, and those that "
-        f"states imply.{_of_answers(found)}"
+        f"states imply.{_of_answers(findings)}"
     )
     data = {
         "layer": layer,
-        "queries": found.queries,
-        "bin": found.bin,
+        "queries": findings.queries,
+        "bin": findings.bin,
         "heads": [
             {"name": head.name, "first": head.first, "error": head.error, "weights": head.weights, "teacher": head.teacher}
             for head in heads
@@ -146,22 +144,22 @@ def weights(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindin
     return DrawnFigure(f"weights-{layer}", f"What the heads of layer {layer} attend to", says, figure, data)
 
 
-def _of_answers(found: Findings) -> str:
+def _of_answers(findings: Findings) -> str:
     """The legend of a map's answers, if the text has any."""
-    marks = " Orange marks: where the answer stands." if any(found.found_at) else ""
-    return f"{marks} The query before each token of the answer has to say it." if found.answers else ""
+    marks = " Orange marks: where the answer stands." if any(findings.found_at) else ""
+    return f"{marks} The query before each token of the answer has to say it." if findings.answers else ""
 
 
-def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
+def shares(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Which memory answers, over positions."""
     every = each(heads)[:MOST_HEADS]
-    figure, axes = panels(pyplot, len(every), height=1.9, sharex=True, sharey=True)
-    names, colours = list(dict.fromkeys(name for head in heads for name in head.shares)), memory_colours(found)
+    figure, axes = panels(pyplot, len(every), height=1.9, across=4, sharex=True, sharey=True)
+    names, colours = list(dict.fromkeys(name for head in heads for name in head.shares)), memory_colours(findings)
     for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
         stacked = [head.shares[name][index] for name in names if name in head.shares]
         shown = [name for name in names if name in head.shares]
-        axis.stackplot(found.queries, stacked, labels=shown, colors=[colours[name] for name in shown], step="mid")
-        axis.set(ylim=(0, 1), xlim=(found.queries[0], found.queries[-1]))
+        axis.stackplot(findings.queries, stacked, labels=shown, colors=[colours[name] for name in shown], step="mid")
+        axis.set(ylim=(0, 1), xlim=(findings.queries[0], findings.queries[-1]))
         axis.set_title(f"head {layer}.{head.first + index}")
         if place % 4 == 0:
             axis.set_ylabel("share of the weight")
@@ -170,44 +168,50 @@ def shares(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFinding
     legend(figure, *axes)
     data = {
         "layer": layer,
-        "queries": found.queries,
+        "queries": findings.queries,
         "heads": [{"name": head.name, "first": head.first, "shares": head.shares} for head in heads],
     }
     says = "Each memory's share of a head's weight: they add up to 1. Where weights may be negative their sizes are added up."
     return DrawnFigure(f"shares-{layer}", f"Which memory answers in layer {layer}", says, figure, data)
 
 
-def stands(pyplot: Any, found: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
+def stands(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
     """Which memory has each pair, over time."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
     every = [(head, index) for head, index in each(heads) if len(head.memories) > 1][:4]
     names = list(dict.fromkeys(name for head, _ in every for name in head.memories))
-    figure, axes = panels(pyplot, len(every), height=2.2, sharex=True, sharey=True)
-    length, colours = len(found.tokens), memory_colours(found)
+    figure, axes = panels(pyplot, len(every), height=2.2, across=4, sharex=True, sharey=True)
+    length, colours = len(findings.tokens), memory_colours(findings)
     palette = ListedColormap(["#FFFFFF", *(colours[name] for name in names)])
     for place, (axis, (head, index)) in enumerate(zip(axes, every, strict=True)):
-        held = np.zeros((len(found.queries), length), dtype=int)
+        held = np.zeros((len(findings.queries), length), dtype=int)
         by_size = sorted(head.memories, key=lambda name: -_columns(head.stands[name][index]))  # the fewest are seen above others
         for name in by_size:
             for row, runs in enumerate(head.stands[name][index]):
                 for start, end in runs:
                     held[row, start : end + 1] = 1 + names.index(name)
         axis.pcolormesh(
-            np.arange(length + 1), np.arange(len(found.queries) + 1), held, cmap=palette, vmin=0, vmax=len(names), rasterized=True
+            np.arange(length + 1),
+            np.arange(len(findings.queries) + 1),
+            held,
+            cmap=palette,
+            vmin=0,
+            vmax=len(names),
+            rasterized=True,
         )
         if place == 0:
             axis.invert_yaxis()
             axis.set_ylabel("query at token")
-        ticks(axis, found.queries)
+        ticks(axis, findings.queries)
         whole_ticks(axis, most=4)
         axis.set_xlabel("token")
         axis.set_title(f"head {layer}.{head.first + index}")
     patches = [Patch(color=colours[name], label=name) for name in names]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(names))
     held_by = [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads]
-    data = {"layer": layer, "queries": found.queries, "heads": held_by}
+    data = {"layer": layer, "queries": findings.queries, "heads": held_by}
     says = "Which memory has the pair of each token (across) as a query (down) asks; of several, the one with fewer pairs."
     return DrawnFigure(f"stands-{layer}", f"Where pairs stand in layer {layer}", says, figure, data)
 

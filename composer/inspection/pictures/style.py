@@ -1,45 +1,44 @@
-"""What the pictures of an inspection share: panels side by side, a colour for each memory, and rows of queries."""
+"""Common parts of the pictures of an inspection: a colour for each memory, and rows of queries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from blocks.memories import MEMORIES
 from composer.inspection.findings import Findings, PlainArray
-from composer.plotting import COLOURS, FAINT, WIDTH
+from composer.plotting import COLOURS, FAINT
 
-ACROSS = 4
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """name: of its files. title, says: above and below it on the page. data: what stands in its JSON."""
+
+    name: str
+    title: str
+    says: str
+    figure: Any
+    data: Any
+
+
 OF_MEMORIES = tuple(COLOURS[index] for index in (3, 4, 6, 0, 1, 2, 5))
 """In the order of the catalogue, so that a kind has the same colour in every picture, of whatever model."""
 
 
-def panels(pyplot: Any, count: int, *, height: float = 2.2, across: int = ACROSS, **shared: Any) -> tuple[Any, list[Any]]:
-    """A figure and its panels, so many side by side at most."""
-    across = max(1, min(across, count))
-    down = -(-count // across)
-    figure, axes = pyplot.subplots(
-        down, across, figsize=(WIDTH, height * down + 0.8), squeeze=False, layout="constrained", **shared
-    )
-    flat = list(axes.flat)
-    for axis in flat[count:]:
-        axis.set_visible(False)
-    return figure, flat[:count]
-
-
-def memory_colours(found: Findings) -> dict[str, str]:
+def memory_colours(findings: Findings) -> dict[str, str]:
     """Of each memory by its name; grey for what is none, as attention sinks. Where two memories of a model would have the same one,
     the second takes the next that is free."""
     order = list(MEMORIES)
-    kinds = dict(pair for head in found.heads for pair in zip(head.memories, head.kinds, strict=True))
+    kinds = dict(pair for head in findings.heads for pair in zip(head.memories, head.kinds, strict=True))
     taken: dict[str, str] = {}
     for name, kind in sorted(kinds.items(), key=lambda item: (order.index(item[1]), item[0])):
         place = order.index(kind)
         turned = [OF_MEMORIES[(place + step) % len(OF_MEMORIES)] for step in range(len(OF_MEMORIES))]
-        taken[name] = next((one for one in turned if one not in taken.values()), turned[0])
-    others = dict.fromkeys(name for head in found.heads for name in head.shares if name not in taken)
+        taken[name] = next((colour for colour in turned if colour not in taken.values()), turned[0])
+    others = dict.fromkeys(name for head in findings.heads for name in head.shares if name not in taken)
     return taken | dict.fromkeys(others, FAINT)
 
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import composer
-from composer.ablation.ablate import REPORT, STEPS, TABLE, ablate
-from composer.ablation.figures import Figures
-from composer.ablation.models import VARIANTS
+from composer.ablation.ablate import REPORT, STEPS, VARIANTS, ablate
 from composer.ablation.options import Request
-from composer.ablation.pictures import PLOT
 from composer.ablation.plan import AblationStep
 from composer.ablation.report import AblationReport
 from composer.ablation.runner import processes
+from composer.ablation.steps import Figures
 from composer.errors import AblationError, Stopped
-from composer.evaluation import EvaluationOptions, evaluate
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.runner import evaluate
+from composer.runs.report import TABLE
 from composer.training import checkpoint
 from composer.training import distill as distilling
 from composer.training.distill import distill
@@ -66,7 +66,7 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
     """Its figures are those of the same stages run by hand."""
     out, report, told = whole
     assert Counter(told) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
-    assert sorted(path.name for path in out.iterdir()) == sorted([PLOT, REPORT, STEPS, TABLE, VARIANTS])
+    assert sorted(path.name for path in out.iterdir()) == sorted(["plot.png", REPORT, STEPS, TABLE, VARIANTS])
     assert AblationReport.model_validate_json((out / REPORT).read_text()) == report
     options = EvaluationOptions(samples=report.request["samples"])
     (cell,) = evaluate([teacher], report.request["tasks"], report.request["lengths"], options).cells
@@ -291,6 +291,6 @@ def test_several_processes_come_to_the_same(whole: Any, sweep: str, asked: Reque
 
 def test_a_strangers_folder(sweep: str, asked: Request, tmp_path: Path) -> None:
     (tmp_path / "out" / STEPS).mkdir(parents=True)
-    with pytest.raises(AblationError, match="holds something else than an ablation"):
+    with pytest.raises(AblationError, match="so no ablation wrote it"):
         ablate([sweep], asked, tmp_path / "out")
     assert list((tmp_path / "out" / STEPS).iterdir()) == []

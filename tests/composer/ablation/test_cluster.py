@@ -11,9 +11,8 @@ import pytest
 
 from composer.ablation.ablate import STEPS, ablate
 from composer.ablation.cluster import ray_workers, run_there
-from composer.ablation.figures import FAILURE
 from composer.ablation.options import Request
-from composer.ablation.steps import MARK
+from composer.ablation.steps import FAILURE, MARK
 from composer.errors import AblationError
 from tests.composer.ablation.variants import chains_of, stored, write_spec
 

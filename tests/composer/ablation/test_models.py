@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import composer
-from composer.ablation.models import costs_of
+from composer.ablation.ablate import costs_of
 from composer.ablation.plan import read_variants
 from tests.checkpoints import llama_model
 from tests.composer.ablation.variants import request_for, write_spec

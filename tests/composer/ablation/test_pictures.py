@@ -11,9 +11,11 @@ import pytest
 
 mpl.use("Agg")
 
-from composer.ablation.pictures import GRID, PLOT, STATE, draw_all, grid_of
+from composer.ablation.rendering import draw_all, grid_of
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
 from tests.composer.legible import assert_legible, kept_open
+
+PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
 
 COLUMNS = (Column(kind="after"), Column(kind="score", task="recall", length=64))
 SIZES, MAPS = (8, 16, 32), ("elu", "relu")

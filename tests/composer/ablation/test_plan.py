@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from composer.ablation import identity
+from composer.ablation import plan as plan_module
 from composer.ablation.options import Request
 from composer.ablation.plan import read_variants
 from composer.errors import AblationError, BuildError, SpecError, TrainingError
@@ -124,7 +124,7 @@ def test_versions_decide(asked: Request, tmp_path: Path, monkeypatch: pytest.Mon
     """What another torch has computed is not mixed with what this one does."""
     spec = write_spec(tmp_path / "s.yaml")
     before = one(spec, asked, tmp_path)
-    monkeypatch.setattr(identity, "versions_of", lambda packages: dict.fromkeys(packages, "2"))
+    monkeypatch.setattr(plan_module, "versions_of", lambda packages: dict.fromkeys(packages, "2"))
     assert changed(before, one(spec, asked, tmp_path)) == ALL
 
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Picture
 
-from composer.ablation.figures import FAILURE, Figures
 from composer.ablation.options import Request
-from composer.ablation.pictures import draw
 from composer.ablation.plan import Chain
+from composer.ablation.rendering import draw_all, table
 from composer.ablation.report import AblationReport, Column, Figure, make_report
-from composer.ablation.table import cells, markdown
+from composer.ablation.steps import FAILURE, Figures
 from composer.plotting import RESOLUTION
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 
@@ -137,10 +136,10 @@ def test_a_loss_beyond_all_numbers(chains: list[Chain]) -> None:
 def test_the_table(chains: list[Chain]) -> None:
     failed = {FAILURE: "layer 1 | diverged"}
     report = report_of(chains, finetune_0=failed, evaluate_0=failed, finetune_1=failed, evaluate_1=failed)
-    headers, rows = cells(report)
+    _, headers, rows, *_ = table(report)
     assert headers[:3] == ("variant", "recipe.finetune.lr", "perplexity before stage 2")
     assert rows[0] == ("tiny-slow", "0.01", "10.5 ± 0.707", "1 ± 0", "0.2 ± 0")
-    page = markdown(report)
+    page = report.view().markdown()
     assert page.splitlines()[1] == "| --- | --- | ---: | ---: | ---: |"
     assert "Means over 2 seeds (0, 1), ± the standard deviation." in page
     assert "The teacher's own perplexity on the held-out rows is 2." in page
@@ -151,7 +150,7 @@ def test_the_table(chains: list[Chain]) -> None:
 def test_teachers_on_other_rows(chains: list[Chain]) -> None:
     report = report_of(chains)
     other = report.variants[1].model_copy(update={"teacher_perplexity": 3.0})
-    page = markdown(report.model_copy(update={"variants": (report.variants[0], other)}))
+    page = report.model_copy(update={"variants": (report.variants[0], other)}).view().markdown()
     assert "The teacher's own perplexity on the held-out rows of tiny-slow is 2." in page
     assert "The teacher's own perplexity on the held-out rows of tiny-fast is 3." in page
 
@@ -164,7 +163,7 @@ def test_values_of_a_sweep_in_a_cell(chains: list[Chain]) -> None:
         "head.conv": None,
     }
     report = report.model_copy(update={"variants": (report.variants[0].model_copy(update={"values": values}), report.variants[1])})
-    headers, rows = cells(report)
+    _, headers, rows, *_ = table(report)
     assert headers[1:4] == ("head.feature_map", "head.memory", "head.conv")
     assert (rows[0][1], rows[0][3], rows[1][1]) == ("{kind: exp, skip: true}", "null", "–")
     assert (len(rows[0][2]), rows[0][2][-1]) == (40, "…")
@@ -173,21 +172,21 @@ def test_values_of_a_sweep_in_a_cell(chains: list[Chain]) -> None:
 def test_the_picture(chains: list[Chain], tmp_path: Path) -> None:
     """A panel for each column, and none where there is nothing to show."""
     report = report_of(chains)
-    draw(report, tmp_path / "plot.png")
+    draw_all(report, tmp_path)
     few = report.model_copy(update={"columns": report.columns[:1]})
-    draw(few, tmp_path / "few.png")
-    heights = [int.from_bytes((tmp_path / name).read_bytes()[20:24], "big") for name in ("plot.png", "few.png")]
+    draw_all(few, tmp_path / "few")
+    heights = [int.from_bytes((folder / "plot.png").read_bytes()[20:24], "big") for folder in (tmp_path, tmp_path / "few")]
     title = 0.4 * RESOLUTION
     assert heights[0] - title == pytest.approx(6 * (heights[1] - title), rel=0.02)
-    draw(report.model_copy(update={"columns": ()}), tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
+    draw_all(report.model_copy(update={"columns": ()}), tmp_path)
+    assert not (tmp_path / "plot.png").exists()
 
 
 def test_the_picture_is_there_as_a_whole_or_not_at_all(
     chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = report_of(chains)
-    draw(report, tmp_path / "plot.png")
+    draw_all(report, tmp_path)
     before = (tmp_path / "plot.png").read_bytes()
 
     def savefig(figure: Picture, path: Path, **_: Any) -> None:
@@ -196,5 +195,5 @@ def test_the_picture_is_there_as_a_whole_or_not_at_all(
 
     monkeypatch.setattr(Picture, "savefig", savefig)
     with pytest.raises(OSError, match="No space left"):
-        draw(report, tmp_path / "plot.png")
+        draw_all(report, tmp_path)
     assert (tmp_path / "plot.png").read_bytes() == before

@@ -18,11 +18,10 @@ import pytest
 
 import composer
 from composer.ablation import runner, steps
-from composer.ablation.figures import FAILURE, WARNINGS, Figures
 from composer.ablation.options import Request
 from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.runner import one_process, processes, run_chains
-from composer.ablation.steps import MARK
+from composer.ablation.steps import FAILURE, MARK, WARNINGS, Figures
 from composer.errors import AblationError
 from tests.composer.ablation.variants import SECOND_STAGES, chains_of, write_spec
 

@@ -14,10 +14,9 @@ import torch
 
 from composer.ablation import steps as module
 from composer.ablation.ablate import STEPS
-from composer.ablation.figures import FAILURE
 from composer.ablation.options import Request
 from composer.ablation.plan import AblationStep
-from composer.ablation.steps import MARK, found, model_of, run_step
+from composer.ablation.steps import FAILURE, MARK, finished, model_of, run_step
 from composer.errors import AblationError, TrainingError
 from tests.composer.ablation.variants import chains_of, timeless, write_spec
 from tests.composer.training.processes import ending, forked
@@ -45,9 +44,9 @@ def listed(folder: Path) -> list[str]:
 
 def test_once(steps: Steps, folder: Path) -> None:
     step = steps["build"]
-    assert found(step, folder) is None
+    assert finished(step, folder) is None
     figures = run_step(step, folder)
-    assert found(step, folder) == figures
+    assert finished(step, folder) == figures
     assert set(figures) == {"spec_hash", "seconds"}
     written = (folder / f"{step.name}.json").stat().st_mtime_ns
     assert run_step(step, folder) == figures
@@ -76,7 +75,7 @@ def kept(step: AblationStep, folder: Path, text: str) -> Any:
     """The figures of a step whose file has this text."""
     (folder / step.name).mkdir(exist_ok=True)
     (folder / f"{step.name}.json").write_bytes(text.encode(errors="surrogateescape"))
-    return found(step, folder)
+    return finished(step, folder)
 
 
 @pytest.mark.parametrize("kind", GOOD)
@@ -119,13 +118,13 @@ def test_a_model_that_is_gone_is_told(steps: Steps, folder: Path) -> None:
     kept(steps["finetune"], folder, json.dumps(GOOD["finetune"]))
     (folder / steps["finetune"].name).rmdir()
     with pytest.raises(AblationError, match=r"does not exist, and finetune-\w+\.json says that it was made\. Remove it"):
-        found(steps["finetune"], folder)
+        finished(steps["finetune"], folder)
 
 
 def test_figures_that_are_not_finite_are_a_failure(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.RUN, "compare", lambda *_: GOOD["compare"] | {"loss": float("nan")})
     assert run_step(steps["compare"], folder)[FAILURE] == "loss: input should be a finite number, got nan"
-    assert found(steps["compare"], folder) is None
+    assert finished(steps["compare"], folder) is None
 
 
 def test_a_kill_between_a_result_and_its_figures(steps: Steps, folder: Path) -> None:
@@ -185,7 +184,7 @@ def test_a_cell_that_fails_leaves_the_others(steps: Steps, folder: Path, monkeyp
         figures = run_step(step, folder)
     assert figures[FAILURE] == "mqar,pairs=2 at 12 tokens: out of memory"
     assert [cell["mean"] is None for cell in figures["cells"]] == [False, True]
-    assert found(step, folder) is None
+    assert finished(step, folder) is None
     again = run_step(step, folder)
     assert FAILURE not in again
     assert timeless(again["cells"][0]) == timeless(figures["cells"][0])

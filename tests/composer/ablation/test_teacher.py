@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from composer.ablation import teacher as module
+from composer.ablation import ablate as module
+from composer.ablation.ablate import teacher_scores
 from composer.ablation.options import Request
-from composer.ablation.teacher import teacher_scores
 from tests.composer.ablation.variants import request_for
 
 TASK = "perplexity 12 perplexity"

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from composer.benching import children
-from composer.benching.children import peaks_of
-from composer.benching.memory import can_tell_resident
+from composer.benching import memory
+from composer.benching.memory import can_tell_resident, peaks_of
 from composer.benching.options import BenchOptions
 from composer.benching.report import Workload
 from composer.benching.trial import Trial
@@ -35,8 +34,8 @@ def test_peaks_of_a_model(folders: list[Path]) -> None:
 
 def said_by(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Another program in the place of the one that measures."""
-    original = children.subprocess.Popen
-    monkeypatch.setattr(children.subprocess, "Popen", lambda command, **how: original([sys.executable, "-c", script], **how))
+    original = memory.subprocess.Popen
+    monkeypatch.setattr(memory.subprocess, "Popen", lambda command, **how: original([sys.executable, "-c", script], **how))
 
 
 def test_a_process_that_the_system_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +65,7 @@ def test_much_on_stderr_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whoever_asked_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "import os, time; print('[\"prefill\", 8, 1, %d]' % os.getpid(), flush=True); time.sleep(600)")
     started: list[Any] = []
-    original = children.subprocess.Popen
+    original = memory.subprocess.Popen
 
     def start(*arguments: Any, **how: Any) -> Any:
         started.append(original(*arguments, **how))
@@ -75,7 +74,7 @@ def test_whoever_asked_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: Workload) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(children.subprocess, "Popen", start)
+    monkeypatch.setattr(memory.subprocess, "Popen", start)
     with pytest.raises(KeyboardInterrupt):
         peaks_of(Path(), BenchOptions(), TRIAL, interrupted)
     assert started[0].poll() == -signal.SIGKILL

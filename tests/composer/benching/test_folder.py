@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from composer import locks
-from composer.benching.folder import BENCH, TABLE, bench_folder, write_report
 from composer.benching.report import BenchReport
-from composer.benching.table import markdown
+from composer.benching.runner import BENCH, STORE, write_report
 from composer.errors import BenchError
+from composer.runs.report import TABLE
 from tests.composer.benching.made_up import report
 
 
@@ -18,7 +18,7 @@ def test_the_files(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [BENCH, "decode.png", "prefill.png", TABLE]
     assert BenchReport.model_validate_json((tmp_path / BENCH).read_text()) == report()
-    assert (tmp_path / TABLE).read_text() == markdown(report())
+    assert (tmp_path / TABLE).read_text() == report().view().markdown()
 
 
 def test_pictures_of_another_bench_go(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_pictures_of_another_bench_go(tmp_path: Path) -> None:
 
 
 def take(folder: Path, *, force: bool) -> None:
-    with bench_folder(folder, force=force):
+    with STORE.opened(folder, force=force):
         assert folder.is_dir()
 
 
@@ -58,15 +58,15 @@ def test_where_something_else_stands(tmp_path: Path, force: bool) -> None:
 
 def test_a_bench_is_not_added_to(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
-    with pytest.raises(BenchError, match="holds a bench, and times are not added to.*--force"):
+    with pytest.raises(BenchError, match="has the results of an earlier bench. Choose another --out, or replace it: --force"):
         take(tmp_path, force=False)
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     """Whether or not the second one would replace what stands there."""
-    with bench_folder(tmp_path, force=False):
+    with STORE.opened(tmp_path, force=False):
         for force in (False, True):
-            with pytest.raises(BenchError, match="Another bench is at work on .*Wait until it has ended, or choose another --out"):
+            with pytest.raises(BenchError, match="Another bench writes to .*Wait until it has ended, or choose another --out"):
                 take(tmp_path, force=force)
     take(tmp_path, force=False)
 
@@ -75,6 +75,6 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(locks.os, "open", read_only)
+    monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(BenchError, match="cannot be written to: Read-only file system. Choose another --out"):
         take(tmp_path / "new", force=False)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from composer.benching import memory
-from composer.benching.children import AT_ONCE
-from composer.benching.memory import allocated, bytes_of, can_tell_resident, resident, unmeasured
+from composer.benching.memory import AT_ONCE, allocated, bytes_of, can_tell_resident, resident
+from composer.benching.trial import unmeasured
 
 MIB = 2**20
 RUN = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 mpl.use("Agg")
 
-from composer.benching.plots import draw
+from composer.benching.rendering import pictures
 from composer.benching.report import BenchReport
+from composer.runs.report import write_pictures
 from tests.composer.benching.made_up import report
 from tests.composer.legible import assert_legible, kept_open
 
@@ -22,6 +24,10 @@ pytestmark = pytest.mark.drawn
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Figures by the names of their files, kept open."""
     return kept_open(monkeypatch)
+
+
+def draw(report: BenchReport, folder: Path) -> None:
+    write_pictures(partial(pictures, report), folder)
 
 
 def drawn(axis: Any) -> list[list[list[float]]]:

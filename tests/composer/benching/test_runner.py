@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import composer
-from composer.benching import BenchOptions, BenchReport, bench
 from composer.benching import runner as runner_module
-from composer.benching.folder import BENCH
-from composer.benching.options import BenchProgress
-from composer.benching.report import Workload
+from composer.benching.options import BenchOptions, BenchProgress
+from composer.benching.report import BenchReport, Workload
+from composer.benching.runner import BENCH, bench
 from composer.errors import BenchError, ComposerError, SourceError
 from tests.checkpoints import SIZES, llama
 from tests.composer.evaluation.conftest import TEACHER

@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 import composer
-from composer.benching import children
+from composer.benching import memory
 from composer.spec.loading import names_a_spec
 from tests.checkpoints import llama
 from tests.composer.cli.conftest import Compose, compose
@@ -31,7 +31,7 @@ class Copy:
     """In the place of ``subprocess.Popen``: a copy of this process measures the memory, which has imported all already."""
 
     def __init__(self, command: list[str], *, stderr: IO[str], **_: Any) -> None:
-        assert command[:3] == [sys.executable, "-m", children.__name__]
+        assert command[:3] == [sys.executable, "-m", memory.__name__]
         read, write = os.pipe()
 
         def child() -> None:
@@ -39,7 +39,7 @@ class Copy:
             os.dup2(stderr.fileno(), 2)
             sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-            children.main(json.loads(command[3]))
+            memory.main(json.loads(command[3]))
 
         self._process = forked(child)
         os.close(write)
@@ -56,7 +56,7 @@ class Copy:
 
 
 def test_specs_beside_a_model(compose: Compose, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children.subprocess, "Popen", Copy)
+    monkeypatch.setattr(memory.subprocess, "Popen", Copy)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     report = composer.bench([source, "lawcat", "ablations/lawcat-rope:rope"], prefill=8, repeats=1, steps=1, memory=True)

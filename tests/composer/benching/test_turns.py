@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from composer.benching.turns import in_turn
+from composer.benching.trial import in_turn
 
 
 class Clock:

@@ -12,10 +12,10 @@ import pytest
 import rich.console
 
 from composer.ablation import runner
-from composer.ablation.ablate import REPORT, STEPS, TABLE
-from composer.ablation.pictures import PLOT
+from composer.ablation.ablate import REPORT, STEPS
 from composer.ablation.plan import AblationStep, Variant
 from composer.cli import ablate as module
+from composer.runs.report import TABLE
 from composer.spec.loading import load_spec
 from composer.training.transfer import TransferCourse
 from tests.composer.ablation.variants import RECIPE, SECOND_STAGES, TINY, TRUNK, write_spec
@@ -44,7 +44,7 @@ def test_the_table(compose: Compose, inputs: Path) -> None:
     arguments = ["ablate", SWEEP, "--from", "teacher", *DATA, *SCORED, "-o", "out", "--jobs", 1]
     result = compose(*arguments)
     assert result.exit_code == 0, result.output
-    assert (stands(), sorted(os.listdir("out"))) == (["out"], sorted([PLOT, REPORT, STEPS, TABLE, "variants"]))
+    assert (stands(), sorted(os.listdir("out"))) == (["out"], sorted(["plot.png", REPORT, STEPS, TABLE, "variants"]))
     words = [line.split() for line in result.stdout.splitlines()]
     assert words[0] == ["Ablation", "out"]
     report = json.loads(Path("out", REPORT).read_text())
@@ -167,8 +167,8 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
         [SWEEP, "--from", "teacher", *DATA, "--ray", "local", "--jobs", "2", "-o", "out"],
         "leave one of them out",
     ),
-    "a stranger": ([SWEEP, "--from", "teacher", *DATA, "-o", "other"], "other holds something else than an ablation"),
-    "a file there": ([SWEEP, "--from", "teacher", *DATA, "-o", "texts.jsonl"], "holds something else than an ablation"),
+    "a stranger": ([SWEEP, "--from", "teacher", *DATA, "-o", "other"], "other holds no steps/.lock, so no ablation wrote it"),
+    "a file there": ([SWEEP, "--from", "teacher", *DATA, "-o", "texts.jsonl"], "texts.jsonl is a file"),
     "inside the source": ([SWEEP, "--from", "other", *DATA, "-o", "other/out"], "Choose another folder"),
     "heads": ([SWEEP, "--from", "teacher", *DATA, "--set", "head.memory.0.size=0", "-o", "out"], "head.memory.0.size"),
     "both ways": (["both.yaml", "--from", "teacher", *SCORED, "-o", "out"], '"both" is bidirectional'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from composer import locks
 from composer.benching import runner as benching
+from composer.benching.options import BenchOptions
 from composer.errors import BenchError
 from composer.locks import beside, exclusive_lock, inside
 from composer.weights import build as building
@@ -102,7 +104,7 @@ def test_two_builds_at_once(compose: Compose, here: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(building, "check_space", both_are_here)
     if not guarded:
-        monkeypatch.setattr(locks, "_lock", no_locks)
+        monkeypatch.setattr(fcntl, "flock", no_locks)
 
     def child(spec: str) -> None:
         result = compose("build", spec, "--from", "teacher", "-o", "out")
@@ -125,7 +127,7 @@ def test_a_file_system_without_locks(compose: Compose, here: Path, monkeypatch: 
     def lock(*_: Any, **__: Any) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    monkeypatch.setattr(locks, "_lock", lock)
+    monkeypatch.setattr(fcntl, "flock", lock)
     monkeypatch.setattr(locks, "_unguarded", set())
     result = compose(*COMMANDS[command], *JOBS.get(command, ()))
     assert result.exit_code == 0, result.output
@@ -143,7 +145,7 @@ def test_a_bench_that_came_meanwhile_stays(compose: Compose, made: Path, monkeyp
         return run(*arguments, **options)
 
     monkeypatch.setattr(benching, "_run", slow)
-    with pytest.raises(BenchError, match="holds a bench"):
-        benching.bench([made / "tiny"], [8], options=benching.BenchOptions(repeats=1, steps=1, out=Path("out")))
+    with pytest.raises(BenchError, match="has the results of an earlier bench"):
+        benching.bench([made / "tiny"], [8], options=BenchOptions(repeats=1, steps=1, out=Path("out")))
     assert os.listdir("out") == ["bench.json"]
     assert Path("out/bench.json").read_text() == "another"

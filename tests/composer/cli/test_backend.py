@@ -10,7 +10,7 @@ import pytest
 
 from composer.graph import program
 from composer.state import write_state
-from composer.training.folder import IDENTITY, check_same
+from composer.training.folder import RUN, STORE
 from composer.weights.record import read_record
 from tests.composer.cli.conftest import Compose
 from tests.composer.graph.backends import NAME, own_backend
@@ -98,17 +98,17 @@ def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(asked: Any) -
     assert asked("eval").exit_code == 0
     result = asked("eval", "--backend", "reference")
     assert result.exit_code == 2
-    assert "backend: auto then, reference now" in result.stderr
+    assert "backend: was auto, now reference" in result.stderr
 
 
 def test_a_run_of_training_does_too(tmp_path: Path) -> None:
     from composer.errors import TrainingError
 
     settings = settings_of(0)
-    write_state(tmp_path / IDENTITY, settings)
-    check_same(tmp_path, settings)
+    write_state(tmp_path / RUN, settings)
+    STORE.check_same(tmp_path, settings)
     with pytest.raises(TrainingError, match="backend: was auto, now torch"):
-        check_same(tmp_path, settings.model_copy(update={"backend": "torch"}))
+        STORE.check_same(tmp_path, settings.model_copy(update={"backend": "torch"}))
 
 
 def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ import pytest
 import rich.console
 
 from composer.cli import eval as eval_module
-from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation.folder import RESULTS, SAMPLES
-from composer.evaluation.options import EvaluationProgress
+from composer.evaluation.options import EvaluationOptions, EvaluationProgress
+from composer.evaluation.runner import evaluate
 from tests.composer.cli.conftest import Compose
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_runner import timeless

@@ -173,5 +173,5 @@ def test_output_passes_through_one_module() -> None:
     assert found == {
         "composer/cli/screen.py",
         "composer/cli/entry.py",  # before any import
-        "composer/benching/children.py",  # to its parent process
+        "composer/benching/memory.py",  # to its parent process
     }

@@ -105,20 +105,21 @@ def test_a_selection_that_stopped_at_its_scores_keeps_its_student(tmp_path: Path
     assert not (out / "selection.json").exists()
 
     for words, what in (
-        ([*data, "--seed", "1"], "data and another seed"),
-        (["--data", "stories,samples=24"], "data"),
-        ([*data, "--set", "recipe.transfer.lr=0.01"], "recipe"),
-        ([*data, "--set", "head.conv.kernel=3"], "spec"),
+        ([*data, "--seed", "1"], "seed: was 0, now 1"),
+        (["--data", "stories,samples=24"], "data: was stories,samples=20, now stories,samples=24"),
+        ([*data, "--set", "recipe.transfer.lr=0.01"], "recipe.transfer.lr: was 0.03, now 0.01"),
+        ([*data, "--set", "head.conv.kernel=3"], "model.spec: was "),
     ):
         other = ran(*asked, *words, "--keep", "1")
         assert other.exit_code == 2
-        assert f"has learned with another {what}. Say the same as then" in other.stderr
+        assert "was begun with other settings:\n" in other.stderr
+        assert f"\n  {what}" in other.stderr
     again = ran(*asked, *data, "--keep", "1", "--by", "swapped", "--json")
     assert again.exit_code == 0, again.output
     assert "has learned already" in again.stderr
     assert record.stat().st_mtime_ns == learned
     assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == [
-        "layers.png", "selection.json", "spec.yaml", "student",
+        "layers.png", "run.json", "selection.json", "spec.yaml", "student",
     ]  # fmt: skip
     anew = ran(*asked, *data, "--keep", "1", "--seed", "1", "--force")
     assert anew.exit_code == 0, anew.output

@@ -16,11 +16,12 @@ from torch.utils import collect_env
 
 import composer
 from composer.errors import EvaluationError
-from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation import runner as runner_module
 from composer.evaluation.folder import HARNESS, RESULTS, TABLE
 from composer.evaluation.harness import _finite
-from composer.evaluation.harness_results import HarnessResult
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.report import HarnessResult
+from composer.evaluation.runner import evaluate
 from composer.tasks.recall import KEYS, VALUES
 from tests.composer.evaluation.conftest import TEACHER
 
@@ -142,7 +143,7 @@ def test_tasks_and_lm_eval_into_one_folder(
         assert [one.value for one in report.harness] == [0.5]
         assert report.setting.samples == 2
         assert "lm-eval" in report.setting.versions
-        with pytest.raises(EvaluationError, match="samples: 2 then, 3 now"):
+        with pytest.raises(EvaluationError, match="samples: was 2, now 3"):
             evaluate([TEACHER], ["recall"], [128], replace(ours, samples=3, out=out))
 
 

@@ -14,8 +14,9 @@ import transformers
 
 import composer
 from composer.errors import EvaluationError
-from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation.folder import RESULTS, TABLE
+from composer.evaluation.options import EvaluationOptions
+from composer.evaluation.runner import evaluate
 from composer.tasks.recall import KEYS, VALUES
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_harness import YAML, _offline
@@ -129,7 +130,7 @@ def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Pa
     path.unlink()
     assert evaluate([model], [], [], asked).harness == report.harness
     assert path.is_file()
-    with pytest.raises(EvaluationError, match=r"harness\.num_fewshot: 2 then, 1 now"):
+    with pytest.raises(EvaluationError, match=r"harness\.num_fewshot: was 2, now 1"):
         evaluate([model], [], [], replace(asked, num_fewshot=1))
     evaluate([model], [], [], replace(asked, num_fewshot=0, log_samples=False, force=True))
     assert not path.exists()

@@ -7,8 +7,10 @@ from random import Random
 
 import pytest
 
-from composer.evaluation import EvaluationOptions, evaluate, lengths
+from composer.evaluation import lengths
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.report import EvaluationReport
+from composer.evaluation.runner import evaluate
 from composer.tasks.base import Sample
 from composer.tasks.recall import Recall
 from composer.tasks.writer import Writer

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from composer.errors import EvaluationError
-from composer.evaluation import EvaluationOptions, evaluate
 from composer.evaluation.folder import RESULTS, SAMPLES, TABLE
+from composer.evaluation.options import EvaluationOptions
 from composer.evaluation.report import EvaluationReport
+from composer.evaluation.runner import evaluate
 from tests.composer.evaluation.conftest import TEACHER
 from tests.composer.evaluation.test_runner import learned, timeless, watch_loading
 
@@ -58,7 +59,7 @@ def test_more_of_everything_into_a_folder(
     assert loaded == ["teacher"]
     anew = evaluate([TEACHER, folders["lawcat"]], ["passkey,recall"], [128, 200], EvaluationOptions(samples=3))
     assert timeless(whole.model_dump(mode="json")) == timeless(anew.model_dump(mode="json"))
-    with pytest.raises(EvaluationError, match=r"\n  samples: 3 then, 4 now\n"):
+    with pytest.raises(EvaluationError, match=r"\n  samples: was 3, now 4\n"):
         evaluate([TEACHER], ["passkey"], [128], EvaluationOptions(samples=4, out=out))
     # Another task, of one model; then a call that is stopped in the midst of a third.
     evaluate([TEACHER], ["stories"], [128], options)

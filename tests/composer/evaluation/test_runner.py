@@ -15,10 +15,11 @@ import torch
 
 import composer
 from composer.errors import ComposerError, EvaluationError, SourceError, TaskError
-from composer.evaluation import EvaluationOptions, evaluate, score_cell
 from composer.evaluation.folder import RESULTS, RUN, SAMPLES, TABLE, ScoreLog
-from composer.evaluation.options import EvaluationProgress
+from composer.evaluation.options import EvaluationOptions, EvaluationProgress
 from composer.evaluation.report import EvaluationReport
+from composer.evaluation.runner import evaluate
+from composer.evaluation.scoring import score_cell
 from composer.evaluation.subjects import Subject
 from composer.tasks.recall import Recall
 from tests.composer.evaluation.conftest import TEACHER
@@ -163,7 +164,7 @@ def test_what_is_done_is_not_done_again(
 
 def test_other_settings_are_refused_or_begin_anew(folders: dict[str, Path], whole: Path, tmp_path: Path) -> None:
     out = shutil.copytree(whole, tmp_path / "out")
-    with pytest.raises(EvaluationError, match=r"\n  samples: 5 then, 4 now\n"):
+    with pytest.raises(EvaluationError, match=r"\n  samples: was 5, now 4\n"):
         run(folders, out, samples=4)
     assert results(out) == results(whole)
     run(folders, out, samples=4, force=True)
@@ -303,7 +304,7 @@ def test_a_text_that_has_changed_is_another(tmp_path: Path, book: Path) -> None:
     options = EvaluationOptions(out=tmp_path / "out", text=text, samples=2)
     evaluate([TEACHER], ["perplexity"], [64], options)
     text.write_text(text.read_text() + "the end")
-    with pytest.raises(EvaluationError, match=r"tasks perplexity\.files\.text/text\.txt: [0-9a-f]{64} then"):
+    with pytest.raises(EvaluationError, match=r"tasks perplexity\.files\.text/text\.txt: was [0-9a-f]{64}"):
         evaluate([TEACHER], ["perplexity"], [64], options)
 
 

@@ -15,10 +15,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import composer
 from composer.devices import ran_out_of_memory
 from composer.errors import EvaluationError
-from composer.evaluation import score_cell, scoring
+from composer.evaluation import scoring
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
-from composer.evaluation.scoring import MORE, CellFailed, drawn, ends_of, judge_tokens, write
+from composer.evaluation.scoring import MORE, CellFailed, drawn, ends_of, judge_tokens, score_cell, write
 from composer.tasks.base import Sample
 from composer.tasks.mqar import Mqar
 from composer.tasks.passkey import Passkey

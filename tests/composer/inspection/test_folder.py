@@ -90,7 +90,7 @@ def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.drawn
 def test_a_report_is_replaced_only_where_it_is_asked_for(report: Path, lola: Path, tmp_path: Path) -> None:
     report = Path(shutil.copytree(report, tmp_path / "report"))  # the other tests read the fixture's
-    with pytest.raises(InspectionError, match="holds a report already"):
+    with pytest.raises(InspectionError, match="has the results of an earlier inspection"):
         composer.inspect(lola, out=report, **QUICK)
     other = tmp_path / "mine"
     other.mkdir()

@@ -13,7 +13,7 @@ from composer.inspection.measures import Moment, binned, half_lives, norm, recal
 def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> None:
     value = torch.eye(4)[:, None]
     exact = Moment(4, torch.tensor([3, 2, 1, 0]), torch.ones(4, 1, dtype=torch.bool), value, value)
-    mixed = Moment(4, exact.age, exact.there, value, value.mean(0, keepdim=True).expand_as(value))
+    mixed = Moment(4, exact.age, exact.is_stored, value, value.mean(0, keepdim=True).expand_as(value))
     assert recalled([exact]).error.tolist() == [[0.0]]
     assert recalled([exact]).ages == (1, 2, 3, 4)
     wanted = math.sqrt(0.75**2 + 3 * 0.25**2)

@@ -9,7 +9,7 @@ import pytest
 
 import composer
 from composer.inspection.findings import Findings
-from composer.inspection.page import page
+from composer.inspection.folder import page
 from composer.inspection.pictures import drawn
 from tests.composer.inspection.conftest import TEACHER
 

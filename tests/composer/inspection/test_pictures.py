@@ -14,9 +14,8 @@ from matplotlib.colors import to_hex
 import composer
 from composer.inspection.findings import Findings
 from composer.inspection.pictures import drawn
-from composer.inspection.pictures.picture import DrawnFigure
-from composer.inspection.pictures.states import LEAST
-from composer.inspection.pictures.style import OF_MEMORIES, memory_colours
+from composer.inspection.pictures.parts import LEAST
+from composer.inspection.pictures.style import OF_MEMORIES, DrawnFigure, memory_colours
 from composer.plotting import offscreen
 from tests.composer.inspection.conftest import TEACHER, student
 from tests.composer.legible import assert_legible

@@ -23,7 +23,7 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "composer.plotting",
     "composer.tasks.catalogue",
-    "composer.training.event_files",
+    "composer.training.journal",
 )
 """What most copies come to import, which takes longer than all else that they do: it is imported before the first copy is made."""
 PATIENCE = 600.0

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from composer.spec.recipe import Finetune, Stage, Transfer
-from composer.training.course import Course
 from composer.training.finetune import FinetuneCourse, add_adapters, finetune_unit
 from composer.training.journal import LOG, Journal
 from composer.training.loop import Outcome, StageSetting, StepProgress, run_stage
 from composer.training.transfer import TransferCourse
+from composer.training.unit import Course
 from tests.composer.training.runs import rows_of, small_llama, student_of, teacher_of
 
 ROWS, HELD_OUT = rows_of(8, seed=1, lengths=(5, 9, 2, 9, 7, 11)), rows_of(8, seed=2, lengths=(9, 6))

@@ -20,9 +20,8 @@ from composer.errors import BuildError, SourceError, TrainingError
 from composer.model import adapters
 from composer.model.modeling import ComposedForCausalLM
 from composer.training import distill as module
-from composer.training.finetune import loss_of
+from composer.training.finetune import loss_of, merge_adapters
 from composer.training.loop import StepProgress
-from composer.training.merge import merge_adapters
 from composer.training.run import TrainingReport
 from composer.weights.record import read_record
 from composer.weights.verify import verify
@@ -231,13 +230,14 @@ def test_killed_in_either_stage(
         with pytest.raises(StoppedError):
             run(student, tmp_path / "out", texts, checkpoint_seconds=0.0, resume=bool(resume), watch=stop(*moment))
         assert [path.name for path in tmp_path.iterdir()] == ["out.run"]
-    with pytest.raises(TrainingError, match=r"A run has stopped at .*out\.run\. Go on with --resume, or begin anew with --force"):
+    with pytest.raises(TrainingError, match=r"out\.run has .* an earlier run\. Go on with --resume, or begin anew with --force"):
         run(student, tmp_path / "out", texts)
     with pytest.raises(
-        TrainingError, match=r"other settings:\n  seed: was 0, now 3\nSay the same as then, or begin anew with --force"
+        TrainingError,
+        match=r"other settings:\n  seed: was 0, now 3\nUse the same settings.*begin anew with --force",
     ):
         run(student, tmp_path / "out", texts, resume=True, seed=3)
-    with pytest.raises(TrainingError, match=r"settings:\n  recipe\.transfer\.lr: was 0\.\d+, now 0\.5\nSay the same"):
+    with pytest.raises(TrainingError, match=r"settings:\n  recipe\.transfer\.lr: was 0\.\d+, now 0\.5\nUse the same"):
         run(student, tmp_path / "out", texts, "recipe.transfer.lr=0.5", resume=True)
     resumed = run(student, tmp_path / "out", texts, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import composer
-from composer.training.merge import merge_adapters
+from composer.training.finetune import merge_adapters
 from composer.weights.verify import verify
 from tests.composer.hosts.families import small
 from tests.composer.training.runs import VOCABULARY, make_student, run

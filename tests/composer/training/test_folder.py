@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from composer.errors import TrainingError
-from composer.training.folder import IDENTITY, check_run_folder, check_same, remove_run, run_folder
-from composer.training.identity import DataReferences, Fingerprint, RunSettings
+from composer.runs.identity import Fingerprint
+from composer.training.folder import RUN, STORE, DataReferences, RunSettings, check_run_folder, run_differences, run_folder
 from tests.composer.training.processes import ending, forked
 
 
@@ -58,7 +58,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> Non
     go.touch()
     endings = [ending(process) for process in started]
     assert sorted(endings) == [0, 2, 2, 2, 2]
-    check_same(folder, settings_of(endings.index(0)))
+    STORE.check_same(folder, settings_of(endings.index(0)))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -67,22 +67,22 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
     folder = tmp_path / "out.run"
     take(folder, 1)
     (folder / "checkpoint").touch()
-    with pytest.raises(TrainingError, match=r"A run has stopped at .*\. Go on with --resume, or begin anew with --force"):
+    with pytest.raises(TrainingError, match=r"has the results of an earlier run\. Go on with --resume, or begin anew with --force"):
         take(folder, 2)
     with pytest.raises(TrainingError, match="seed: was 1, now 2"):
         take(folder, 2, resume=True)
     take(folder, 1, resume=True)
     assert (folder / "checkpoint").exists()
     take(folder, 2, force=True)
-    assert [path.name for path in folder.iterdir()] == [IDENTITY]
-    check_same(folder, settings_of(2))
+    assert [path.name for path in folder.iterdir()] == [RUN]
+    STORE.check_same(folder, settings_of(2))
 
 
 def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, as the folder of a run that has ended is removed."""
 
     def interrupted(path: Path, **_: bool) -> None:
-        (path / IDENTITY).unlink()
+        (path / RUN).unlink()
         raise KeyboardInterrupt
 
     folder = tmp_path / "out.run"
@@ -91,7 +91,7 @@ def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            remove_run(folder)
+            STORE.remove(folder)
     check_run_folder(folder, resume=False, force=False)
     take(folder, 2)
 
@@ -107,7 +107,7 @@ def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
     folder = tmp_path / "out.run"
     for name in (".out.run.replaced", ".out.run.partial"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / IDENTITY).write_text("{")
+        (tmp_path / name / RUN).write_text("{")
     (tmp_path / ".out.run.lock").touch()
     check_run_folder(folder, resume=False, force=False)
     take(folder)
@@ -115,7 +115,7 @@ def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 def stored(**changes: Any) -> str:
-    return json.dumps(settings_of(1).by_option() | changes)
+    return json.dumps(settings_of(1).model_dump(mode="json", by_alias=True) | changes)
 
 
 @pytest.mark.parametrize(
@@ -131,17 +131,77 @@ def stored(**changes: Any) -> str:
         (stored(more=1), "more: the field is unknown"),
         (stored(model={}), "model.config: the field is missing"),
         (stored(recipe={"sequence": float("nan")}), "invalid JSON"),
-        (stored(said=None), "said: input should be an object, got None"),
+        (stored(references=None), "references: input should be an object, got None"),
     ],
 )
 def test_settings_that_are_none(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / IDENTITY).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(TrainingError, match=rf"{IDENTITY} is damaged: {problem}.*\. Begin anew: --force, or remove {tmp_path}"):
-        check_same(tmp_path, settings_of(1))
+    (tmp_path / RUN).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TrainingError, match=rf"{RUN} is damaged: {problem}.*\. Begin anew: --force, or remove {tmp_path}"):
+        STORE.check_same(tmp_path, settings_of(1))
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    (tmp_path / IDENTITY).write_text(stored())
-    check_same(tmp_path, settings_of(1))
+    (tmp_path / RUN).write_text(stored())
+    STORE.check_same(tmp_path, settings_of(1))
     with pytest.raises(TrainingError, match="seed: was 1, now 2"):
-        check_same(tmp_path, settings_of(2))
+        STORE.check_same(tmp_path, settings_of(2))
+
+
+THEN: dict[str, Any] = {
+    "model": {"config": "a", "spec": "s", "files": "x"},
+    "teacher": {"folder": "/t", "config": "b", "spec": None, "files": "x"},
+    "recipe": {"sequence": 128, "rows": "packed", "transfer": {"lr": 0.01, "steps": 20, "batch": 8}, "finetune": None},
+    "data": "d",
+    "held-out data": "h",
+    "seed": 0,
+    "references": {"--data": ["a.txt"], "--held-out": [], "--share": 0.1, "--held-out-rows": None},
+}
+
+
+def changed(**settings: Any) -> dict[str, Any]:
+    return {**THEN, **settings}
+
+
+RECIPE = THEN["recipe"]
+REFERENCES = THEN["references"]
+ROWS_ARE_OTHERS = {"data": "e", "held-out data": "i"}
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "lr": ({"recipe": {**RECIPE, "transfer": {**RECIPE["transfer"], "lr": 0.5}}}, ["recipe.transfer.lr: was 0.01, now 0.5"]),
+    "steps take more rows": (
+        {"recipe": {**RECIPE, "transfer": {**RECIPE["transfer"], "steps": 40}}, "held-out data": "i"},
+        ["recipe.transfer.steps: was 20, now 40"],
+    ),
+    "rows are longer": ({"recipe": {**RECIPE, "sequence": 64}, **ROWS_ARE_OTHERS}, ["recipe.sequence: was 128, now 64"]),
+    "a stage more": (
+        {"recipe": {**RECIPE, "finetune": {"lr": 0.1, "epochs": None}}},
+        ["recipe.finetune: was none, now {lr: 0.1}"],
+    ),
+    "another split": ({"seed": 3, **ROWS_ARE_OTHERS}, ["seed: was 0, now 3"]),
+    "another file": (
+        {"references": {**REFERENCES, "--data": ["b.txt", "c"]}, **ROWS_ARE_OTHERS},
+        ["--data: was a.txt, now b.txt, c"],
+    ),
+    "another share": ({"references": {**REFERENCES, "--share": 0.5}, **ROWS_ARE_OTHERS}, ["--share: was 0.1, now 0.5"]),
+    "more rows": ({"references": {**REFERENCES, "--held-out-rows": 9}, "held-out data": "i"}, ["--held-out-rows: was none, now 9"]),
+    "other texts": (ROWS_ARE_OTHERS, ["data: the texts, or how many of them, are others than then"]),
+    "moved": ({"references": {**REFERENCES, "--data": ["b.txt"]}}, []),
+    "another spec": (
+        {"model": {"config": "z", "spec": "r", "files": "x"}},
+        ["model.config: was a, now z", "model.spec: was s, now r"],
+    ),
+    "other weights": (
+        {"teacher": {"folder": "/t", "config": "c", "spec": None, "files": "y"}},
+        ["teacher.config: was b, now c", "teacher.files: was x, now y"],
+    ),
+    "another teacher": (
+        {"teacher": {"folder": "/u", "config": "b", "spec": None, "files": "x"}},
+        ["teacher.folder: was /t, now /u"],
+    ),
+    "no teacher": ({"teacher": None}, ["teacher: was {folder: /t, config: b, files: x}, now none"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_differs_and_nothing_else(case: str) -> None:
+    settings, expected = CASES[case]
+    assert run_differences(THEN, changed(**settings)) == expected

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from composer.errors import TrainingError
-from composer.training import event_files
 from composer.training import journal as journal_module
-from composer.training.journal import BOARD, LOG, Journal, draw
+from composer.training.journal import BOARD, LOG, Board, Journal, draw
 from tests.composer.legible import assert_legible, kept_open
 from tests.composer.training.stages import StoppedError, log
 from tests.damage import no_waiting
@@ -167,7 +167,7 @@ def test_a_full_disk(journal: Journal, tmp_path: Path, monkeypatch: pytest.Monke
     for owner, name, write in (
         (journal_module, "appending", lambda: journal.write("one", 4, lr=0.1)),
         (Path, "write_text", lambda: journal.rewind("one", 2)),
-        (event_files, "appending", lambda: journal.write("two", 4, lr=0.1)),
+        (journal_module.RecordWriter, "write", lambda: journal.write("two", 4, lr=0.1)),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, no_room)
@@ -205,3 +205,30 @@ def test_a_folder_that_is_taken_away(journal: Journal, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match=r"The log in .* could not be written: .*Not a directory\. Mend that"):
         Journal(tmp_path / "file" / "run")
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    read = EventAccumulator(str(folder)).Reload()
+    return {name: [(event.step, event.value) for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
+
+
+def test_what_is_written_can_be_read_at_once(tmp_path: Path) -> None:
+    board = Board(tmp_path / "stage", 0)
+    assert curves(tmp_path / "stage") == {}
+    board.write(1, {"loss/layer 0": 0.5, "lr": 0.25})
+    board.write(2, {"loss/layer 0": 0.125})
+    assert curves(tmp_path / "stage") == {"loss/layer 0": [(1, 0.5), (2, 0.125)], "lr": [(1, 0.25)]}
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_steps_that_are_taken_again(tmp_path: Path, half: bool) -> None:
+    """Those of the file before are forgotten, though a full disk has cut it off."""
+    first = Board(tmp_path, 0)
+    for step in (1, 2, 3):
+        first.write(step, {"loss": float(step)})
+    (file,) = tmp_path.iterdir()
+    if half:
+        file.write_bytes(file.read_bytes()[:-5])
+    second = Board(tmp_path, 2)
+    second.write(2, {"loss": 7.0})
+    assert curves(tmp_path) == {"loss": [(1, 1.0), (2, 7.0)]}

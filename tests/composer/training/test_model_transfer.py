@@ -17,8 +17,8 @@ from composer.spec.loading import load_spec
 from composer.spec.recipe import Transfer
 from composer.training import checkpoint
 from composer.training.journal import LOG
-from composer.training.model_transfer import ModelTransferCourse, last_hidden
-from composer.training.rules import check_transfer
+from composer.training.student import check_transfer
+from composer.training.transfer import ModelTransferCourse, last_hidden
 from tests.composer.hosts.families import small
 from tests.composer.training.by_hand import attention_of, documents, lolcats_weights, projections
 from tests.composer.training.processes import ending, forked, killed_at, several

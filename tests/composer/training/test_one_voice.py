@@ -18,7 +18,7 @@ from composer.cli.main import main
 from composer.errors import TrainingError
 from composer.training import checkpoint
 from composer.training.distill import distill
-from composer.training.event_files import Board
+from composer.training.journal import Board
 from composer.training.run import TrainingOptions
 from composer.training.student import read_student
 from tests.checkpoints import fingerprint

@@ -25,10 +25,10 @@ from composer.errors import TrainingError
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Stage
 from composer.training import checkpoint, distill, loop, processes
+from composer.training.distill import train
 from composer.training.journal import LOG
 from composer.training.processes import added, broadcast_from_first, by_first, shard, shares, take_gpu, together, whole
 from composer.training.run import TrainingOptions
-from composer.training.scratch import train
 from composer.training.student import read_student
 from composer.training.unit import Unit
 from tests.composer.training.processes import FAILED, killed_at, several

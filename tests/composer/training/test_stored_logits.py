@@ -74,7 +74,7 @@ def test_a_teacher_of_another_width_is_learned_from(folder: Path, tmp_path: Path
     again: dict[str, Any] = {"teacher": folder / "wide", "checkpoint_seconds": 0.0}
     with pytest.raises(StoppedError):
         distill(folder, tmp_path / "stopped", progress=stop, **again)
-    with pytest.raises(TrainingError, match="teacher: was .*wide, now .*source"):
+    with pytest.raises(TrainingError, match=r"teacher\.folder: was .*wide, now .*source"):
         distill(folder, tmp_path / "stopped", resume=True, teacher=folder / "source")
     resumed, _ = distill(folder, tmp_path / "stopped", resume=True, **again)
     assert resumed.loss == report.loss
@@ -177,7 +177,7 @@ def test_writing_that_was_stopped_continues(folder: Path, tmp_path: Path, monkey
     write(folder, tmp_path / "out", top_k=5, force=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(TrainingError, match="it was not made for logits"):
+    with pytest.raises(TrainingError, match="so no call of compose logits wrote it"):
         write(folder, tmp_path / "mine", force=True)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from composer.data.packing import Batch, PackedRows, Packing
 from composer.spec.recipe import Transfer
-from composer.training.rules import check_transfer
+from composer.training.student import check_transfer
 from composer.training.transfer import Lesson, TransferCourse, answers, attention_weights, teach
 from tests.composer.training.by_hand import asked, attention_of, documents, lolcats_weights, projected, softmax_weights
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole

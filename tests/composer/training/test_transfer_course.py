@@ -14,7 +14,7 @@ from composer.model.hosts import attentions
 from composer.spec.recipe import Lora, Transfer
 from composer.training import transfer
 from composer.training.finetune import add_adapters
-from composer.training.rules import check_transfer
+from composer.training.student import check_transfer
 from composer.training.transfer import TransferCourse, layers_alike
 from composer.weights.config import dimensions
 from composer.weights.in_memory import trunk_of

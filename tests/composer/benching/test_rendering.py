@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer.benching.table import markdown, remarks, seconds, tables
+from composer.benching.rendering import remarks, seconds, tables
 from tests.composer.benching.made_up import facts, report
 
 
@@ -56,7 +56,7 @@ def test_remarks() -> None:
 
 
 def test_markdown() -> None:
-    text = markdown(report())
+    text = report().view().markdown()
     assert r"| 128 | a\|b | 2.00× | 250 ms |" in text
     assert "| --- | --- | ---: |" in text
     assert text.count("\n### ") == 4

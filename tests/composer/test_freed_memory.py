@@ -6,13 +6,13 @@ import ctypes
 
 import pytest
 
-from composer.training.freed_memory import _glibc, give_back, keep_freed_memory
+from composer.devices import _glibc, give_back, keep_freed_memory
 from tests.composer.programs import printed_behind_composer
 
 PROGRAM = """
     import resource
     import torch
-    from composer.training.freed_memory import keep_freed_memory
+    from composer.devices import keep_freed_memory
 
     def new_pages():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

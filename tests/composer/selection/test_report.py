@@ -7,8 +7,7 @@ from typing import get_args
 
 import pytest
 
-from composer.selection.plot import draw
-from composer.selection.report import By, LayerScore, Selection
+from composer.selection.report import By, LayerScore, Selection, draw
 from tests.composer.legible import assert_legible, kept_open
 
 

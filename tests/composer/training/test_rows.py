@@ -11,7 +11,7 @@ import pytest
 from composer.errors import TrainingError
 from composer.spec.recipe import Finetune, Transfer
 from composer.training.loop import Outcome, every, length_of
-from composer.training.measure import learned_nothing, rows_to_evaluate, some, too_few
+from composer.training.rows import learned_nothing, rows_to_evaluate, some, too_few
 from tests.composer.training.runs import rows_of, run
 
 

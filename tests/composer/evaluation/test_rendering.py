@@ -13,9 +13,8 @@ import pytest
 mpl.use("Agg")
 
 from composer.errors import EvaluationError
-from composer.evaluation.plots import draw
+from composer.evaluation.rendering import draw, tables
 from composer.evaluation.report import EvaluationCell, EvaluationReport, TaskIdentity, make_cell
-from composer.evaluation.table import markdown, tables
 from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
 from tests.composer.legible import assert_legible, kept_open
@@ -126,7 +125,7 @@ def test_tables() -> None:
     assert (second.title, third.title) == ("stories: nats per token", "stories: perplexity")
     assert second.headers == third.headers == ("model", "64", "128")
     assert (second.rows[0][1:], third.rows[0][1:]) == (("0.500 ± 0.354",) * 2, ("1.649",) * 2)
-    text = markdown(report())
+    text = report().view().markdown()
     assert f"| one | {half} | out of memory |" in text
     assert r"| two\|three | " in text
     assert text.endswith("Mean [95 % interval] or ± standard error of 2 samples, seed 0.\n")

@@ -1,0 +1,177 @@
+"""The report of a bench as tables and pictures.
+
+The tables are the models, and one for each kind and batch, with a row for each length and model. The pictures are, of prefill, time
+and speed over the prompt (as LAWCAT's figure 4), and of decode, speed and memory over the position, and over the batch at the last
+position (as LoLCATs' figure 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from composer.benching.report import PHASES, BenchCell, BenchReport, Phase
+from composer.plotting import by_powers, doubling_ticks, legend, look, panels, titled
+from composer.tables import Table
+from composer.words import plural, size
+
+Amount = TypeVar("Amount", int, float)
+MISSING = "–"
+OF: dict[Phase, str] = {
+    "prefill": "one pass over a prompt of so many tokens",
+    "decode": "one token after so many others",
+}
+
+
+def tables(report: BenchReport) -> Iterator[Table]:
+    """The models, and one table for each kind and batch."""
+    setting = report.setting
+    models = tuple(
+        (model.label, f"{model.parameters:,}", size(model.weight_bytes), model.dtype, model.attention) for model in setting.models
+    )
+    yield Table(
+        f"{setting.device_name} ({setting.device}), {plural(setting.threads, 'thread')}, backend {setting.backend}",
+        ("model", "parameters", "weights", "dtype", "attention"),
+        models,
+        range(1, 3),
+    )
+    headers = ["model", "median", "fastest", "slowest", "tokens/s", "state"]
+    if len(models) > 1:
+        headers.insert(1, "speed")
+    if setting.peak is not None:
+        headers.append("peak")
+    for kind in PHASES:
+        for batch in setting.batches:
+            rows = tuple(_row(cell, headers) for cell in report.cells if (cell.kind, cell.batch) == (kind, batch))
+            if rows:
+                title = f"{kind}, batch {batch:,}: {OF[kind]}" + (" of each row" if batch > 1 else "")
+                yield Table(title, ("tokens", *headers), rows, range(2, len(headers) + 1))
+
+
+def remarks(report: BenchReport) -> list[str]:
+    """Remarks below the tables."""
+    setting = report.setting
+    lines = []
+    if len(setting.models) > 1:
+        lines.append(f"speed: how many times as fast as {setting.models[0].label}, the median of the ratios of runs of one turn.")
+    if setting.device == "cpu":
+        lines.append("On a CPU, which does other things besides, only the speed counts: the models took turns, and suffered alike.")
+    if setting.peak == "allocated":
+        lines.append("peak: the most that CUDA's tensors took in a run, the state included and the weights not.")
+    if setting.peak == "resident":
+        lines.append("peak: the most that was resident in a run, in a process of its own, the state included and the weights not.")
+    lines += [f"{model.label} has an adapter that is not merged, which takes time." for model in setting.models if model.adapter]
+    if len({model.dtype for model in setting.models}) > 1:
+        lines.append("The models do not compute in the same dtype: --dtype gives all of them one.")
+    return [*lines, *report.remarks]
+
+
+def seconds(count: float) -> str:
+    """In words: 3.14 ms."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if count >= scale:
+            return f"{_three(count / scale)} {unit}"
+    return f"{_three(count / 1e-6)} µs"
+
+
+def _row(cell: BenchCell, headers: list[str]) -> tuple[str, ...]:
+    texts = {
+        "model": cell.model,
+        "speed": _or_missing(cell.speed, lambda speed: f"{speed:.2f}×"),
+        "median": cell.failure or _or_missing(cell.median, seconds),
+        "fastest": _or_missing(cell.fastest, seconds),
+        "slowest": _or_missing(cell.slowest, seconds),
+        "tokens/s": _or_missing(cell.tokens_per_second, lambda rate: f"{rate:,.0f}" if rate >= 100 else _three(rate)),
+        "state": _or_missing(cell.state_bytes, size),
+        "peak": _or_missing(cell.peak_bytes, size),
+    }
+    return (f"{cell.length:,}", *(texts[name] for name in headers))
+
+
+def _or_missing(value: Amount | None, in_words: Callable[[Amount], str]) -> str:
+    return MISSING if value is None else in_words(value)
+
+
+def _three(number: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+MIB = 2**20
+Quantity = Callable[[BenchCell], float | None]
+Across = Callable[[BenchCell], int]
+
+
+def pictures(report: BenchReport, pyplot: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a picture for each kind of workload that has a cell which did not fail."""
+    for kind, draw, title in (("prefill", _prefill, "Reading a prompt"), ("decode", _decode, "Writing, token by token")):
+        if any(cell.kind == kind and cell.median is not None for cell in report.cells):
+            figure = draw(report, pyplot)
+            titled(figure, f"{title} ({report.setting.device_name}, {report.setting.device})")
+            legend(figure, figure.axes[0], columns=4)
+            yield kind, figure
+
+
+def _prefill(report: BenchReport, pyplot: Any) -> Any:
+    """A row a batch: milliseconds and tokens a second over the length of the prompt."""
+    batches = report.setting.batches
+    figure, axes = panels(pyplot, 2 * len(batches), height=3.2, across=2, margin=0.6)
+    for time, rate, batch in zip(axes[::2], axes[1::2], batches, strict=True):
+        cells = [cell for cell in report.cells if (cell.kind, cell.batch) == ("prefill", batch)]
+        for axis, quantity, label in ((time, _milliseconds, "milliseconds"), (rate, _tokens_per_second, "tokens a second")):
+            _lines(axis, report, cells, _length, quantity)
+            axis.set(title=f"prefill, batch {batch:,}", xlabel="tokens of the prompt", ylabel=label)
+            by_powers(axis)
+    return figure
+
+
+def _decode(report: BenchReport, pyplot: Any) -> Any:
+    """Over the position in the first row, with the smallest batch; over the batch in a second one, where there are several."""
+    setting = report.setting
+    cells = [cell for cell in report.cells if cell.kind == "decode"]
+    first, last = setting.batches[0], setting.decode[-1]
+    rows: list[tuple[str, str, list[BenchCell], Across]] = [
+        (f"decode, batch {first:,}", "tokens before", [cell for cell in cells if cell.batch == first], _length)
+    ]
+    if len(setting.batches) > 1:
+        rows.append((f"decode after {last:,} tokens", "batch", [cell for cell in cells if cell.length == last], _batch))
+    figure, axes = panels(pyplot, 2 * len(rows), height=3.2, across=2, margin=0.6)
+    memory = "state, MiB" if setting.peak is None else "weights and peak, MiB"
+    weights = {model.label: model.weight_bytes for model in setting.models}
+
+    def taken(cell: BenchCell) -> float | None:
+        if setting.peak is None:
+            return None if cell.state_bytes is None else cell.state_bytes / MIB
+        return None if cell.peak_bytes is None else (weights[cell.model] + cell.peak_bytes) / MIB
+
+    for rate, room, (title, label, own, across) in zip(axes[::2], axes[1::2], rows, strict=True):
+        _lines(rate, report, own, across, _tokens_per_second)
+        rate.set(title=title, xlabel=label, ylabel="tokens a second", ylim=(0, None))
+        _lines(room, report, own, across, taken)
+        room.set(title=title, xlabel=label, ylabel=memory)
+        by_powers(room)
+    return figure
+
+
+def _lines(axis: Any, report: BenchReport, cells: Sequence[BenchCell], across: Across, up: Quantity) -> None:
+    """A line a model, with a mark a cell; cells that ran out of memory are left out."""
+    for index, model in enumerate(report.setting.models):
+        points = [(across(cell), up(cell)) for cell in cells if cell.model == model.label and up(cell) is not None]
+        axis.plot([x for x, _ in points], [y for _, y in points], **look(index, model.label))
+    doubling_ticks(axis, sorted({across(cell) for cell in cells}), upright=5)
+
+
+def _length(cell: BenchCell) -> int:
+    return cell.length
+
+
+def _batch(cell: BenchCell) -> int:
+    return cell.batch
+
+
+def _tokens_per_second(cell: BenchCell) -> float | None:
+    return cell.tokens_per_second
+
+
+def _milliseconds(cell: BenchCell) -> float | None:
+    return None if cell.median is None else 1e3 * cell.median
