@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blocks.outside import named_parts, register_parts
 from composer.benching.options import BenchOptions
 from composer.benching.report import Workload
 from composer.benching.trial import Trial
@@ -33,6 +34,7 @@ def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[
         "dtype": options.dtype,
         "backend": options.backend,
         "threads": options.threads,
+        "parts": named_parts(),
         "trial": trial.model_dump(),
     }
     environment = {**os.environ, **AT_ONCE, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
@@ -71,6 +73,7 @@ def main(asked: dict[str, Any]) -> None:
     from composer.weights.opened import open_models
 
     silence_transformers("error")
+    register_parts(asked["parts"])
     torch.set_num_threads(asked["threads"])
     trial = Trial.model_validate(asked["trial"])
     (opened,) = open_models([asked["folder"]], BenchError, asked["dtype"])

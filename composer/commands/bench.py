@@ -10,7 +10,7 @@ from composer.benching.specs import built
 from composer.errors import BenchError, in_words
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, to_models, to_numbers
+from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
 from composer.weights.opened import open_models
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class BenchCommandOptions(TimingOptions):
+class BenchCommandOptions(TimingOptions, WithParts):
     """Time the prefill and the decode of models, side by side.
 
     All models are loaded, and run in turn at each length and batch: latency, tokens a second, bytes of state, peak memory. Times of

@@ -13,6 +13,7 @@ from blocks.part import Closed
 from composer.drawing.picture import picture
 from composer.errors import BuildError
 from composer.files import sha256
+from composer.spec.outside import stored_parts
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, View
 from composer.weights.card import PICTURE, model_card
@@ -138,6 +139,7 @@ def build_folder(
             files=files,
             given={} if given is None else {str(file): sha256(file) for file in given.files},
             untrained=raw,
+            parts=stored_parts(resolved),
             versions=versions(),
         )
         record = complete_folder(folder, config, record, target.name)

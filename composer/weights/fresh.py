@@ -13,6 +13,7 @@ from blocks import initialise
 from blocks.part import Fresh
 from composer.devices import check_memory
 from composer.errors import BuildError
+from composer.spec.outside import stored_parts
 from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved
 from composer.weights.build import BuildReport, Progress, bytes_in, complete_folder, progress_of, report_of
@@ -85,6 +86,7 @@ def build_fresh_folder(
             plan=plan,
             files=files,
             untrained=untrained,
+            parts=stored_parts(resolved),
             versions=versions(),
         )
         record = complete_folder(folder, config_dict(trunk, resolved, trunk.dtype), record, target.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import ComposerError
+from composer.spec.outside import stored_parts
 from composer.spec.parameters import fresh_parameters
 from composer.spec.resolve import Resolved
 from composer.weights.config import recorded_trunk
@@ -64,6 +65,7 @@ def origin_of(
         plan=plan,
         files={},
         untrained=raw,
+        parts=stored_parts(resolved),
         versions=versions(),
     )
     return Origin(record, folder, None)

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from blocks.part import Closed
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO
+from composer.spec.outside import StoredPart, needed_part, recorded_parts, unregistered_kind
 from composer.spec.resolve import Resolved
 from composer.versions import versions_of
 from composer.weights.names import FileName
@@ -132,6 +133,8 @@ class Record(Closed):
     """SHA-256 of every other file of the build, by path. None: an earlier version wrote the record, and did not keep them."""
     given: dict[str, str] = Field(default_factory=dict, exclude_if=lambda files: not files)
     """SHA-256 of the files beside the source that parameters came from, by path."""
+    parts: dict[str, StoredPart] = Field(default_factory=dict, exclude_if=lambda parts: not parts)
+    """The origins of parts from outside, by kind."""
     untrained: tuple[str, ...] = ()
     """Parameters that had not been trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()
@@ -150,6 +153,8 @@ def read_record(folder: Path) -> Record | None:
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {reason(error)}.") from error
     except ValidationError as error:
+        if (kind := unregistered_kind(error)) is not None:
+            raise BuildError(f"{needed_part(folder, kind, recorded_parts(folder))}.") from error
         first = error.errors()[0]
         where = shortened(".".join(str(part) for part in first["loc"]))
         raise BuildError(
