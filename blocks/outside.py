@@ -128,6 +128,12 @@ def _imported(name: str) -> ModuleType:
         raise RegistrationError(f"the module `{name}` cannot be imported: {_reason(error)}") from error
 
 
+def _file_module(path: Path) -> str:
+    """The name of the module that a file becomes, which is the same in every process."""
+    word = path.stem if path.stem.isidentifier() else "file"
+    return f"{FILES}_{word}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 def _register_file(path: Path, shown: str) -> None:
     if not path.is_file():
         raise RegistrationError(f"{shown} is no file. Expected a Python file with parts, or the name of a module")
@@ -139,7 +145,7 @@ def _register_file(path: Path, shown: str) -> None:
     if len(source) > LARGEST:
         raise RegistrationError(f"{shown} has more than {LARGEST:,} bytes, and is no file of parts")
     digest = hashlib.sha256(source).hexdigest()
-    name = f"{FILES}_{path.stem if path.stem.isidentifier() else 'file'}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = _file_module(path)
     before = sys.modules.get(name)
     if before is not None:
         if before.__dict__["__sha256__"] != digest:
@@ -223,6 +229,15 @@ def _reason(error: BaseException) -> str:
 def origin_of(part: type[Part]) -> PartOrigin | None:
     """The origin of a part from outside; None for a part of this project."""
     return _ORIGINS.get(part)
+
+
+def parts_of(references: Iterable[str]) -> tuple[type[Part], ...]:
+    """The parts of modules and files that have been registered. references: as ``register_parts`` returns them."""
+    parts: list[type[Part]] = []
+    for reference in references:
+        module = sys.modules[_file_module(Path(reference)) if reference.endswith(".py") else reference]
+        parts += (part for part in _public(module) if part in _ORIGINS)
+    return tuple(parts)
 
 
 def folders() -> tuple[str, ...]:

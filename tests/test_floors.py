@@ -20,7 +20,7 @@ FLOORS = (
     {"shared_options"},
     {"api", "registration"},
     {"evaluation", "training"},
-    {"ablation", "benching", "exporting", "inspection", "selection", "viewing"},
+    {"ablation", "benching", "exporting", "inspection", "laws", "selection", "viewing"},
     {"publishing"},
     {"commands"},
     {"__init__"},

@@ -8,7 +8,7 @@ from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 
 from blocks.recurrences.additive.fla import chunked
-from tests import operands
+from composer.laws import operands
 from tests.blocks.recurrences.additive.problems import draw
 from tests.interpreter import LIBRARY
 from tests.kernels import squared

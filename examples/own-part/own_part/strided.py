@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from blocks.flow import Pairs, Partial
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
-from blocks.legend import Bool, Float, Shape, Tensor, torch
+from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.holding import Holding, only, state_of
 from blocks.operation import REFERENCE, TRITON, Call, Form, Setting
 from blocks.part import Parameters, Slot, State
@@ -57,7 +57,7 @@ class Strided(Holding):
                 missing=ATTEND.missing,
                 refuses=True,
             ),
-            Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attend=dense)),
+            Form(REFERENCE, "the pairs that each query sees, gathered", partial(self.answer, attend=gathered)),
         )
 
     def answer(
@@ -68,15 +68,19 @@ class Strided(Holding):
         kept = pairs.present & (pairs.position % self.every == 0)
         # The pairs in the state count from 1 to size, also where there are fewer. Each that is kept counts one more.
         count = torch.cat((torch.ones_like(call.state["position"]), kept.long()), dim=1).cumsum(1)
-        last, column = count[:, size:], torch.arange(size, entries.position.shape[1], device=count.device)
+        last, age = count[:, size:], torch.arange(size, device=count.device)
         held = torch.cat((entries.position[:, :size] >= 0, kept), dim=1)
-        visible = held[:, None] & (count[:, None] <= last[..., None]) & (count[:, None] > last[..., None] - size)
+        entry = torch.searchsorted(count, (last[..., None] - age).flatten(1))
+        seen = take(held, entry)
         segment = tokens.extended_segment(size)
         if segment is not None:
-            visible = visible & (segment[:, None] == segment[:, size:, None])
-        answer = attend(call.turn(query, self.turn), entries.key, entries.value, visible, call.shape.softcap)
+            seen = seen & (take(segment, entry) == segment[:, size:].repeat_interleave(size, dim=1))
+        shape = (*last.shape, size)
+        answer = attend(
+            call.turn(query, self.turn), entries.key, entries.value, entry.view(shape), seen.view(shape), call.shape.softcap
+        )
 
-        oldest = torch.searchsorted(count, last - size)
+        oldest, column = torch.searchsorted(count, last - size), torch.arange(size, count.shape[1], device=count.device)
         evicted_entry = torch.where(kept, oldest, column)
         evicted = entries.each(lambda of: take(of, evicted_entry))
         present = evicted.present & pairs.present
@@ -84,11 +88,27 @@ class Strided(Holding):
             present = present & (take(segment, evicted_entry) == segment[:, size:])
         evicted = only(evicted, present)
 
-        carried_entry = torch.searchsorted(count, count[:, -1:] - torch.arange(size, device=count.device).flip(0))
+        carried_entry = torch.searchsorted(count, count[:, -1:] - age.flip(0))
         carried = entries.each(lambda of: take(of, carried_entry))
         if segment is not None:
             carried = only(carried, take(segment, carried_entry) == tokens.last_segment())
         return (answer, evicted), state_of(carried, call.state)
+
+
+def gathered(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K D"],
+    entry: Int[Tensor, "B T n"],
+    seen: Bool[Tensor, "B T n"],
+    softcap: float | None = None,
+) -> Partial:
+    """Softmax of each query over ``n`` entries of its own, where they are seen."""
+    batch, length, count = entry.shape
+    keys, values = (take(states, entry.flatten(1)).view(batch * length, count, *states.shape[2:]) for states in (key, value))
+    own = dense(query.flatten(0, 1)[:, None], keys, values, seen.flatten(0, 1)[:, None], softcap)
+    output, lse, maximum = (of.view(batch, length, *of.shape[2:]) for of in (own.output, own.lse, own.maximum) if of is not None)
+    return Partial(output, lse, maximum=maximum)
 
 
 def fits(setting: Setting) -> str | None:
@@ -105,9 +125,10 @@ def by_kernel(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
-    visible: Bool[Tensor, "B T S"],
+    entry: Int[Tensor, "B T n"],
+    seen: Bool[Tensor, "B T n"],
     softcap: float | None = None,
 ) -> Partial:
-    """The same as ``dense``, by this package's own kernel."""
-    output, lse = ATTEND(query, key.to(query.dtype), value.to(query.dtype), visible)
+    """The same as ``gathered``, by this package's own kernel."""
+    output, lse = ATTEND(query, key.to(query.dtype), value.to(query.dtype), entry, seen)
     return Partial(output, lse)

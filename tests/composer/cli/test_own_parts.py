@@ -99,7 +99,7 @@ def test_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
     names = [name for name, _ in model.named_parameters() if "state_gate" in name]
     assert names[0].endswith("self_attn.composed.head.state_gate.weight")
     assert run(compose, "generate", "built", "--prompt", "once upon", "--max-new-tokens", "3")
-    composer.inspect("built", text="once upon a time there was a cat and it slept", out="inside", alone=True)
+    composer.inspect("built", text="once upon a time there was a cat and it slept", alone=True)
     run(compose, "export", "built", "-o", "exported")
     assert "is what its record says" in run(compose, "verify", "exported")
     assert "is what its record says" in run(compose, "verify", "built")
@@ -109,10 +109,8 @@ def test_a_missing_part_of_a_spec(compose: Compose, mine: Path) -> None:
     """The message has file, line and column, and says what is probably missing."""
     result = compose("check", "slow.yaml")
     assert result.exit_code == 2
-    message = (
-        'slow.yaml:3:59  head.memory[0].gate: the part "mine.slow" is not registered. Install the package that has it, probably'
-    )
-    assert message.replace("gate: ", "gate.kind: ") in result.output.replace("\n", " ")
+    assert 'slow.yaml:3:55  head.memory[0].gate.kind: the part "mine.slow" is not registered. ' in result.output
+    assert "Install the package that has it, probably mine, or name its module or its file with --parts" in result.output
     assert compose("check", "slow.yaml", "--parts", mine).exit_code == 0
     close = compose("check", "slow.yaml", "--set", "head.memory.0.gate=mine.slaw")
     assert 'did you mean "mine.slow"?' in close.output
