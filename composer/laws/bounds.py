@@ -53,12 +53,12 @@ def assert_in_range(spec: HeadSpec) -> None:
     head, data = built(spec, shape, noise=0.0), inputs(shape, 2, 70)
     query, key = (tensor * (50 / tensor.abs().max()) for tensor in (data.query, data.key))
     exact = Inputs(data.hidden, query / 2, key / 2, data.value, data.tokens)
-    for given_ in (Inputs(data.hidden, query, key, data.value, data.tokens), exact):
-        expected, _ = run(head.double(), given_, backend="reference")
-        leaves = [tensor.float().requires_grad_() for tensor in given_.tensors]
-        found, _ = run(head.float(), Inputs(*leaves, given_.tokens))
-        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3 * max(1.0, expected.abs().max().item()))
-        found.sum().backward()
+    for call in (Inputs(data.hidden, query, key, data.value, data.tokens), exact):
+        expected, _ = run(head.double(), call, backend="reference")
+        leaves = [tensor.float().requires_grad_() for tensor in call.tensors]
+        actual, _ = run(head.float(), Inputs(*leaves, call.tokens))
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-3 * max(1.0, expected.abs().max().item()))
+        actual.sum().backward()
         assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in leaves)
 
 
@@ -67,10 +67,10 @@ def assert_close_in_bfloat16(spec: HeadSpec) -> None:
     shape = SMALL.shape(4)
     head = built(spec, shape).bfloat16()
     data = inputs(shape, 2, 70).to(torch.bfloat16)
-    found, _ = run(head, data)
+    actual, _ = run(head, data)
     expected, _ = run(head.double(), data.to(torch.float64), backend="reference")
-    assert found.dtype == torch.bfloat16
-    assert (found.double() - expected).norm() <= 0.03 * expected.norm()
+    assert actual.dtype == torch.bfloat16
+    assert (actual.double() - expected).norm() <= 0.03 * expected.norm()
 
 
 def assert_long(spec: HeadSpec) -> None:
@@ -83,12 +83,12 @@ def assert_long(spec: HeadSpec) -> None:
             output, wide = run(head, data.cut(slice(t, t + 1)), wide)
             decoded.append(output)
         narrow = head.float()
-        found, state = run(narrow, rounded.cut(slice(0, LONG)))
+        actual, state = run(narrow, rounded.cut(slice(0, LONG)))
         steps = []
         for t in range(LONG, LONG + 8):
             output, state = run(narrow, rounded.cut(slice(t, t + 1)), state)
             steps.append(output)
-    for one, other in ((found[:, -4096:], expected[:, -4096:]), (torch.cat(steps, 1), torch.cat(decoded, 1))):
-        assert one.isfinite().all()
+    for narrow_output, wide_output in ((actual[:, -4096:], expected[:, -4096:]), (torch.cat(steps, 1), torch.cat(decoded, 1))):
+        assert narrow_output.isfinite().all()
         # The angles of rope are float32 in both, as in the source's own code, so they add no difference.
-        assert (one.double() - other).abs().max() <= 2e-3 * max(1.0, other.abs().max().item())
+        assert (narrow_output.double() - wide_output).abs().max() <= 2e-3 * max(1.0, wide_output.abs().max().item())

@@ -65,11 +65,11 @@ def around(role: str, kind: str) -> dict[str, Any]:
     return head | {field: {"kind": kind}}
 
 
-def _alone(kind: str, **said: Any) -> dict[str, Any]:
+def _alone(kind: str, **fields: Any) -> dict[str, Any]:
     """A head of one memory; where that cannot stand alone, with a window above it and a state below."""
     part = CATALOGUE["memory"][kind]
     assert issubclass(part, Memory)
-    memory = {"kind": kind, **said} | ({"size": 5} if part.bounded else {"size": 12} if "size" in part.model_fields else {})
+    memory = {"kind": kind, **fields} | ({"size": 5} if part.bounded else {"size": 12} if "size" in part.model_fields else {})
     features = {"feature_map": "hedgehog"}
     try:
         head = {"memory": [memory | ({"evict": "drop"} if part.bounded else {})]}
@@ -188,15 +188,15 @@ def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) ->
     return head.requires_grad_(False)
 
 
-def run(head: Head, given: Inputs, state: State | None = None, backend: str = "auto") -> tuple[torch.Tensor, State]:
-    """One call, from an empty state unless another is given. What is mixed for queries and keys is projected as a layer does."""
+def run(head: Head, data: Inputs, state: State | None = None, backend: str = "auto") -> tuple[torch.Tensor, State]:
+    """One call, from an empty state unless another is data. What is mixed for queries and keys is projected as a layer does."""
     if state is None:
-        state = head.empty_state(given.query.shape[0], given.query.dtype, given.query.device)
-    mixed, before = head.mix(given.hidden, given.tokens, state, backend)
-    query, key = given.query, given.key
-    if mixed is not given.hidden:
-        query, key = (_moved(states, mixed - given.hidden) for states in (query, key))
-    output, after = head(given.hidden, query, key, given.value, given.tokens, state, backend)
+        state = head.empty_state(data.query.shape[0], data.query.dtype, data.query.device)
+    mixed, before = head.mix(data.hidden, data.tokens, state, backend)
+    query, key = data.query, data.key
+    if mixed is not data.hidden:
+        query, key = (_moved(states, mixed - data.hidden) for states in (query, key))
+    output, after = head(data.hidden, query, key, data.value, data.tokens, state, backend)
     return output, before | after
 
 

@@ -19,7 +19,7 @@ from composer.laws.kernels import CANCELLED, assert_on_kernels, packed, padded, 
 
 SHAPE = SMALL.shape(2)
 KERNELS = (FLA, TRITON)
-Place = tuple[bool, bool, bool]
+CallPlace = tuple[bool, bool, bool]
 """Whether rows have several documents, whether the call has one token, and whether gradients are needed."""
 
 
@@ -32,10 +32,10 @@ class KernelForm(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[Place, HeadSpec]]:
+def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadSpec]]:
     """For each form that runs in one of the heads, the settings in which it does, and a head for each with the fewest other kernels
     and steps."""
-    least: dict[KernelForm, dict[Place, tuple[int, int, HeadSpec]]] = defaultdict(dict)
+    least: dict[KernelForm, dict[CallPlace, tuple[int, int, HeadSpec]]] = defaultdict(dict)
     settings = [(documents, *call) for documents in (False, True) for call in ((False, False), (False, True), (True, False))]
     for spec, backend, place in product(heads, KERNELS, settings):
         documents, one_token, gradients = place
@@ -70,7 +70,7 @@ def _form(backend: str, says: str, kinds: Iterable[str]) -> KernelForm:
     return KernelForm(backend, ", ".join(kinds), says, kinds)
 
 
-def cases_of(runs: Mapping[KernelForm, Mapping[Place, HeadSpec]]) -> dict[str, tuple[KernelForm, str, Place]]:
+def cases_of(runs: Mapping[KernelForm, Mapping[CallPlace, HeadSpec]]) -> dict[str, tuple[KernelForm, str, CallPlace]]:
     """The cases of each form: with gradients if it has them, of one token if it is for one alone."""
     cases = {}
     for form, places in sorted(runs.items()):
@@ -86,7 +86,7 @@ TOKENS: Mapping[str, Callable[[], Tokens]] = {"calls": plain, "documents": packe
 """A text in several calls, the second of which begins with a state; several documents a row; a row that ends early, in one call."""
 
 
-def assert_is_definition(spec: HeadSpec, form: KernelForm, tokens: str, place: Place) -> None:
+def assert_is_definition(spec: HeadSpec, form: KernelForm, tokens: str, place: CallPlace) -> None:
     _, one_token, gradients = place
     split = (17, 18, 19, 20) if one_token else () if tokens == "padding" else (9, 20)
     assert_on_kernels(steady(spec), SHAPE, form.backend, TOKENS[tokens](), split=split, gradients=gradients, cancelled=CANCELLED)

@@ -76,21 +76,21 @@ def assert_on_kernels(
     head, data = built(spec, shape), replace(inputs(shape, batch, length), tokens=tokens)
     wanted = _computed(head, data, "reference", (), gradients)
     with nothing_refused():
-        found = _computed(copy.deepcopy(head).float(), data.to(torch.float32), backend, split, gradients)
+        actual = _computed(copy.deepcopy(head).float(), data.to(torch.float32), backend, split, gradients)
     assert wanted[0].abs().max() > 1e-3
     least = max((cancelled * gradient.abs().max().item() for gradient in wanted[1:]), default=0.0)
-    for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        largest = max(other.abs().max().item(), least if place else 0.0, 1e-6)
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5 * largest)
+    for place, (result, reference) in enumerate(zip(actual, wanted, strict=True)):
+        largest = max(reference.abs().max().item(), least if place else 0.0, 1e-6)
+        torch.testing.assert_close(result.double(), reference, rtol=0, atol=1e-5 * largest)
 
 
 def _computed(head: Head, data: Inputs, backend: str, split: tuple[int, ...], gradients: bool) -> list[torch.Tensor]:
     leaves = [tensor.clone().requires_grad_(gradients) for tensor in data.tensors]
-    given, state, outputs = Inputs(*leaves, data.tokens), None, []
+    data_on_leaves, state, outputs = Inputs(*leaves, data.tokens), None, []
     head.requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
         for piece in pieces(data.tokens.position.shape[1], split):
-            output, state = run(head, given.cut(piece), state, backend)
+            output, state = run(head, data_on_leaves.cut(piece), state, backend)
             outputs.append(output)
         output = torch.cat(outputs, dim=1)
         if data.tokens.valid is not None:

@@ -19,9 +19,9 @@ def errors(head: Head, narrow: Head, shape: Shape) -> tuple[float, float]:
     """How far off the heads of ``narrow`` are, relative to what they answer: the median over early tokens, and over late ones."""
     data = inputs(shape, 1, LENGTH).to(torch.bfloat16)
     with torch.no_grad():
-        found, _ = run(narrow, data)
+        actual, _ = run(narrow, data)
         expected, _ = run(head, data.to(torch.float64))
-    wrong = (found.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
+    wrong = (actual.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
     return wrong[:, EARLY].median().item(), wrong[:, LATE].median().item()
 
 

@@ -51,11 +51,11 @@ def follows_positions(spec: HeadSpec) -> bool:
 
 def gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> list[torch.Tensor]:
     """By inputs and parameters, through the states between the calls."""
-    head, given_ = built(spec, shape).requires_grad_(), inputs(shape, 2, length)
-    leaves = [tensor.requires_grad_() for tensor in given_.tensors]
+    head, call = built(spec, shape).requires_grad_(), inputs(shape, 2, length)
+    leaves = [tensor.requires_grad_() for tensor in call.tensors]
     outputs, state = [], None
     for piece in pieces(length, bounds):
-        output, state = run(head, given_.cut(piece), state)
+        output, state = run(head, call.cut(piece), state)
         outputs.append(output)
     torch.cat(outputs, dim=1).square().sum().backward()
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in (*leaves, *head.parameters())]
@@ -63,6 +63,6 @@ def gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]
 
 @once
 def assert_same_gradients(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...]) -> None:
-    found, wanted = (gradients(spec, shape, length, between) for between in (bounds, ()))
-    for own, whole in zip(found, wanted, strict=True):
+    actual, wanted = (gradients(spec, shape, length, between) for between in (bounds, ()))
+    for own, whole in zip(actual, wanted, strict=True):
         torch.testing.assert_close(own, whole, rtol=1e-7, atol=1e-9 * max(1.0, whole.abs().max().item()))

@@ -26,28 +26,28 @@ def given_to(head: Head, data: Inputs) -> HeadCall:
 @once
 def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
     head, data = built(spec, shape), inputs(shape, 2, length)
-    found = implicit_attention(head, given_to(head, data), queries, "auto")
-    total = found.total()
-    values = repeat_heads(found.entered, shape.heads)
+    implied = implicit_attention(head, given_to(head, data), queries, "auto")
+    total = implied.total()
+    values = repeat_heads(implied.entered, shape.heads)
     weighed = torch.einsum("bqhs,bshd->bqhd", total, values)
     if any(memory.brings_values for memory in spec.memory):
-        assert found.brought is not None
-        weighed = weighed + found.brought
-    scale = max(1.0, float(found.answer.abs().max()))
-    torch.testing.assert_close(weighed, found.answer, rtol=0, atol=1e-5 * scale)
-    assert found.error() < 1e-5
+        assert implied.brought is not None
+        weighed = weighed + implied.brought
+    scale = max(1.0, float(implied.answer.abs().max()))
+    torch.testing.assert_close(weighed, implied.answer, rtol=0, atol=1e-5 * scale)
+    assert implied.error() < 1e-5
     if not shape.both_ways:
-        for row, query in enumerate(found.queries):
+        for row, query in enumerate(implied.queries):
             assert not total[:, row, :, query + 1 :].any()
-    shares = torch.stack(list(found.shares().values())).sum(0)
+    shares = torch.stack(list(implied.shares().values())).sum(0)
     nothing = total.abs().sum(-1) == 0
     torch.testing.assert_close(shares, (~nothing).to(shares.dtype), rtol=0, atol=1e-9)
-    assert_it_is_the_heads_answer(spec, head, data, found)
+    assert_it_is_the_heads_answer(spec, head, data, implied)
 
 
-def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, found: ImplicitAttention) -> None:
+def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, implied: ImplicitAttention) -> None:
     if spec.output is not None or spec.value_position is not None or head._mixes:
         return
     whole, _ = run(head, data)
     scale = max(1.0, float(whole.abs().max()))
-    torch.testing.assert_close(found.answer, whole[:, list(found.queries)], rtol=1e-8, atol=1e-9 * scale)
+    torch.testing.assert_close(implied.answer, whole[:, list(implied.queries)], rtol=1e-8, atol=1e-9 * scale)

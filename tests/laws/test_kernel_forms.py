@@ -13,7 +13,7 @@ import pytest
 import tests.interpreter  # noqa: F401  which skips where Triton compiles
 from blocks.catalogue import CATALOGUE
 from composer.graph.composition import HeadSpec
-from composer.laws.kernel_forms import KernelForm, Place, assert_is_definition, cases_of, registered_in, runs_of
+from composer.laws.kernel_forms import CallPlace, KernelForm, assert_is_definition, cases_of, registered_in, runs_of
 from tests.laws.cases import complete, every_head
 
 
@@ -26,7 +26,7 @@ def heads() -> tuple[HeadSpec, ...]:
 
 
 @cache
-def runs() -> dict[KernelForm, dict[Place, HeadSpec]]:
+def runs() -> dict[KernelForm, dict[CallPlace, HeadSpec]]:
     return runs_of(heads())
 
 
