@@ -14,6 +14,7 @@ operands are not cast to what they are (``composer/laws/operands.py``).
 Also here: ``nothing_refused``, without which a form that refuses would be tested by the one that answers in its place, and
 ``launched``, which says what has answered.
 """
+# pyright: basic, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def assert_on_kernels(
 
 def _computed(head: Head, data: Inputs, backend: str, split: tuple[int, ...], gradients: bool) -> list[torch.Tensor]:
     leaves = [tensor.clone().requires_grad_(gradients) for tensor in data.tensors]
-    data_on_leaves, state, outputs = Inputs(*leaves, data.tokens), None, []
+    hidden, query, key, value = leaves
+    data_on_leaves, state, outputs = Inputs(hidden, query, key, value, data.tokens), None, []
     head.requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
         for piece in pieces(data.tokens.position.shape[1], split):

@@ -5,6 +5,7 @@ this in place, and every result stays the same, to the bit.
 Most operands are two tensors of one dtype, or a tensor and a number. Triton casts and widens them before it computes. NumPy widens
 as it computes, so that here only the shape of it is worked out, and a number is made a tensor once. All others go as they went.
 """
+# pyright: basic, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def in_one(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) ->
 
 @once
 def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], jumps: tuple[int, ...] = ()) -> None:
-    head, data, whole, final = in_one(spec, shape, length, jumps)
+    head, data, whole, final = in_one(spec, shape, length, jumps)  # pyright: ignore[reportArgumentType]
     outputs, state = [], None
     for piece in pieces(length, bounds):
         output, state = run(head, data.cut(piece), state)

@@ -80,7 +80,7 @@ def parts_under_test(references: tuple[str, ...]) -> tuple[type[Part], ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parts = parts_under_test(tuple(metafunc.config.getoption(OPTION)))
+    parts = parts_under_test(tuple(metafunc.config.getoption(OPTION) or ()))
     heads = heads_of(parts)
     if "head" in metafunc.fixturenames:
         metafunc.parametrize("head", list(heads.values()), ids=list(heads))
