@@ -1,4 +1,5 @@
 """Law 3: rows do not see each other, padding is not seen at all, and a document never sees its neighbour in a packed row."""
+# pyright: reportCallIssue=false - tensors of a call are unpacked into its inputs
 
 from __future__ import annotations
 

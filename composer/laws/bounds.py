@@ -1,4 +1,5 @@
 """Laws 5 and 6: a state is as large as it says, however long the sequence; large numbers and long sequences stay in range."""
+# pyright: reportCallIssue=false - tensors of a call are unpacked into its inputs
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Nothing here names a part, except those around the part that is tested.
 """
+# pyright: reportCallIssue=false - tensors of a call are unpacked into its inputs
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Law 1: the fast form of a head is its definition, gradients too."""
+# pyright: reportCallIssue=false - tensors of a call are unpacked into its inputs
 
 from __future__ import annotations
 
