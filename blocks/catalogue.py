@@ -1,6 +1,7 @@
-"""Every part there is, by role and kind. ``compose parts``, the JSON schema, the page of parts and the laws read this list.
+"""All parts, by role and kind. ``compose parts``, the JSON schema, the page of parts and the laws read this list.
 
-A new part adds its line to the union of its role (in the role's own ``__init__`` or file) and is everywhere from then on.
+A new part of this project is added to its role (in the role's own ``__init__`` or file). Parts from outside are registered by
+``blocks.outside``. Both are everywhere from then on.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from blocks.memories import MEMORIES, MemoryConfig
 from blocks.memories import PATTERNS as OF_MEMORIES
 from blocks.mixers import MIXERS, MixerConfig
 from blocks.outputs import OUTPUTS, OutputConfig
-from blocks.part import Part
 from blocks.positions import POSITIONS, PositionConfig
 from blocks.qk_norms import QUERY_KEY_NORMS, QueryKeyNormConfig
 from blocks.rates import RATES, RateConfig
 from blocks.reads import READS, ReadConfig
+from blocks.registry import Patterns, Role
 from blocks.scores import SCORES, ScoreConfig
 from blocks.unshared import UNSHARES, UnshareConfig
 from blocks.value_positions import VALUE_POSITIONS, ValuePositionConfig
@@ -40,21 +41,24 @@ __all__ = [
     "ValuePositionConfig",
 ]
 
-PATTERNS = (*OF_MEMORIES, CONVOLVED_MAP)
+PATTERNS = Patterns(*OF_MEMORIES, CONVOLVED_MAP)
 """Neighbouring parts that one form computes together, those that cover most first."""
 
-CATALOGUE: dict[str, dict[str, type[Part]]] = {
-    "mix input": MIXERS,
-    "unshare": UNSHARES,
-    "qk norm": QUERY_KEY_NORMS,
-    "position": POSITIONS,
-    "value position": VALUE_POSITIONS,
-    "convolution": CONVOLUTIONS,
-    "feature map": FEATURE_MAPS,
-    "gate": GATES,
-    "rate": RATES,
-    "score": SCORES,
-    "memory": MEMORIES,
-    "read": READS,
-    "output": OUTPUTS,
+CATALOGUE: dict[str, Role] = {
+    role.name: role
+    for role in (
+        MIXERS,
+        UNSHARES,
+        QUERY_KEY_NORMS,
+        POSITIONS,
+        VALUE_POSITIONS,
+        CONVOLUTIONS,
+        FEATURE_MAPS,
+        GATES,
+        RATES,
+        SCORES,
+        MEMORIES,
+        READS,
+        OUTPUTS,
+    )
 }

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbroken
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, bare, in_order, kinds
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, in_order
+from blocks.registry import Role
 from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
 
 ConvolvedInput = Literal["q", "k", "v"]
@@ -142,5 +143,5 @@ class Convolution(Part):
         return outputs, carried
 
 
-ConvolutionConfig = Annotated[Convolution, BeforeValidator(bare)]
-CONVOLUTIONS = kinds(ConvolutionConfig)
+CONVOLUTIONS = Role("convolution", Convolution, Convolution)
+ConvolutionConfig = Annotated[Convolution, CONVOLUTIONS]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State, bare, kinds
+from blocks.part import Fresh, Parameters, Part, State
+from blocks.registry import Role
 from blocks.tensors import as_dtype, rms_norm
 
 ONE_OF_SWISH, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
@@ -156,5 +157,5 @@ def opening(parameters: Parameters, hidden: Float[Tensor, "B T C"], activation: 
     return torch.nn.functional.silu(logits, inplace=True) if activation == "swish" else logits.sigmoid_()
 
 
-OutputConfig = Annotated[Norm | OutputGate | GatedNorm, Field(discriminator="kind"), BeforeValidator(bare)]
-OUTPUTS = kinds(OutputConfig)
+OUTPUTS = Role("output", Output, Norm, OutputGate, GatedNorm)
+OutputConfig = Annotated[Output, OUTPUTS]

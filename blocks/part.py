@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticKnownError
@@ -119,6 +119,11 @@ class Part(Closed):
     unread: ClassVar[str] = "nothing in this head reads what it gives; remove it"
     """The message for a head in which nothing reads the part's output."""
 
+    @property
+    def word(self) -> str:
+        """The kind as a name of parameters and nodes, which have no dot."""
+        return str(self.kind).replace(".", "_")
+
     def operation(self, shape: Shape) -> Operation:
         """The part's operation in a head of this shape."""
         raise NotImplementedError
@@ -174,9 +179,3 @@ def in_order(inputs: tuple[Word, ...], known: Iterable[str]) -> tuple[Word, ...]
     if len(set(inputs)) < len(inputs):
         raise ValueError("names an input twice")
     return tuple(sorted(inputs, key=list(known).index))
-
-
-def kinds(union: Any) -> dict[str, type[Part]]:
-    """The parts of a role's union, by kind: ``kinds(GateConfig)["channel"]``."""
-    alternatives = get_args(get_args(union)[0]) or (get_args(union)[0],)
-    return {get_args(part.model_fields["kind"].annotation)[0]: part for part in alternatives}

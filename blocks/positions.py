@@ -6,11 +6,12 @@ import functools
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.part import Closed, Part, Problem, bare, kinds
+from blocks.part import Closed, Part, Problem
+from blocks.registry import Role
 from blocks.tensors import has_numbers
 
 if TYPE_CHECKING:
@@ -204,5 +205,5 @@ def _turned(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> F
     return (states * cosine).add_(states.roll(states.shape[-1] // 2, dims=-1).mul_(sine))
 
 
-PositionConfig = Annotated[NoPosition | Rope, Field(discriminator="kind"), BeforeValidator(bare)]
-POSITIONS = kinds(PositionConfig)
+POSITIONS = Role("position", Position, NoPosition, Rope)
+PositionConfig = Annotated[Position, POSITIONS]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat
+from pydantic import PositiveFloat
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State, bare, kinds
+from blocks.part import Fresh, Parameters, Part, State
+from blocks.registry import Role
 from blocks.tensors import accumulating
 
 
@@ -89,5 +90,5 @@ class Length(QueryKeyNorm):
         return (wide * scale).to(states.dtype)
 
 
-QueryKeyNormConfig = Annotated[RootMeanSquare | Length, Field(discriminator="kind"), BeforeValidator(bare)]
-QUERY_KEY_NORMS = kinds(QueryKeyNormConfig)
+QUERY_KEY_NORMS = Role("qk norm", QueryKeyNorm, RootMeanSquare, Length)
+QueryKeyNormConfig = Annotated[QueryKeyNorm, QUERY_KEY_NORMS]

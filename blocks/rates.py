@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Per, State, Whole, bare, kinds
+from blocks.part import Fresh, Parameters, Part, Per, State, Whole
+from blocks.registry import Role
 from blocks.tensors import accumulating, affine
 
 
@@ -83,5 +84,5 @@ class Fixed(Rate):
         return torch.full((*hidden.shape[:2], 1), self.value, dtype=accumulating(hidden.dtype), device=hidden.device)
 
 
-RateConfig = Annotated[Learned | Fixed, Field(discriminator="kind"), BeforeValidator(bare)]
-RATES = kinds(RateConfig)
+RATES = Role("rate", Rate, Learned, Fixed)
+RateConfig = Annotated[Rate, RATES]

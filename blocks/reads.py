@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
-
 from blocks.flow import Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, Part, Problem, State, Unnamed, bare, kinds
+from blocks.part import Parameters, Part, Problem, State, Unnamed
+from blocks.registry import Role
 from blocks.tensors import accumulating, as_dtype
 
 
@@ -195,5 +194,5 @@ def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
     return total.to(functools.reduce(torch.promote_types, {partial.output.dtype for partial in partials}))
 
 
-ReadConfig = Annotated[Shared | Mixture | Sum, Field(discriminator="kind"), BeforeValidator(bare)]
-READS = kinds(ReadConfig)
+READS = Role("read", Read, Shared, Mixture, Sum)
+ReadConfig = Annotated[Read, READS]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State, bare, in_order, kinds
+from blocks.part import Fresh, Parameters, Part, State, in_order
+from blocks.registry import Role
 from blocks.tensors import repeat_heads
 
 KeyOrValue = Literal["k", "v"]
@@ -74,5 +75,5 @@ class Copies(Part):
         return 2 * len(self.inputs) * shape.hidden_size * shape.heads * shape.head_dim
 
 
-UnshareConfig = Annotated[Copies, BeforeValidator(bare)]
-UNSHARES = kinds(UnshareConfig)
+UNSHARES = Role("unshare", Copies, Copies)
+UnshareConfig = Annotated[Copies, UNSHARES]

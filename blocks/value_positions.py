@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, PositiveFloat
+from pydantic import PositiveFloat
 
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Problem, State, bare, kinds
+from blocks.part import Fresh, Parameters, Part, Problem, State
 from blocks.positions import Rope
+from blocks.registry import Role
 from blocks.tensors import accumulating, repeat_heads
 
 
@@ -89,5 +90,5 @@ def _turned(
     return turned.to(states.dtype)
 
 
-ValuePositionConfig = Annotated[Vapor, BeforeValidator(bare)]
-VALUE_POSITIONS = kinds(ValuePositionConfig)
+VALUE_POSITIONS = Role("value position", Vapor, Vapor)
+ValuePositionConfig = Annotated[Vapor, VALUE_POSITIONS]

@@ -35,6 +35,7 @@ from composer.shared_options import (
 from composer.spec.document import Spec
 from composer.spec.explain import Explanation, explain_resolved
 from composer.spec.loading import SpecLike, load_spec, locate
+from composer.spec.outside import PartReference, use_parts
 from composer.spec.overrides import Overrides
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.trust import refuse_code, refused_by_transformers
@@ -193,6 +194,7 @@ def run_build(options: BuildOptions) -> BuildReport:
 def _build_locked(lock: Lock, options: BuildOptions) -> BuildReport:
     """Build from a lock. Raises BuildError for a source or a result with other bytes, with nothing written."""
     source, revision = options.source, options.revision
+    lock.check_parts(options.spec)
     if lock.source is None and source is not None:
         raise BuildError(f"--from {source}: {options.spec} is locked without a source: leave it out.")
     if lock.source is not None:
@@ -274,11 +276,20 @@ explain = function_of(ExplainOptions, run_explain)
 
 
 @in_words
-def load(folder: str | os.PathLike[str], *, dtype: DtypeLike | None = None, device: str = "cpu", backend: str = AUTO) -> Composed:
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: DtypeLike | None = None,
+    device: str = "cpu",
+    backend: str = AUTO,
+    parts: PartReference | Sequence[PartReference] = (),
+) -> Composed:
     """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
 
-    backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
+    - backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
+    - parts: Python modules or files (.py) with parts of your own. Those of installed packages need no option.
     """
+    use_parts(parts)
     dtype = named_dtype(dtype, BuildError)
     where = local_folder(folder)
     with silent_transformers():

@@ -126,7 +126,7 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)
 
 
-_PATHS = frozenset({"Reference", "Path", "os.PathLike[str]"})
+_PATHS = frozenset({"Reference", "PartReference", "Path", "os.PathLike[str]"})
 _FUNCTIONS = frozenset({"OnStep", "Progress", "Tell"})
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "None": lambda value: value is None,
@@ -137,6 +137,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "By": lambda value: isinstance(value, str),
     "Which": lambda value: isinstance(value, str),
     "Reference": _is_path,
+    "PartReference": _is_path,
     "Path": _is_path,
     "os.PathLike": _is_path,
     "Overrides": lambda value: any(_fits(value, one) for one in ("str", "Sequence[str]", "Mapping")),
@@ -151,6 +152,7 @@ _WORDS = {
     "By": "text",
     "Which": "text",
     "Reference": "a path or a name",
+    "PartReference": "a module or a file",
     "Path": "a path",
     "os.PathLike": "a path",
     "Numbers": "numbers",

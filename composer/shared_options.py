@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from blocks.outside import register_parts
 from composer.arguments import DtypeLike, Reference, named_dtype, several
 from composer.data.loading import SHARE
 from composer.errors import ComposerError, name_of
@@ -119,18 +120,35 @@ SOURCE = (
 )
 
 
+PARTS = (
+    "Python module or file (.py) with parts of your own, which is imported. Those of installed packages need no option. "
+    "May be repeated."
+)
+
+
+@reads(list[str])
+def to_parts(value: Reference | Sequence[Reference]) -> tuple[str, ...]:
+    """Register the parts of modules and files."""
+    return register_parts([value] if isinstance(value, str | os.PathLike) else value)
+
+
 @options_class
-class OfSpec:
+class WithParts:
+    parts: tuple[str, ...] = option(PARTS, default=(), converter=to_parts, metavar="MODULE_OR_FILE")
+
+
+@options_class
+class OfSpec(WithParts):
     spec: SpecLike = argument(SPEC, is_checked=False, complete=complete_spec)
 
 
 @options_class
-class OfAnyModel:
+class OfAnyModel(WithParts):
     model: str = argument("A built model, or any other: a folder, or OWNER/NAME of the Hub.", converter=to_text)
 
 
 @options_class
-class MaybeFromSource:
+class MaybeFromSource(WithParts):
     source: str | None = option(
         SOURCE, default=None, converter=to_optional_text, kw_only=False, flags=("--from",), metavar="SOURCE"
     )
@@ -142,7 +160,7 @@ class OfSource(MaybeFromSource):
 
 
 @options_class
-class FromSource:
+class FromSource(WithParts):
     source: str = option(SOURCE, converter=to_text, kw_only=False, flags=("--from",), metavar="SOURCE")
 
 
@@ -229,7 +247,7 @@ class OnGraph:
 
 
 @options_class
-class OfModel:
+class OfModel(WithParts):
     model: Path = argument(f"A folder that `compose build` wrote, {ON_HUB}.", converter=to_path)
 
 

@@ -30,7 +30,9 @@ except ImportError:  # it is for Linux alone
 else:
     TRITON = True
 
-OF_KERNELS = r"tests\.(blocks\.fused|compiling|interpreter|kernels|laws\.kernels)|triton|fla"
+OF_KERNELS = (
+    r"tests\.(blocks\.fused|compiling|interpreter|kernels|laws\.kernels)|composer\.laws\.(interpreter|kernel|operands)|triton|fla"
+)
 """What tests import that run kernels in Triton's interpreter, or build them: they are marked ``kernels``."""
 ON_TRITON = rf"{OF_KERNELS}|blocks\.kernels"
 """And those that take Triton to be installed."""

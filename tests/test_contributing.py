@@ -26,33 +26,31 @@ def ran(folder: Path, *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository after both of the page's examples: of each, one file, and one line and a name in its union."""
+    """The repository after the page's example: one file, and one line and a name in its role."""
     folder, page = tmp_path_factory.mktemp("copy"), (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ignored = shutil.ignore_patterns("*.pyc.*")  # what is compiled stays valid in a copy; what is being compiled goes away
     for name in COPIED:
         source = ROOT / name
         shutil.copytree(source, folder / name, ignore=ignored) if source.is_dir() else shutil.copy(source, folder / name)
     files = re.findall(r"This is `(blocks/\S+\.py)`, all of it:", page)
-    unions = re.findall(r"In `(blocks/\S+\.py)` its import, and its name in the union `(\w+)`", page)
-    score, score_line, memory, memory_line, test = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    for path, part, line, (role, union) in zip(files, (score, memory), (score_line, memory_line), unions, strict=True):
+    roles = re.findall(r"In `(blocks/\S+\.py)` its import, and its name in the role `(\w+)`", page)
+    score, score_line = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for path, part, line, (module, role) in zip(files, (score,), (score_line,), roles, strict=True):
         assert not (folder / path).exists()
         (folder / path).write_text(part, encoding="utf-8")
         (name,) = re.findall(r"import (\w+)\n", line)
-        text = (folder / role).read_text(encoding="utf-8")
-        added = re.sub(rf"\n({union} = Annotated\[\n.*?),\n", rf"\n{line}\n\1 | {name},\n", text, count=1)
+        text = (folder / module).read_text(encoding="utf-8")
+        added = re.sub(rf"\n({role} = Role\(.*?)\)\n", rf"\n{line}\n\1, {name})\n", text, count=1, flags=re.DOTALL)
         assert added.count(name) == 2
-        (folder / role).write_text(added, encoding="utf-8")
-    (path,) = re.findall(r"Its test is\n`(tests/\S+\.py)`:", page)
-    (folder / path).write_text(test, encoding="utf-8")
+        (folder / module).write_text(added, encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
 def said(copy: Path) -> dict[str, str]:
-    """What one process of the copy's says, once it has run what `make docs` runs: of the parts, by kind, and of a head in which the
-    memory stands."""
-    spec = "{'compose': 1, 'name': 'thin', 'head': {'feature_map': 'elu', 'memory': ['strided', 'state']}}"
+    """What one process of the copy's says, once it has run what `make docs` runs: of the part, and of a head with it."""
+    memory = "['window', {'kind': 'sparse', 'keep': 'value_norm'}, 'state']"
+    spec = f"{{'compose': 1, 'name': 'kept', 'head': {{'feature_map': 'elu', 'memory': {memory}}}}}"
     sizes = "dict(hidden_size=24, layers=1, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)"
     code = (
         "import runpy; runpy.run_path('docs/write.py', run_name='__main__'); "
@@ -60,7 +58,7 @@ def said(copy: Path) -> dict[str, str]:
         "from typer.testing import CliRunner; from composer.spec.resolve import Dimensions; "
         "from composer.spec.code import code_of; from composer.spec.explain import explain_resolved; "
         "answer = lambda kind: CliRunner().invoke(app, ['parts', kind], catch_exceptions=False).stdout; "
-        "said = {kind: answer(kind) for kind in ('value_norm', 'strided')}; "
+        "said = {kind: answer(kind) for kind in ('value_norm',)}; "
         f"one = resolve_spec({spec}, Dimensions(**{sizes})); "
         "said['code'] = '\\n'.join(code_of(one, 'a source').heads[0].prefill); "
         "said['bytes'] = str(explain_resolved(one).groups[0].state_bytes); print(json.dumps(said))"
@@ -68,25 +66,21 @@ def said(copy: Path) -> dict[str, str]:
     return json.loads(ran(copy, "-c", code))
 
 
-@pytest.mark.parametrize(("role", "kind", "equation"), [("score", "value_norm", "‖v‖"), ("memory", "strided", "every | s")])
+@pytest.mark.parametrize(("role", "kind", "equation"), [("score", "value_norm", "‖v‖")])
 def test_a_part_is_added_as_the_page_says(copy: Path, said: dict[str, str], role: str, kind: str, equation: str) -> None:
     assert f"| {role} | `{kind}` |" in (copy / "docs" / "parts.md").read_text(encoding="utf-8")
     assert kind in (copy / "specs" / "schema.json").read_text(encoding="utf-8")
     assert equation in said[kind]
 
 
-def test_laws_and_the_page_s_own_test_hold(copy: Path) -> None:
-    """Of the memory alone and of what falls out of it into a state."""
+def test_laws_hold(copy: Path) -> None:
     laws = ("tests/laws/test_definition.py", "tests/laws/test_split.py", "tests/laws/test_batch.py")
-    own = "tests/blocks/memories/test_strided.py"
-    done = ran(copy, "-m", "pytest", "-vv", "-p", "no:cacheprovider", *laws, own, "-k", "value_norm or strided")
+    done = ran(copy, "-m", "pytest", "-vv", "-p", "no:cacheprovider", *laws, "-k", "value_norm")
     passed = [line for line in done.splitlines() if "PASSED" in line]
-    for place in (*laws, own, "score: value_norm", "memory: strided]", "memory: strided above a state"):
+    for place in (*laws, "score: value_norm"):
         assert any(place in line for line in passed)
 
 
-def test_the_memory_is_explained_and_listed(said: dict[str, str]) -> None:
-    """As every other one, by what it declares."""
-    assert "strided, strided_fallen = strided(query, pairs)" in said["code"]
-    assert "output = read(strided, state)" in said["code"]
+def test_the_head_is_explained_and_listed(said: dict[str, str]) -> None:
+    assert "output = read(window, sparse, state)" in said["code"]
     assert int(said["bytes"]) > 0

@@ -21,7 +21,7 @@ FLOORS = (
     {"shared_options"},
     {"api", "registration"},
     {"evaluation", "training"},
-    {"ablation", "benching", "exporting", "inspection", "selection", "viewing"},
+    {"ablation", "benching", "exporting", "inspection", "laws", "selection", "viewing"},
     {"publishing", "vllm"},
     {"commands"},
     {"__init__"},

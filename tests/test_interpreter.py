@@ -8,7 +8,7 @@ from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 
 from blocks.recurrences.additive.fla import chunked
-from tests import operands
+from composer.laws import operands
 from tests.blocks.recurrences.additive.problems import draw
 from tests.interpreter import LIBRARY
 from tests.kernels import squared
@@ -21,7 +21,7 @@ def test_a_kernel_with_a_loop_and_several_configurations_runs() -> None:
 
 
 def test_functions_of_cuda_are_numpys() -> None:
-    assert all(getattr(libdevice, name).__module__ == "tests.interpreter" for name in LIBRARY)
+    assert all(getattr(libdevice, name).__module__ == "composer.laws.interpreter" for name in LIBRARY)
 
 
 def test_what_is_left_out_of_it_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

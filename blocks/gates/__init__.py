@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
 from blocks.gates.base import Gate
 from blocks.gates.channel import PerChannel
 from blocks.gates.constant import Constant
@@ -16,14 +14,10 @@ from blocks.gates.none import NoGate
 from blocks.gates.slopes import Slopes
 from blocks.gates.softplus import Softplus
 from blocks.gates.softplus_channel import SoftplusChannel
-from blocks.part import bare, kinds
+from blocks.registry import Role
 
-GateConfig = Annotated[
-    NoGate | Constant | Slopes | PerHead | PerChannel | Softplus | SoftplusChannel | FromKey,
-    Field(discriminator="kind"),
-    BeforeValidator(bare),
-]
-GATES = kinds(GateConfig)
+GATES = Role("gate", Gate, NoGate, Constant, Slopes, PerHead, PerChannel, Softplus, SoftplusChannel, FromKey)
+GateConfig = Annotated[Gate, GATES]
 
 
 def gates_of(ranks: Collection[str]) -> list[str]:

@@ -1,11 +1,10 @@
-"""Memories: what holds past pairs. One line below is all that a new one adds to the catalogue."""
+"""Memories: what holds past pairs. One line below adds a new one of this project."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
+from blocks.memories.base import Memory
 from blocks.memories.delta import Delta
 from blocks.memories.first import First
 from blocks.memories.full import Full
@@ -17,13 +16,9 @@ from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
-from blocks.part import bare, kinds
+from blocks.registry import Role
 
-MemoryConfig = Annotated[
-    Full | First | Meta | Window | Sparse | StateMemory | Delta | Latents,
-    Field(discriminator="kind"),
-    BeforeValidator(bare),
-]
-MEMORIES = kinds(MemoryConfig)
+MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents)
+MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Memories that one form computes together, those that cover most first."""

@@ -66,7 +66,7 @@ class Memory(Part):
     """What a user would set so that its answer has a mass."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
-    """What its parameters are called by; left out, its kind."""
+    """What its parameters are called by; left out, its kind, with _ for a dot."""
     position: PositionConfig | None = None
     """How queries and keys are turned in this memory. Left out: as the head says."""
     weight: Literal["learned", "token"] | Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -134,7 +134,7 @@ class Memory(Part):
     @property
     def called(self) -> str:
         """Its name in the head: its own, or its kind."""
-        return self.name or self.kind
+        return self.name or self.word
 
     @property
     def room(self) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
+from blocks.mixers.base import Mixer
 from blocks.mixers.convolution import ConvolutionMixer
 from blocks.mixers.rglru import RGLRU
-from blocks.part import bare, kinds
+from blocks.registry import Role
 
-MixerConfig = Annotated[ConvolutionMixer | RGLRU, Field(discriminator="kind"), BeforeValidator(bare)]
-MIXERS = kinds(MixerConfig)
+MIXERS = Role("mix input", Mixer, ConvolutionMixer, RGLRU)
+MixerConfig = Annotated[Mixer, MIXERS]

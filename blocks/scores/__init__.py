@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
-from blocks.part import bare, kinds
+from blocks.registry import Role
 from blocks.scores.absolute_error import AbsoluteError
+from blocks.scores.base import Score
 from blocks.scores.overestimate import Overestimate
 from blocks.scores.random import Random
 from blocks.scores.recent import Recent
@@ -15,9 +14,5 @@ from blocks.scores.relative_recall import RelativeRecall
 from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
 
-ScoreConfig = Annotated[
-    SelfRecall | RelativeRecall | SquaredError | AbsoluteError | Overestimate | Recent | Random,
-    Field(discriminator="kind"),
-    BeforeValidator(bare),
-]
-SCORES = kinds(ScoreConfig)
+SCORES = Role("score", Score, SelfRecall, RelativeRecall, SquaredError, AbsoluteError, Overestimate, Recent, Random)
+ScoreConfig = Annotated[Score, SCORES]

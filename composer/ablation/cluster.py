@@ -6,11 +6,12 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from blocks.outside import named_parts, register_parts
 from composer.ablation.plan import AblationStep
 from composer.ablation.runner import StartWorkers, Workers
 from composer.ablation.steps import FAILURE, MARK, Figures, run_step
@@ -70,11 +71,11 @@ class _Cluster:
     """Ray has a queue of its own, and a cluster can grow."""
 
     def __init__(self, ray: Any, gpus: float) -> None:
-        self._ray, self._task = ray, ray.remote(num_gpus=gpus)(run_there)
+        self._ray, self._task = ray, ray.remote(num_gpus=gpus)(_run_sent)
         self._waiting: dict[Any, AblationStep] = {}
 
     def start(self, step: AblationStep, folder: Path) -> None:
-        self._waiting[self._task.remote(step, folder.resolve(), Path.cwd())] = step
+        self._waiting[self._task.remote(_WithParts(step), folder.resolve(), Path.cwd())] = step
 
     def ended(self) -> tuple[AblationStep, Figures]:
         (done, *_), _ = self._ray.wait(list(self._waiting))
@@ -85,6 +86,26 @@ class _Cluster:
             raise
         except self._ray.exceptions.RayError as error:
             return step, {FAILURE: f"Ray lost the step, on a machine or for want of memory: {str(error).splitlines()[0]}"}
+
+
+class _WithParts:
+    """A step on its way to another process, which registers the same modules and files of parts before it reads the step."""
+
+    def __init__(self, step: AblationStep) -> None:
+        self.step = step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _registered, (named_parts(),), {"step": self.step}
+
+
+def _registered(parts: Sequence[str]) -> _WithParts:
+    """Register the parts. Return an object whose step follows."""
+    register_parts(parts)
+    return _WithParts.__new__(_WithParts)
+
+
+def _run_sent(sent: _WithParts, folder: Path, here: Path) -> Figures:
+    return run_there(sent.step, folder, here)
 
 
 def run_there(step: AblationStep, folder: Path, here: Path) -> Figures:

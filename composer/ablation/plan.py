@@ -22,6 +22,7 @@ from composer.runs.identity import data_identity, model_identity, tokenizer_iden
 from composer.runs.store import key_of
 from composer.spec.document import Spec
 from composer.spec.loading import variants_of
+from composer.spec.outside import stored_parts
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe, Stage
 from composer.spec.sweep import rows, variant_names
@@ -196,9 +197,10 @@ def _steps(
     """The steps, each after the step whose model it takes. The second stage does not wait for the comparison, which makes none."""
     recipe, device = variant.recipe, request.device.partition(":")[0]
     last: AblationStep | None = None
+    parts = {kind: str(origin) for kind, origin in stored_parts(variant.spec).items()}
 
     def made(kind: StepKind, **decides: Any) -> AblationStep:
-        inputs = {"kind": kind, "after": last and last.key, "versions": common["versions"], **decides}
+        inputs = {"kind": kind, "after": last and last.key, "versions": common["versions"] | parts, **decides}
         return AblationStep(kind, key_of(inputs), last, variant, request, seed)
 
     data = {name: common[name] for name in ("data", "held_out", "teacher")}

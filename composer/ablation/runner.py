@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from blocks.outside import named_parts, register_parts
 from composer.ablation.plan import AblationStep, Chain
 from composer.ablation.steps import FAILURE, WARNINGS, Figures, finished, run_step
 from composer.errors import AblationError
@@ -177,7 +178,7 @@ def processes(count: int) -> StartWorkers:
     def start() -> Iterator[Workers]:
         context = _context()
         stop = context.Event()
-        executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop,))
+        executor = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(stop, named_parts()))
         try:
             yield _Pool(executor, count)
         except BaseException:
@@ -198,14 +199,18 @@ def _context() -> Any:
     return context
 
 
-def _begin(stop: Any) -> None:
-    """Set up a process: with one thread, as more would compete for the cores, and so that it ends when its parent does."""
+def _begin(stop: Any, parts: Sequence[str]) -> None:
+    """Set up a process: with one thread, as more would compete for the cores, and so that it ends when its parent does.
+
+    parts: modules and files to register.
+    """
     import torch
     from tqdm import tqdm
 
     torch.set_num_threads(1)
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system's, which a process that is ended leaves behind
     silence_transformers()
+    register_parts(parts)
     parent = multiprocessing.parent_process()
     assert parent is not None, "it was started by one"
     for over in (stop.wait, parent.join):

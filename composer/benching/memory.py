@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blocks.outside import named_parts, register_parts
 from composer.benching.options import BenchOptions
 from composer.benching.report import Workload
 from composer.benching.trial import Contestant, Gauge, Trial, run_trial, warm
@@ -81,6 +82,7 @@ def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[
         "dtype": options.dtype,
         "backend": options.backend,
         "threads": options.threads,
+        "parts": named_parts(),
         "trial": trial.model_dump(),
     }
     environment = {**os.environ, **AT_ONCE, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
@@ -117,6 +119,7 @@ def main(request: dict[str, Any]) -> None:
     from composer.weights.load import open_models
 
     silence_transformers("error")
+    register_parts(request["parts"])
     torch.set_num_threads(request["threads"])
     trial = Trial.model_validate(request["trial"])
     (opened,) = open_models([request["folder"]], BenchError, request["dtype"])

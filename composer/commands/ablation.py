@@ -14,7 +14,7 @@ from composer.devices import check_device
 from composer.errors import AblationError, in_words
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, to_path
+from composer.shared_options import OUT, PROGRESS, FreshOrNot, Overriding, WithParts, to_path
 
 if TYPE_CHECKING:
     from composer.ablation.plan import AblationStep
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class OfSweeps:
+class OfSweeps(WithParts):
     specs: SpecLike | Sequence[SpecLike] = argument(
         "Sweeps, for all of their variants, or single specs.", is_checked=False, metavar="SPEC", kind=list[str]
     )

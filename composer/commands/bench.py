@@ -13,7 +13,7 @@ from composer.benching.options import BenchOptions, BenchProgress, TimingOptions
 from composer.errors import BenchError, in_words
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, to_models, to_numbers
+from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
 from composer.spec.loading import load_spec, names_a_spec
 from composer.spec.on_hub import is_spec_on_hub
 from composer.weights.load import open_models
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class BenchCommandOptions(TimingOptions):
+class BenchCommandOptions(TimingOptions, WithParts):
     """Time the prefill and the decode of models, side by side.
 
     All models are loaded, and run in turn at each length and batch: latency, tokens a second, bytes of state, peak memory. Times of

@@ -22,6 +22,7 @@ from composer.shared_options import (
     OfSource,
     Overriding,
     Replacing,
+    WithParts,
     complete_spec,
     to_optional_path,
 )
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class OfSpecOrModel:
+class OfSpecOrModel(WithParts):
     spec: SpecLike | PreTrainedModel = argument(
         f"{SPEC} In Python, also a model in memory.", is_checked=False, complete=complete_spec
     )

@@ -10,7 +10,7 @@ from composer.evaluation.arguments import read_lengths, read_tasks
 from composer.evaluation.options import SHORTEST, EvaluationOptions, EvaluationProgress, ScoringOptions
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS, to_models, to_numbers
+from composer.shared_options import PROGRESS, WithParts, to_models, to_numbers
 from composer.weights.load import open_models
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class EvaluateOptions(ScoringOptions):
+class EvaluateOptions(ScoringOptions, WithParts):
     """Score models on tasks at several lengths.
 
     Every sample is logged as it is scored: the same call again, with the same OUT, continues an evaluation that was interrupted.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from blocks.part import Closed, Part
-from composer.spec.fields import bounds, is_model, kind_words
+from composer.spec.fields import bounds, is_model, kind_words, parts_of
 from composer.spec.writing import said
 from composer.tables import Table
 
@@ -66,7 +66,10 @@ def _value(default: Any) -> Any:
 def _words(annotation: Any, limits: Iterable[Any] = ()) -> str:
     """The type of a field as a reader of YAML would put it. limits: what pydantic knows of it beside the type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
+    limits = tuple(limits)
+    if parts := parts_of(limits):
+        said = " | ".join(word for part in parts for word in kind_words(part))
+    elif origin is Annotated:
         said = _words(arguments[0], arguments[1:])
     elif origin in (Union, UnionType):
         said = " | ".join(dict.fromkeys(_words(member) for member in arguments if member is not type(None)))
@@ -77,7 +80,7 @@ def _words(annotation: Any, limits: Iterable[Any] = ()) -> str:
     elif is_model(annotation):
         said = " | ".join(kind_words(annotation)) or "a mapping"
     else:
-        said = _TYPES[annotation]
+        said = _TYPES.get(annotation, getattr(annotation, "__name__", str(annotation)))  # parts from outside have any types
     return said + _bounds(limits)
 
 

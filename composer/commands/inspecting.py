@@ -11,7 +11,7 @@ from composer.errors import InspectionError, in_words
 from composer.inspection.options import InspectOptions
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import PROGRESS
+from composer.shared_options import PROGRESS, WithParts
 
 if TYPE_CHECKING:
     from composer.inspection.findings import Findings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @options_class
-class InspectCommandOptions(InspectOptions):
+class InspectCommandOptions(InspectOptions, WithParts):
     """Inspect a model: what heads attend to, what states know.
 
     The report also shows which memory answers, how fast gates forget, and how similar each layer is to the teacher's. With OUT, it

@@ -108,6 +108,7 @@ def run_lock(options: LockOptions) -> LockReport:
         dtype=options.dtype,
         seed=options.seed,
         files=files_of_build(record),
+        parts=record.parts,
         versions=versions(),
     )
     with failing_as(BuildError, f"{out} cannot be written"):

@@ -14,7 +14,7 @@ from composer.notices import inform
 from composer.numbers import TokenCount, read_tokens
 from composer.options import argument, converted, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import OUT, PROGRESS, SOURCE, OfData, OnDevice, Replacing, Seeded, reads, to_path, to_text
+from composer.shared_options import OUT, PROGRESS, SOURCE, OfData, OnDevice, Replacing, Seeded, WithParts, reads, to_path, to_text
 from composer.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def to_row(value: TokenCount | None) -> int | None:
 
 
 @options_class
-class OfTeacher:
+class OfTeacher(WithParts):
     teacher: str = argument(SOURCE, converter=to_text, metavar="SOURCE")
 
 

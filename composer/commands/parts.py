@@ -12,6 +12,7 @@ from blocks.part import Closed, Part
 from composer.commands.fields import FieldFacts, field_facts, plain, table_of
 from composer.errors import ComposerError
 from composer.options import argument, function_of, options_class
+from composer.shared_options import WithParts
 from composer.spec.places import brief, near_and_all
 from composer.tables import Readable, Table, View
 
@@ -44,7 +45,7 @@ class PartsReport(Readable, Closed):
 
 
 @options_class
-class PartsOptions:
+class PartsOptions(WithParts):
     """List the parts that a head is made of, and their equations.
 
     Of a part or a role that is named: description, source and fields, too.

@@ -9,13 +9,13 @@ from composer.errors import ComposerError, PushError, in_words
 from composer.options import argument, function_of, option, options_class
 from composer.publishing.contents import contents_of
 from composer.publishing.push import MAIN, PushReport, check_repo_id, planned, progress_bars, push_contents
-from composer.shared_options import Replacing, complete_spec, to_optional_path, to_text
+from composer.shared_options import Replacing, WithParts, complete_spec, to_optional_path, to_text
 from composer.spec.loading import SpecLike
 from converters.hub import HUB
 
 
 @options_class
-class OfPushed:
+class OfPushed(WithParts):
     pushed: SpecLike = argument(
         "A folder that `compose build` or `compose export` wrote, or a spec: a YAML file, or the name of a shipped one.",
         is_checked=False,

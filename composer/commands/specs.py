@@ -23,6 +23,7 @@ from composer.shared_options import (
     Overriding,
     Replacing,
     WithBackend,
+    WithParts,
     complete_spec,
     to_optional_path,
 )
@@ -137,7 +138,7 @@ class CheckReport(Readable, Closed):
 
 
 @options_class
-class OfSpecs:
+class OfSpecs(WithParts):
     specs: SpecLike | Sequence[SpecLike] = argument(
         "YAML files, names of shipped specs, or folders of built models. Of a sweep, every variant is checked.",
         is_checked=False,
@@ -204,7 +205,7 @@ class SpecDifferences(Readable, Closed):
 
 
 @options_class
-class OfTwoSpecs:
+class OfTwoSpecs(WithParts):
     first: SpecLike = argument(SPEC, is_checked=False, complete=complete_spec)
     second: SpecLike = argument(f"{SPEC} --set changes this spec.", is_checked=False, complete=complete_spec)
 

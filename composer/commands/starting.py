@@ -13,7 +13,7 @@ from blocks.catalogue import CATALOGUE
 from composer.errors import ComposerError, SpecError, in_words
 from composer.files import failing_as, write_whole
 from composer.options import argument, function_of, option, options_class
-from composer.shared_options import to_optional_text, to_text
+from composer.shared_options import WithParts, to_optional_text, to_text
 from composer.spec.document import Name
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.loading import load_spec
@@ -30,7 +30,7 @@ NAMED = r"^name:\s*[\w-]+"
 
 
 @options_class
-class NewOptions:
+class NewOptions(WithParts):
     """Write a commented spec to start from."""
 
     example: ClassVar[str] = 'composer.new("mine", like="lawcat")'
@@ -63,7 +63,7 @@ def run_new(options: NewOptions) -> Path:
 
 
 @options_class
-class SchemaOptions:
+class SchemaOptions(WithParts):
     """Print the JSON schema of specs, for editors."""
 
     example: ClassVar[str] = "json.dumps(composer.schema())"

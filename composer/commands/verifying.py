@@ -9,7 +9,7 @@ from typing import ClassVar
 from composer.errors import ComposerError, in_words
 from composer.options import argument, function_of, option, options_class
 from composer.progress import BarUpdate, progress_callback, silent_transformers
-from composer.shared_options import ON_HUB, PROGRESS, to_text
+from composer.shared_options import ON_HUB, PROGRESS, WithParts, to_text
 from composer.vllm import version_problem
 from composer.weights.sources import local_folder
 from composer.weights.verify import VerifyReport
@@ -17,7 +17,7 @@ from converters.composed import EXPORT
 
 
 @options_class
-class VerifyOptions:
+class VerifyOptions(WithParts):
     """Check a built or exported model against its record.
 
     Spec, config, coverage, shapes, hashes of all files, finite values. Of an export: hashes of all files, its Python file, and its

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from composer.errors import SpecError, in_words
 from composer.files import failing_as
 from composer.options import argument, function_of, option, options_class
-from composer.shared_options import OfSource, to_optional_text
+from composer.shared_options import OfSource, WithParts, to_optional_text
 from composer.spec.inherit import find_spec, not_found, shown
 from composer.spec.shipped import shipped_specs
 from composer.viewing.page import launch, page
@@ -41,7 +41,7 @@ class Served:
 
 
 @options_class
-class OfShownSpec:
+class OfShownSpec(WithParts):
     spec: str | None = argument(
         "A YAML file, or the name of a shipped spec. It is read, and never written.", default=None, converter=to_optional_text
     )

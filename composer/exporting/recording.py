@@ -3,6 +3,7 @@
 The program runs once, on tensors without numbers (the device "meta"). Everything that is not a tensor (schemas, shapes, pairs,
 options) is computed by Python and is gone. A ``TorchFunctionMode`` sees each operation of PyTorch. Functions of ``blocks`` that
 take tensors and plain values alone are recorded as one call, and what they do inside is not: the file has these functions, too.
+Those of parts from outside are recorded operation by operation.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import blocks
+from blocks.outside import folders
 from composer.errors import ExportError
 from composer.exporting.source import definition
 
@@ -254,9 +256,10 @@ class ProgramRecording(TorchFunctionMode):
                 self._bind(result, self._call("own", own, (), arguments))
 
     def _look(self, frame: FrameType | None) -> None:
-        """Note the names of variables and parameters that hold tensors, in all running functions of ``blocks``."""
+        """Note the names of variables and parameters that hold tensors, in all running functions of parts."""
+        places = (BLOCKS, *folders())
         while frame is not None:
-            if frame.f_code.co_filename.startswith(BLOCKS) and not frame.f_code.co_name.startswith("<"):
+            if frame.f_code.co_filename.startswith(places) and not frame.f_code.co_name.startswith("<"):
                 code = frame.f_code
                 parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 for name, value in frame.f_locals.items():
@@ -273,11 +276,13 @@ class ProgramRecording(TorchFunctionMode):
 
     def _where(self) -> str:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not frame.f_code.co_filename.startswith(BLOCKS):
+        while frame is not None and not frame.f_code.co_filename.startswith((BLOCKS, *folders())):
             frame = frame.f_back
         if frame is None:
             return ""
-        return f"(blocks/{Path(frame.f_code.co_filename).relative_to(BLOCKS)}, line {frame.f_lineno})"
+        file = frame.f_code.co_filename
+        own = f"blocks/{Path(file).relative_to(BLOCKS)}" if file.startswith(BLOCKS) else file
+        return f"({own}, line {frame.f_lineno})"
 
 
 RECORDING: list[ProgramRecording] = []

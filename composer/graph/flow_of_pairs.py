@@ -47,7 +47,7 @@ def without_names(head: HeadSpec) -> HeadSpec:
     Memories are called by their kind, with a number where there are several of it. ``graph`` is left out where ``flow`` says the
     same; else its edges stand in the order of the memories that they enter.
     """
-    kinds = [memory.kind for memory in head.memory]
+    kinds = [memory.word for memory in head.memory]
     names = [kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:index].count(kind) + 1}" for index, kind in enumerate(kinds)]
     own, sources = dict(zip(memory_names(head), names, strict=True)) | {ALL: ALL}, sources_of_pairs(head)
     called = tuple(memory.model_copy(update={"name": name}) for memory, name in zip(head.memory, names, strict=True))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic import ValidationError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConfig
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
 from composer.model.made import made
+from composer.spec.outside import needed_part, recorded_parts, unregistered_kind
 from composer.spec.resolve import Resolved
 from composer.versions import version_of
 from converters.model_types import OWN, PREFIX
@@ -32,7 +35,13 @@ class Composition:
         """The spec, validated. Raises ValueError where there is none, or where it does not have its hash."""
         if self.spec is None:
             raise ValueError("this configuration has no spec: a composed model is made by `compose build`")
-        resolved = Resolved.model_validate(self.spec)
+        try:
+            resolved = Resolved.model_validate(self.spec)
+        except ValidationError as error:
+            if (kind := unregistered_kind(error)) is None:
+                raise
+            folder = getattr(self, "name_or_path", "") or "This model"
+            raise BuildError(f"{needed_part(folder, kind, recorded_parts(Path(folder)))}.") from error
         if self.spec_hash is not None and not resolved.has_hash(self.spec_hash):
             raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, and it says {self.spec_hash}")
         return resolved

@@ -9,6 +9,7 @@ from typing import Any
 
 from composer.errors import SpecError
 from composer.spec.locked import locked
+from composer.spec.outside import first_missing, needed_part, recorded_parts
 from composer.spec.places import Place, SpecNode, at, from_plain
 from converters.bounded import MOST_CONFIG, MOST_RECORD, check_file, read_json, reason, within
 from converters.composed import RECORD, SPEC_KEYS
@@ -35,6 +36,9 @@ def read_built(folder: Path, shown: str) -> SpecNode:
         check_file(within(folder, file))
     except OSError as error:
         raise SpecError(at(place, (), f"cannot be read: {reason(error)}")) from None
+    stored = recorded_parts(folder)
+    if (kind := first_missing(stored)) is not None:
+        raise SpecError(needed_part(shown, kind, stored))
     document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _resolved(folder)
     if not isinstance(document, Mapping):
         raise SpecError(at(place, (), "damaged, or of another version: it says nowhere what the model's heads are"))

@@ -12,17 +12,30 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from blocks.registry import Role
+
 Alternatives = tuple[Any, ...]
 """The types that may stand at one place of the document; None is left out."""
 
 
 def alternatives(annotation: Any) -> Alternatives:
-    """Flatten unions: ``A | Annotated[B | C, …] | None`` gives ``(A, B, C)``."""
+    """Flatten unions: ``A | Annotated[B | C, …] | None`` gives ``(A, B, C)``. A role gives its parts."""
     if get_origin(annotation) is Annotated:
-        return alternatives(get_args(annotation)[0])
+        bare, *beside = get_args(annotation)
+        return parts_of(beside) or alternatives(bare)
     if get_origin(annotation) in (Union, types.UnionType):
         return tuple(kind for member in get_args(annotation) for kind in alternatives(member))
     return () if annotation in (None, type(None)) else (annotation,)
+
+
+def parts_of(beside: Iterable[Any]) -> Alternatives:
+    """The parts of the role that stands beside a type; none where none does."""
+    return tuple(part for item in beside if isinstance(item, Role) for part in item.values())
+
+
+def alternatives_of(field: FieldInfo) -> Alternatives:
+    """The alternatives of a model's field, whose metadata pydantic keeps apart from its annotation."""
+    return parts_of(field.metadata) or alternatives(field.annotation)
 
 
 def limits(annotation: Any) -> dict[str, float]:
@@ -45,7 +58,7 @@ def under(here: Alternatives, step: str | int) -> Alternatives:
     for kind in here:
         origin, arguments = get_origin(kind), get_args(kind)
         if is_model(kind):
-            found += alternatives(kind.model_fields[step].annotation) if step in kind.model_fields else ()
+            found += alternatives_of(kind.model_fields[step]) if step in kind.model_fields else ()
         elif origin is dict and isinstance(step, str):
             found += alternatives(arguments[1])
         elif origin in (tuple, list) and isinstance(step, int):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from composer.spec.document import Spec, Vary
 from composer.spec.inherit import find_spec, heads_extended, heads_inherited, inherited, not_found, shown
 from composer.spec.layer_rules import named
 from composer.spec.messages import spec_error
+from composer.spec.outside import PartReference, use_parts
 from composer.spec.overrides import Overrides, each, overridden
 from composer.spec.places import Places, SpecNode, at, from_plain, plain
 from composer.spec.reading import read_file, read_spec
@@ -27,11 +28,14 @@ OF_A_SWEEP = ("compose", "name", "vary")
 """Keys that belong to a sweep, and not to its variants."""
 
 
-def load_spec(source: SpecLike, overrides: Overrides = ()) -> Spec:
+def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReference | Sequence[PartReference] = ()) -> Spec:
     """A spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``. ``file:variant`` is one of a sweep's.
+
+    parts: Python modules or files (.py) with parts of your own, which are imported. Those of installed packages need no option.
 
     Raises SpecError with every mistake of the document, each with its file, line, column and path.
     """
+    use_parts(parts)
     if isinstance(source, Spec) and not each(overrides):
         return source  # unchanged, so that it keeps the places of its values
     source, variant = _split(source)
@@ -67,9 +71,10 @@ def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | Non
     return vary, {**_expanded(document, vary, overrides)}
 
 
-def expand(source: SpecLike, overrides: Overrides = ()) -> dict[str, Spec]:
+def expand(source: SpecLike, overrides: Overrides = (), *, parts: PartReference | Sequence[PartReference] = ()) -> dict[str, Spec]:
     """The specs of a sweep, by their variants' names; overrides are applied to each. Raises SpecError with every mistake of every
-    variant, and where ``source`` is no sweep."""
+    variant, and where ``source`` is no sweep. parts: as for ``load_spec``."""
+    use_parts(parts)
     document = load_document(source)
     return _expanded(document, _vary(document, overrides), overrides)
 

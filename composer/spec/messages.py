@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from blocks.outside import is_outside, remedy
 from blocks.part import FieldError, FieldPath
 from composer.errors import MOST_SHOWN, SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, limits, parts, under
@@ -145,6 +146,8 @@ def _place(fault: Fault, document: SpecNode) -> Place | None:
 
 
 def _message(fault: Fault, others: list[Fault]) -> str:
+    if fault.type == "literal_error" and fault.key == "kind" and is_outside(fault.given):
+        return unregistered(fault.given, choices(fault.here))
     if fault.type in _WHOLE:
         return _WHOLE[fault.type](fault)
     if fault.type in ("value_error", "assertion_error"):
@@ -184,7 +187,15 @@ def _missing(fault: Fault) -> str:
 def _unknown_kind(fault: Fault) -> str:
     known = list(parts(fault.here))
     tag = fault.given.get("kind") if isinstance(fault.given, dict) else fault.given
+    if is_outside(tag):
+        return unregistered(tag, known)
     return f"unknown kind {brief(tag)}{nearest(tag, known) or '.'} Known kinds: {', '.join(known)}"
+
+
+def unregistered(kind: str, known: Iterable[str] = ()) -> str:
+    """The message for a part from outside that is not registered. known: the kinds of its role."""
+    guess = nearest(kind, [name for name in known if is_outside(name)]) or "."
+    return f"the part {brief(kind)} is not registered{guess} {remedy(kind)}"
 
 
 def _no_kind(fault: Fault) -> str:

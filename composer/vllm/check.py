@@ -60,8 +60,8 @@ def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # longer texts than the source was trained on say as much here
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
-    from vllm.distributed import cleanup_dist_env_and_memory  # pyright: ignore[reportMissingImports]
+    from vllm import LLM, SamplingParams  # pyright: ignore
+    from vllm.distributed import cleanup_dist_env_and_memory  # pyright: ignore
 
     arguments = {
         "dtype": "float32",
@@ -75,8 +75,8 @@ def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator
         "disable_log_stats": True,
     }
     served_model: Any = LLM(str(folder), **(arguments | options))
+    engine: Any = served_model.llm_engine
     try:
-        engine = served_model.llm_engine
         greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2, detokenize=False)
         outputs: dict[int, Any] = {}
         waiting, step = list(range(len(texts))), 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -141,7 +142,7 @@ class ServedModel(nn.Module):
         model = load_for_serving(Path(model_config.model), model_config.dtype)
         self.composed = model.to(vllm_config.device_config.device)
         self.current = CurrentStep()
-        layers = serve_heads(self.composed, lambda *group: _softmax(*group, vllm_config), self.current)
+        layers = serve_heads(self.composed, partial(_softmax, vllm_config), self.current)
         states: list[LayerStates] = []
         for served in layers:
             fields, size = layout(slots_of(served.heads), model_config.dtype, model_config.max_model_len)
@@ -274,7 +275,7 @@ def _check_engine(vllm_config: VllmConfig) -> None:
             raise ValueError(f"composed models are not served with {option}: {reason}; leave it out")
 
 
-def _softmax(attention: Any, group: str, head: Anatomy, vllm_config: VllmConfig) -> Attention:
+def _softmax(vllm_config: VllmConfig, attention: Any, group: str, head: Anatomy) -> Attention:
     """vLLM's attention for a group of heads, a module of the layer's attention, where vLLM looks for it."""
     shape, facts = head.shape, attention.facts
     own = {} if not facts.sinks else {"sinks": attention.sinks[head.place[1] : head.place[1] + shape.heads]}

@@ -16,6 +16,7 @@ from composer.drawing.picture import picture
 from composer.errors import BuildError
 from composer.files import sha256
 from composer.spec.inherit import shown
+from composer.spec.outside import stored_parts
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, Table, View
 from composer.weights.card import PICTURE, model_card
@@ -185,6 +186,7 @@ def build_folder(
             files=files,
             given={} if beside is None else {str(file): sha256(file) for file in beside.files},
             untrained=untrained,
+            parts=stored_parts(resolved),
             versions=versions(),
         )
         record = complete_folder(folder, config, record, target.name)

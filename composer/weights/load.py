@@ -15,6 +15,8 @@ from composer.devices import check_place, room
 from composer.errors import ComposerError, SourceError
 from composer.files import sha256
 from composer.graph.lowering import AUTO, check_backend
+from composer.notices import warn_user
+from composer.spec.outside import changed_parts, needed_part, recorded_parts, unregistered_kind
 from composer.spec.parameters import graphs_of
 from composer.spec.resolve import Resolved
 from composer.state import first_problem
@@ -43,6 +45,8 @@ def check_heads(source: Source) -> Resolved:
     try:
         resolved = Resolved.model_validate(source.config.get("spec"))
     except ValidationError as error:
+        if (kind := unregistered_kind(error)) is not None:
+            raise SourceError(f"{needed_part(source.folder, kind, recorded_parts(source.folder))}.") from error
         raise SourceError(f"{config} has no spec of heads, at {first_problem(error)}") from error
     if resolved.dimensions != dimensions(source.trunk):
         raise SourceError(f"{config} has a spec for a model of other sizes than its own")
@@ -71,6 +75,8 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
             check_adapter(folder, adapter)
     except ConverterError as error:
         raise SourceError(f"{error} `compose verify {folder}` may say more") from error
+    for change in changed_parts(recorded_parts(folder)):
+        warn_user(f"{folder}: {change}.")
     if not source.is_composed:
         raise SourceError(f"{folder} is not a composed model; build one from it: `compose build SPEC --from {folder}`")
     refuse_code(folder, SourceError)

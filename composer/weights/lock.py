@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from blocks.part import Closed
 from composer.errors import BuildError, SpecError
 from composer.files import read_text_file, sha256
 from composer.spec.inherit import find_spec, shown
+from composer.spec.outside import StoredPart, changed_parts, first_missing, needed_part
 from composer.spec.places import plain
 from composer.spec.reading import MOST_BYTES, read_text
 from composer.spec.writing import to_yaml
@@ -52,12 +53,22 @@ class Lock(Closed):
     """As ``--dtype``; None keeps the source's."""
     seed: int
     files: dict[str, str]
+    parts: dict[str, StoredPart] = Field(default_factory=dict, exclude_if=lambda parts: not parts)
+    """The origins of parts from outside, by kind."""
     versions: dict[str, str]
 
     @property
     def yaml(self) -> str:
         heading = f"# {self.spec.get('name')}, locked. `compose build` gives the same bytes from it, or names what differs.\n"
         return heading + to_yaml(self.model_dump(mode="json", exclude={"spec"}) | {"spec": self.spec})
+
+    def check_parts(self, named: object) -> None:
+        """Raise BuildError where a part from outside is missing, or of another version or file. named: the lock, in words."""
+        stored = {kind: origin.model_dump(mode="json") for kind, origin in self.parts.items()}
+        if (kind := first_missing(stored)) is not None:
+            raise BuildError(f"{needed_part(named, kind, stored)}.")
+        if changed := list(changed_parts(self.parts)):
+            raise BuildError(f"{named} is locked with other parts: {'; '.join(changed)}. Lock the spec anew, or install those.")
 
     def check_source(self, source: Source) -> None:
         """Raise BuildError for a source with other files."""

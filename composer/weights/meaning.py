@@ -15,6 +15,7 @@ from blocks.operation import Kind
 from blocks.part import Part
 from composer.errors import BuildError
 from composer.graph.graph import READ_NODE, HeadGraph, Node, build_graph
+from composer.spec.outside import needed_part, unregistered_kind
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
 from composer.spec.writing import said
@@ -72,6 +73,8 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
     try:
         resolved = Resolved.model_validate(document)
     except ValidationError as error:
+        if (kind := unregistered_kind(error)) is not None:
+            raise BuildError(f"{needed_part('The source', kind, {})}.") from error
         raise BuildError(
             f"The source's config.json says what its heads are, and no spec is like that: {error.errors()[0]['msg']}."
         ) from error

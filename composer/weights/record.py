@@ -14,6 +14,7 @@ from blocks.part import Closed
 from composer.errors import BuildError
 from composer.files import sha256
 from composer.graph.lowering import AUTO
+from composer.spec.outside import StoredPart, needed_part, recorded_parts, unregistered_kind
 from composer.spec.resolve import Resolved
 from composer.state import first_problem
 from composer.versions import versions_of
@@ -149,6 +150,8 @@ class Record(Closed):
     """SHA-256 of every other file of the build, by path."""
     given: dict[str, str] = Field(default_factory=dict, exclude_if=lambda files: not files)
     """SHA-256 of the files beside the source that parameters came from, by path."""
+    parts: dict[str, StoredPart] = Field(default_factory=dict, exclude_if=lambda parts: not parts)
+    """The origins of parts from outside, by kind."""
     untrained: tuple[str, ...] = ()
     """Parameters that had not been trained when the build ended."""
     training: tuple[TrainedStage, ...] = ()
@@ -167,6 +170,8 @@ def read_record(folder: Path) -> Record | None:
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {reason(error)}.") from error
     except ValidationError as error:
+        if (kind := unregistered_kind(error)) is not None:
+            raise BuildError(f"{needed_part(folder, kind, recorded_parts(folder))}.") from error
         raise BuildError(f"{path} is damaged, or of another version of composer, at {first_problem(error)}.") from error
 
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from composer.errors import BuildError, ComposerError, GraphError, SpecError
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Spec
 from composer.spec.inherit import own_source
 from composer.spec.loading import locate
 from composer.spec.on_hub import spec_on_hub
+from composer.spec.outside import needed_part, recorded_parts, unregistered_kind
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.sweep import refuse_sweep
 from composer.weights.config import dimensions
@@ -109,5 +112,7 @@ def _resolved(spec: Any, what: str) -> Resolved:
         raise BuildError(f"{what} is no composed model: its config has no spec")
     try:
         return Resolved.model_validate(spec)
-    except ValueError as error:
+    except ValidationError as error:
+        if (kind := unregistered_kind(error)) is not None:
+            raise BuildError(f"{needed_part(what, kind, recorded_parts(Path(what)))}.") from error
         raise BuildError(f"the spec in the config of {what} cannot be read: {error}") from error

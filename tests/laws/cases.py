@@ -1,105 +1,48 @@
-"""What the laws run over: a head for every part in the catalogue, and every head of every shipped spec.
-
-Nothing here names a part, beyond what stands around the one that is looked at.
-"""
+"""The subjects of the laws in this project: a head for every part in the catalogue, and every head of every shipped spec."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
-import torch
-
-from blocks.catalogue import CATALOGUE
-from blocks.flow import Tokens
-from blocks.legend import Shape
-from blocks.memories.base import Memory
-from blocks.operation import Kind
-from blocks.part import State
-from blocks.scores.random import Random
-from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
-from composer.model.head import Head
+from composer.laws.cases import (
+    FIELDS,
+    SHAPES,
+    SMALL,
+    Inputs,
+    around,
+    built,
+    coarse,
+    complete,
+    every_part,
+    inputs,
+    once,
+    pieces,
+    run,
+    steady,
+)
 from composer.spec.loading import load_spec, load_specs
-from composer.spec.resolve import Dimensions, Resolved, resolve
+from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
 
-FIELDS = {"convolution": "conv", "score": "keep"}
-"""Roles that a head calls otherwise."""
-SMALL = Dimensions(hidden_size=24, layers=3, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)
-SHAPES = {
-    "grouped": SMALL.shape(4),
-    "one key head": Shape(hidden_size=24, heads=3, key_heads=1, head_dim=8),
-    "no sharing": Shape(hidden_size=16, heads=2, key_heads=2, head_dim=8),
-}
-
-
-def complete(head: Mapping[str, Any], size: Dimensions = SMALL) -> HeadSpec:
-    """A head, resolved. Raises GraphError where it cannot mean anything."""
-    spec = load_spec({"compose": 1, "name": "case", "head": dict(head)})
-    return resolve(spec, size).heads["head"]
-
-
-def around(role: str, kind: str) -> dict[str, Any]:
-    """A head in which this part does some work: a window above a state, with everything else at its plainest."""
-    head: dict[str, Any] = {
-        "position": "rope",
-        "feature_map": "elu",
-        "memory": [{"kind": "window", "size": 5, "weight": "learned"}, {"kind": "state"}],
-    }
-    if role == "memory":
-        return {"position": "rope", **_alone(kind)}
-    field = FIELDS.get(role, role)
-    holders = [name for name, part in CATALOGUE["memory"].items() if field in part.model_fields.keys() - Memory.model_fields.keys()]
-    if holders:
-        holders.sort(key=lambda name: getattr(CATALOGUE["memory"][name], "grows"))  # noqa: B009 - those that do not come first
-        return {"position": "rope", **_alone(holders[0], **{field: kind})}
-    if role == "mix_input":
-        head["memory"][0]["weight"] = "token"
-    if role == "feature_map" and not CATALOGUE["feature map"][kind].positive:
-        head["memory"] = [{"kind": "window", "size": 5}, {"kind": "state", "normalise": False}]
-        head["read"] = "sum"
-    return head | {field: {"kind": kind}}
-
-
-def _alone(kind: str, **said: Any) -> dict[str, Any]:
-    """A head of one memory; where that cannot stand alone, with a window above it and a state below."""
-    part = CATALOGUE["memory"][kind]
-    assert issubclass(part, Memory)
-    memory = {"kind": kind, **said} | ({"size": 5} if part.bounded else {"size": 12} if "size" in part.model_fields else {})
-    features = {"feature_map": "hedgehog"}
-    try:
-        head = {"memory": [memory | ({"evict": "drop"} if part.bounded else {})]}
-        head |= features if part.reads is Kind.FEATURES else {}
-        complete(head)
-    except GraphError:
-        return {"memory": [{"kind": "window", "size": 5}, memory, "state"], **features}
-    return head
-
-
-@functools.cache
-def every_part() -> dict[str, HeadSpec]:
-    """One head a part of the catalogue."""
-    heads = {f"{role}: {kind}": complete(around(_field(role), kind)) for role, kinds in CATALOGUE.items() for kind in kinds}
-    return heads | {f"memory: {kind} above a state": complete(_above_a_state(kind)) for kind in _held_alone()}
-
-
-def _held_alone() -> list[str]:
-    """The bounded memories that may stand alone, so that nothing of theirs has fallen anywhere yet."""
-    return [kind for kind in CATALOGUE["memory"] if _alone(kind)["memory"][0].get("evict") == "drop"]
-
-
-def _above_a_state(kind: str) -> dict[str, Any]:
-    """What falls out of it falls into a state, whose feature map sees convolved keys."""
-    memory = {"kind": kind, "size": 5}
-    return {"position": "rope", "conv": "causal", "feature_map": "hedgehog", "memory": [memory, "state"]}
-
-
-def _field(role: str) -> str:
-    return role.replace(" ", "_")
+__all__ = [
+    "FIELDS",
+    "SHAPES",
+    "SMALL",
+    "Inputs",
+    "around",
+    "built",
+    "coarse",
+    "complete",
+    "every_head",
+    "every_part",
+    "every_spec",
+    "inputs",
+    "once",
+    "pieces",
+    "run",
+    "steady",
+]
 
 
 @functools.cache
@@ -133,108 +76,3 @@ def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
         if resolved.direction == direction:
             heads |= {f"{name}.yaml: {head}": spec for head, spec in resolved.heads.items()}
     return heads
-
-
-def once(law: Callable[..., None]) -> Callable[..., None]:
-    """A law that has held is not asked again of the same head, which may be there by several names; one that has not, is."""
-    return functools.cache(law)
-
-
-def steady(spec: HeadSpec) -> HeadSpec:
-    """The same head with no choice that rounding could turn: a sparse cache keeps pairs at random, whatever they are."""
-    chance = {"keep": Random()}
-    memories = [memory.model_copy(update=chance) if "keep" in type(memory).model_fields else memory for memory in spec.memory]
-    return spec.model_copy(update={"memory": tuple(memories)})
-
-
-def coarse(spec: HeadSpec) -> HeadSpec:
-    """The same head whose windows move on by whole chunks of many tokens, where what is below takes one fall after the other."""
-    if not any("keep" in type(memory).model_fields for memory in spec.memory):
-        return spec
-    chunks = {"shape": "terraced", "size": 128}
-    memories = [memory.model_copy(update=chunks) if "shape" in type(memory).model_fields else memory for memory in spec.memory]
-    return spec.model_copy(update={"memory": tuple(memories)})
-
-
-@dataclass
-class Inputs:
-    """What one call takes; ``cut`` takes some of its columns."""
-
-    hidden: torch.Tensor
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    tokens: Tokens
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.hidden, self.query, self.key, self.value
-
-    def cut(self, columns: slice) -> Inputs:
-        tokens = self.tokens
-        segment = tokens.segment
-        if segment is not None:
-            before = segment[:, columns.start - 1 : columns.start] if columns.start else torch.zeros_like(segment[:, :1])
-            segment = segment[:, columns] - before
-        valid, index = (None if of is None else of[:, columns] for of in (tokens.valid, tokens.index))
-        cut = Tokens(tokens.position[:, columns], segment, valid, index)
-        return Inputs(*(tensor[:, columns] for tensor in self.tensors), cut)
-
-    def to(self, dtype: torch.dtype) -> Inputs:
-        return Inputs(*(tensor.to(dtype) for tensor in self.tensors), self.tokens)
-
-
-def inputs(shape: Shape, batch: int, length: int, *, seed: int = 0, scale: float = 1.0) -> Inputs:
-    """Normal numbers in float64, at positions from 0."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(batch, length, *size, generator=generator, dtype=torch.float64)
-
-    position = torch.arange(length).repeat(batch, 1)
-    return Inputs(
-        normal(shape.hidden_size),
-        normal(shape.heads, shape.head_dim) * scale,
-        normal(shape.key_heads, shape.head_dim) * scale,
-        normal(shape.key_heads, shape.head_dim),
-        Tokens(position),
-    )
-
-
-def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) -> Head:
-    """The head in float64, its parameters near their start but not at it; frozen, as most laws ask for no gradients."""
-    head = Head(spec, shape).double()
-    generator = torch.Generator().manual_seed(seed)
-    for module in head.modules():
-        if hasattr(module, "fill"):
-            module.fill(generator)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter += noise * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return head.requires_grad_(False)
-
-
-def run(head: Head, given: Inputs, state: State | None = None, backend: str = "auto") -> tuple[torch.Tensor, State]:
-    """One call, from an empty state unless another is given. What is mixed for queries and keys is projected as a layer does."""
-    if state is None:
-        state = head.empty_state(given.query.shape[0], given.query.dtype, given.query.device)
-    mixed, before = head.mix(given.hidden, given.tokens, state, backend)
-    query, key = given.query, given.key
-    if mixed is not given.hidden:
-        query, key = (_moved(states, mixed - given.hidden) for states in (query, key))
-    output, after = head(given.hidden, query, key, given.value, given.tokens, state, backend)
-    return output, before | after
-
-
-def _moved(states: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
-    """Queries or keys, as if their projection had seen another hidden state."""
-    wide = states.shape[2] * states.shape[3]
-    generator = torch.Generator().manual_seed(wide)
-    projection = torch.randn(difference.shape[-1], wide, generator=generator, dtype=torch.float64) / difference.shape[-1] ** 0.5
-    return states + (difference @ projection.to(difference.dtype)).view_as(states)
-
-
-def pieces(length: int, bounds: tuple[int, ...]) -> list[slice]:
-    """The slices between these bounds, from 0 to ``length``."""
-    edges = sorted({0, length, *(bound for bound in bounds if 0 < bound < length)})
-    return [slice(start, end) for start, end in pairwise(edges)]

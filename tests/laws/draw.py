@@ -19,6 +19,7 @@ from blocks.catalogue import CATALOGUE
 from blocks.legend import Shape
 from blocks.memories.base import Memory
 from blocks.operation import Kind
+from blocks.registry import Role
 from composer.errors import GraphError, SpecError
 from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
@@ -30,6 +31,8 @@ LEFT_OUT = {"name", "weight", "evict", "scaling", "both_ways"}
 
 def _values(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     """Values of a field, whatever its type."""
+    if roles := [item for item in metadata if isinstance(item, Role)]:
+        return st.one_of([_fields(part) for part in roles[0].values()])
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)

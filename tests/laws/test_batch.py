@@ -2,79 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from tests.laws.cases import SMALL, Inputs, built, every_head, inputs, once, pieces, run
+from composer.laws.batch import assert_documents_apart, assert_padding_unseen, assert_rows_apart
+from tests.laws.cases import SMALL, every_head
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
 SHAPE = SMALL.shape(4)
-
-
-def close(found: torch.Tensor, expected: torch.Tensor, where: str = "here") -> None:
-    scale = max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11 * scale, msg=lambda said: f"{where}: {said}")
-
-
-def packed(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:
-    """One row of several documents."""
-    data, documents = inputs(shape, 1, length), pieces(length, bounds)
-    position = torch.cat([torch.arange(document.stop - document.start) for document in documents])[None]
-    segment = torch.cat([torch.full((d.stop - d.start,), number) for number, d in enumerate(documents)])[None]
-    return replace(data, tokens=Tokens(position, segment)), documents
-
-
-@once
-def assert_documents_apart(
-    spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], splits: tuple[tuple[int, ...], ...]
-) -> None:
-    """However the row is split into calls; and what follows goes on with the last document alone."""
-    head = built(spec, shape)
-    row, documents = packed(shape, length, bounds)
-    following = inputs(shape, 1, 3, seed=9)
-    following = replace(following, tokens=Tokens(following.tokens.position + documents[-1].stop - documents[-1].start))
-    alone, last = [], None
-    for document in documents:
-        own = replace(row.cut(document), tokens=Tokens(row.tokens.position[:, document]))
-        output, last = run(head, own)
-        alone.append(output)
-    goes_on, _ = run(head, following, last)
-    for split in splits:
-        outputs, state = [], None
-        for piece in pieces(length, split):
-            output, state = run(head, row.cut(piece), state)
-            outputs.append(output)
-        together = torch.cat(outputs, dim=1)
-        for document, wanted in zip(documents, alone, strict=True):
-            close(together[:, document], wanted, f"split at {split}, {document}")
-        close(run(head, following, state)[0], goes_on, f"split at {split}, what follows")
-
-
-@once
-def assert_padding_unseen(spec: HeadSpec, shape: Shape, lengths: tuple[int, ...], backend: str) -> None:
-    """Ragged rows, real tokens first, then a second call: each row is as if it had been alone."""
-    head, longest = built(spec, shape), max(lengths)
-    data, more = inputs(shape, len(lengths), longest), inputs(shape, len(lengths), 4, seed=2)
-    count = torch.tensor(lengths)[:, None]
-    ragged = replace(data, tokens=Tokens(data.tokens.position, valid=torch.arange(longest) < count))
-    output, state = run(head, ragged, backend=backend)
-    output_more, _ = run(head, replace(more, tokens=Tokens(more.tokens.position + count)), state, backend)
-    assert output.isfinite().all()
-    for row, length in enumerate(lengths):
-        own = Inputs(*(tensor[row : row + 1] for tensor in data.tensors), Tokens(data.tokens.position[:1]))
-        expected, own_state = run(head, own.cut(slice(0, length)), backend=backend) if length else (None, None)
-        if expected is not None:
-            close(output[row : row + 1, :length], expected)
-        after = Inputs(*(tensor[row : row + 1] for tensor in more.tensors), Tokens(more.tokens.position[:1] + length))
-        close(output_more[row : row + 1], run(head, after, own_state, backend)[0])
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -90,10 +29,7 @@ def test_padding_is_not_seen(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_rows_do_not_see_each_other(name: str) -> None:
-    head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 3, 40)
-    order = torch.tensor([2, 0, 1])
-    shuffled = Inputs(*(tensor[order] for tensor in data.tensors), data.tokens)
-    close(run(head, shuffled)[0], run(head, data)[0][order])
+    assert_rows_apart(HEADS[name], SHAPE)
 
 
 @given(

@@ -9,50 +9,11 @@ from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from tests.laws.cases import SHAPES, SMALL, Inputs, built, every_head, inputs, once, run, steady
+from composer.laws.definition import LENGTH, assert_close_in_float32, assert_same, assert_same_gradients
+from tests.laws.cases import SHAPES, built, every_head, inputs, run, steady
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
-LENGTH = 70
-"""More than a chunk, and many windows."""
-
-
-def gradients(spec: HeadSpec, given_: Inputs, backend: str) -> list[torch.Tensor]:
-    """Of a random functional of the output, by every input and parameter."""
-    head = built(spec, SMALL.shape(4)).requires_grad_()
-    leaves = [tensor.clone().requires_grad_() for tensor in given_.tensors]
-    output, _ = run(head, Inputs(*leaves, given_.tokens), backend=backend)
-    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    (output * weight).sum().backward()
-    wanted = [*leaves, *head.parameters()]
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in wanted]
-
-
-@once
-def assert_same(spec: HeadSpec, shape_name: str, length: int) -> None:
-    shape = SHAPES[shape_name]
-    head, data = built(spec, shape), inputs(shape, 2, length)
-    expected, state = run(head, data, backend="reference")
-    found, fast_state = run(head, data)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-    assert {name: tensor.shape for name, tensor in state.items()} == {name: tensor.shape for name, tensor in fast_state.items()}
-    assert expected.abs().max() > 1e-3, "an output that is always zero proves nothing"
-
-
-@once
-def assert_same_gradients(spec: HeadSpec) -> None:
-    data = inputs(SMALL.shape(4), 2, LENGTH)
-    for found, expected in zip(gradients(spec, data, "torch"), gradients(spec, data, "reference"), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
-
-
-@once
-def assert_close_in_float32(spec: HeadSpec) -> None:
-    shape = SMALL.shape(4)
-    head, data = built(spec, shape), inputs(shape, 2, LENGTH)
-    expected, _ = run(head, data, backend="reference")
-    found, _ = run(head.float(), data.to(torch.float32))
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

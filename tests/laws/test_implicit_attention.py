@@ -9,53 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.legend import Shape
-from blocks.tensors import repeat_heads
 from composer.graph.composition import HeadSpec
-from composer.model.head import Head
-from composer.model.implicit_attention import ImplicitAttention, implicit_attention
-from composer.model.stepwise import HeadCall
-from tests.laws.cases import SMALL, Inputs, built, complete, every_head, inputs, once, run
+from composer.laws.weights import LENGTH, assert_implied, given_to
+from composer.model.implicit_attention import implicit_attention
+from tests.laws.cases import SMALL, built, complete, every_head, inputs
 from tests.laws.draw import random_heads
 
 HEADS = {**every_head(), **every_head("bidirectional")}
-LENGTH = 70
-SAID_APART = {"value_position", "output"}
-"""What becomes of an answer when memories and read have given it."""
-
-
-def given_to(head: Head, data: Inputs) -> HeadCall:
-    """As a layer hands it on; what is mixed for queries and keys is left out, as it is the layer's to project."""
-    return HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
-
-
-@once
-def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
-    head, data = built(spec, shape), inputs(shape, 2, length)
-    found = implicit_attention(head, given_to(head, data), queries, "auto")
-    total = found.total()
-    values = repeat_heads(found.entered, shape.heads)
-    weighed = torch.einsum("bqhs,bshd->bqhd", total, values)
-    if any(memory.brings_values for memory in spec.memory):
-        assert found.brought is not None
-        weighed = weighed + found.brought
-    scale = max(1.0, float(found.answer.abs().max()))
-    torch.testing.assert_close(weighed, found.answer, rtol=0, atol=1e-5 * scale)
-    assert found.error() < 1e-5
-    if not shape.both_ways:
-        for row, query in enumerate(found.queries):
-            assert not total[:, row, :, query + 1 :].any()
-    shares = torch.stack(list(found.shares().values())).sum(0)
-    nothing = total.abs().sum(-1) == 0
-    torch.testing.assert_close(shares, (~nothing).to(shares.dtype), rtol=0, atol=1e-9)
-    assert_it_is_the_heads_answer(spec, head, data, found)
-
-
-def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, found: ImplicitAttention) -> None:
-    if spec.output is not None or spec.value_position is not None or head._mixes:
-        return
-    whole, _ = run(head, data)
-    scale = max(1.0, float(whole.abs().max()))
-    torch.testing.assert_close(found.answer, whole[:, list(found.queries)], rtol=1e-8, atol=1e-9 * scale)
 
 
 @pytest.mark.parametrize("name", HEADS)

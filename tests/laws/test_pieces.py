@@ -2,47 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
-import torch
 
-from composer.graph.composition import HeadSpec
-from composer.graph.pieces import run_in_pieces
-from composer.graph.program import CallContext
-from composer.model.head import anatomy
-from tests.laws.cases import SMALL, built, every_head, inputs, once, run, steady
+from composer.laws.pieces import assert_same
+from tests.laws.cases import every_head, steady
 
 HEADS = every_head()
-SHAPE = SMALL.shape(4)
-LENGTH = 21
-
-
-@once
-def assert_same(spec: HeadSpec, *, documents: bool = False, entering: bool = False, in_place: bool = False) -> None:
-    """In pieces of 8 tokens and in one call, behind 6 others: outputs and state. in_place: the pieces may write over the state."""
-    head, given, before = built(spec, SHAPE), inputs(SHAPE, 2, LENGTH), inputs(SHAPE, 2, 6, seed=1)
-    if documents:
-        position = torch.cat((torch.arange(9), torch.arange(12))).repeat(2, 1)
-        valid = torch.arange(LENGTH) < torch.tensor([[LENGTH], [7]])
-        given.tokens = replace(given.tokens, position=position, segment=(position == 0).cumsum(1), valid=valid)
-    else:
-        given.tokens = replace(given.tokens, position=given.tokens.position + 6)
-    _, state = run(head, before)
-    of_names = {"hidden": given.hidden, "query": given.query, "key": given.key, "value": given.value}
-    context = CallContext(given.tokens, state, (0, 0), in_place=False)
-    own = CallContext(given.tokens, {name: of.clone() for name, of in state.items()} if in_place else state, (0, 0), in_place)
-    further: dict[str, Any] = {"entering": given.value if entering else None}
-    whole, left = head._program(given.value, given.tokens, "auto").run(anatomy(head).parts, of_names, context, **further)
-    with torch.no_grad():
-        program = head._program(given.value, given.tokens, "auto")
-        output, carried = run_in_pieces(program, 8, anatomy(head).parts, of_names, own, **further)
-    real = ... if given.tokens.valid is None else given.tokens.valid
-    torch.testing.assert_close(output[real], whole[real], rtol=1e-9, atol=1e-10)
-    assert carried.keys() == left.keys()
-    for name, tensor in left.items():
-        torch.testing.assert_close(carried[name], tensor, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", HEADS)

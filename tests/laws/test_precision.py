@@ -15,32 +15,14 @@ import torch
 from blocks.catalogue import CATALOGUE
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.model.head import Head, PartModule
-from tests.laws.cases import SMALL, built, coarse, every_head, inputs, once, run, steady
+from composer.laws.precision import LENGTH, assert_errors_do_not_grow, errors
+from composer.model.head import PartModule
+from tests.laws.cases import SMALL, built, coarse, every_head, inputs, steady
 
-LENGTH, EARLY = 4096, slice(0, 64)
-LATE = slice(LENGTH - 1024, LENGTH)
 PAIR = SMALL.shape(2)
 """Two heads that share a key head."""
 HEADS: dict[str, tuple[HeadSpec, Shape]] = {name: (head, PAIR) for name, head in every_head().items()}
 HEADS |= {name: (head, replace(PAIR, both_ways=True)) for name, head in every_head("bidirectional").items()}
-
-
-def errors(head: Head, narrow: Head, shape: Shape) -> tuple[float, float]:
-    """How far off the heads of ``narrow`` are, relative to what they answer: the median over early tokens, and over late ones."""
-    data = inputs(shape, 1, LENGTH).to(torch.bfloat16)
-    with torch.no_grad():
-        found, _ = run(narrow, data)
-        expected, _ = run(head, data.to(torch.float64))
-    wrong = (found.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
-    return wrong[:, EARLY].median().item(), wrong[:, LATE].median().item()
-
-
-@once
-def assert_errors_do_not_grow(spec: HeadSpec, shape: Shape) -> None:
-    head = built(spec, shape)
-    early, late = errors(head, copy.deepcopy(head).bfloat16(), shape)
-    assert late <= 2 * early + 0.005
 
 
 @pytest.mark.parametrize("name", HEADS)

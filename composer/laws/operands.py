@@ -1,9 +1,11 @@
-"""What Triton's interpreter does to the operands of a sum or a product, without what comes to nothing: ``tests.interpreter`` puts
+"""What Triton's interpreter does to the operands of a sum or a product, without what comes to nothing:
+``composer.laws.interpreter`` puts
 this in place, and every result stays the same, to the bit.
 
 Most operands are two tensors of one dtype, or a tensor and a number. Triton casts and widens them before it computes. NumPy widens
 as it computes, so that here only the shape of it is worked out, and a number is made a tensor once. All others go as they went.
 """
+# pyright: basic, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

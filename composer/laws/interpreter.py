@@ -1,0 +1,217 @@
+"""Triton's interpreter in the place of a GPU, for tests of forms that run on Triton: importing this puts it in place.
+
+TRITON_INTERPRET=1 turns it on, before Triton is imported. Kernels run block by block
+in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things are missing of it, and mended:
+
+- a driver, which libraries ask for the device at hand, and autotuners for times (all are the same: they take what comes first);
+- a loop's variable is a number of Python where a compiled kernel has a tensor;
+- the functions of CUDA's mathematical library.
+
+What takes most of its time is done once: the language is put in place for a process, not for each call of a function; a scan
+combines whole rows, not one number with another; what follows from a type is remembered: its shape, and its counterpart in NumPy;
+operands are not cast to what they are (``composer/laws/operands.py``).
+
+Also here: ``nothing_refused``, without which a form that refuses would be tested by the one that answers in its place, and
+``launched``, which says what has answered.
+"""
+# pyright: basic, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import types
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+
+from blocks.kernels import Kernel
+from composer.graph import program
+from composer.laws import operands
+
+assert isinstance(tl.cumsum, interpreter.InterpretedFunction), "Triton was imported before TRITON_INTERPRET was set"
+
+
+class ProcessorDriver(DriverBase):
+    """Says that the processor is the device, and that all kernels take the same time."""
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cpu", 0, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_benchmarker(self) -> Any:
+        return lambda kernel, *, quantiles=None, **options: [1.0 for _ in quantiles or (0.5,)]
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        pass
+
+
+class LoopsOverTensors(interpreter.ASTTransformer):
+    """Begins the body of ``for i in range(…)`` with ``i = i``, which becomes a tensor like anything that is assigned."""
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        asked = node.iter.func if isinstance(node.iter, ast.Call) else None
+        called = asked.id if isinstance(asked, ast.Name) else asked.attr if isinstance(asked, ast.Attribute) else None
+        if called == "range" and isinstance(node.target, ast.Name):
+            name = node.target.id
+            node.body.insert(0, ast.Assign([ast.Name(name, ast.Store())], ast.Name(name, ast.Load())))
+        return self.generic_visit(node)
+
+
+def _elementwise(function: numpy.ufunc) -> Any:
+    """A function of CUDA's library by NumPy's, in float32."""
+
+    def applied(x: Any, _semantic: Any = None) -> Any:
+        numbers = function(x.handle.data.astype(numpy.float32)).astype(numpy.float32)
+        return tl.core.tensor(interpreter.TensorHandle(numbers, tl.float32), x.type)
+
+    return applied
+
+
+LIBRARY = {
+    "exp2": numpy.exp2,
+    "fast_expf": numpy.exp,
+    "fast_log2f": numpy.log2,
+    "fast_logf": numpy.log,
+    "fast_tanhf": numpy.tanh,
+    "log1p": numpy.log1p,
+    "rsqrt": lambda numbers: 1 / numpy.sqrt(numbers),
+    "tanh": numpy.tanh,
+}
+
+
+def _combined_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> list[Any]:
+    """A scan with any function: what stands beside one another on its axis, entry by entry; what stands across it, at once."""
+    found = [numpy.zeros_like(one.handle.data) for one in input]
+    before: tuple[Any, ...] = ()
+    for entry in range(input[0].handle.data.shape[self.axis]):
+        here = (*[slice(None)] * self.axis, entry)
+        row = tuple(self.to_tensor(one.handle.data[here], one.dtype) for one in input)
+        after = self.combine_fn.fn(*before, *row) if entry else row
+        for out, one in zip(found, after if isinstance(after, tuple) else (after,), strict=True):
+            out[here] = one.handle.data.reshape(out[here].shape)
+        before = tuple(self.to_tensor(out[here], one.dtype) for out, one in zip(found, input, strict=True))
+    return [self.to_tensor(out, one.dtype) for out, one in zip(found, input, strict=True)]
+
+
+class _Stays:
+    """Of what has been put in place for as long as the process lives, nothing is taken back."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _stays(_: Any) -> _Stays:
+    return _Stays()
+
+
+def _of_numpy(kind: Any) -> numpy.dtype[Any]:
+    element = kind.scalar
+    return numpy.dtype(numpy.uint64) if element.is_ptr() else _of_element(element)
+
+
+@functools.cache
+def _of_element(kind: Any, known: Any = interpreter._get_np_dtype) -> numpy.dtype[Any]:
+    return known(kind)
+
+
+TYPES: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def _block_type(self: tl.block_type, element_ty: Any, shape: Any, known: Any = tl.block_type.__init__) -> None:
+    """Of the same numbers in the same shape, its fields are the same, too."""
+    named = (element_ty.name, *[getattr(side, "value", side) for side in shape])
+    if named not in TYPES:
+        known(self, element_ty, shape)
+        TYPES[named] = {**vars(self), "sides": _sides(self.shape)}
+    vars(self).update(TYPES[named], element_ty=element_ty)
+
+
+def _sides(shape: Any) -> tuple[Any, Any]:
+    """A tensor's shape and its number of entries, as a kernel sees them."""
+    return tl.tuple([tl.constexpr(side) for side in shape]), tl.constexpr(math.prod(shape))
+
+
+ALONE = _sides(())
+"""Of one number."""
+
+
+def _tensor(self: tl.tensor, handle: Any, type: Any) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = type.sides if type.is_block() else ALONE
+
+
+triton.runtime.driver.set_active(ProcessorDriver())
+interpreter._patch_lang(types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+interpreter._patch_lang = _stays
+interpreter._get_np_dtype = _of_numpy
+tl.block_type.__init__ = _block_type
+tl.tensor.__init__ = _tensor
+interpreter.ScanOps.generic_scan = _combined_row_by_row
+interpreter.FunctionRewriter.ast_transformer = LoopsOverTensors()
+operands.put_in_place()
+for name, function in LIBRARY.items():
+    setattr(libdevice, name, _elementwise(function))
+
+
+@contextmanager
+def nothing_refused() -> Iterator[None]:
+    """Within, a form that refuses what it is given, or that is not there, is an error; that none fits is none."""
+    told = set(program._warned)
+    program._warned.clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", program.FallsBack)
+            warnings.filterwarnings("ignore", ".* was asked for, and no part of a head", program.FallsBack)
+            yield
+    finally:
+        program._warned.clear()
+        program._warned.update(told)
+
+
+@contextmanager
+def launched() -> Iterator[Counter[str]]:
+    """How often each kernel has answered within."""
+    counts, call = Counter[str](), Kernel.__call__
+
+    def counted(kernel: Kernel, *inputs: Any, **options: Any) -> Any:
+        answer = call(kernel, *inputs, **options)
+        counts[kernel.name] += 1
+        return answer
+
+    with patch.object(Kernel, "__call__", counted):
+        yield counts

@@ -1,0 +1,92 @@
+"""Every form on a kernel, fla's or Triton's, is the definition: outputs and gradients, in calls that begin with a state, with heads
+that share keys, of odd lengths, of single tokens, of several documents, and of rows that end early."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
+from typing import NamedTuple
+
+from blocks.flow import Tokens
+from blocks.operation import FLA, TRITON, Setting
+from composer.graph.composition import HeadSpec
+from composer.graph.graph import build_graph
+from composer.graph.lowering import lower
+from composer.graph.matching import matches
+from composer.laws.cases import SMALL, steady
+from composer.laws.kernels import CANCELLED, assert_on_kernels, packed, padded, plain
+
+SHAPE = SMALL.shape(2)
+KERNELS = (FLA, TRITON)
+CallPlace = tuple[bool, bool, bool]
+"""Whether rows have several documents, whether the call has one token, and whether gradients are needed."""
+
+
+class KernelForm(NamedTuple):
+    """A form: its backend, the parts that it computes, its description, and the kinds of these parts."""
+
+    backend: str
+    computes: str
+    says: str
+    kinds: tuple[str, ...]
+
+
+def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadSpec]]:
+    """For each form that runs in one of the heads, the settings in which it does, and a head for each with the fewest other kernels
+    and steps."""
+    least: dict[KernelForm, dict[CallPlace, tuple[int, int, HeadSpec]]] = defaultdict(dict)
+    settings = [(documents, *call) for documents in (False, True) for call in ((False, False), (False, True), (True, False))]
+    for spec, backend, place in product(heads, KERNELS, settings):
+        documents, one_token, gradients = place
+        setting = Setting(documents=documents, one_token=one_token, gradients=gradients)
+        steps = lower(build_graph(spec, SHAPE), backend, setting).steps
+        on_kernels = [step for step in steps if step.form.backend == backend]
+        for step in on_kernels:
+            form = _form(backend, step.form.says, (covered.node.kind for covered in step.covers))
+            size = len(on_kernels), len(steps)
+            if place not in least[form] or least[form][place][:2] > size:
+                least[form][place] = *size, spec
+    return {form: {place: spec for place, (_, _, spec) in places.items()} for form, places in least.items()}
+
+
+def registered_in(heads: Iterable[HeadSpec]) -> set[KernelForm]:
+    """The forms that the parts and patterns of the heads have."""
+    return {form for spec in heads for form in _registered(spec)}
+
+
+def _registered(spec: HeadSpec) -> Iterator[KernelForm]:
+    graph = build_graph(spec, SHAPE)
+    for node in graph.parts:
+        yield from (_form(form.backend, form.says, (node.kind,)) for form in node.operation.forms if form.backend in KERNELS)
+    for pattern, names in matches(graph):
+        kinds = [graph.nodes[name].kind for name in names.values()]
+        parts = {own: part for own, name in names.items() if (part := graph.nodes[name].part) is not None}
+        yield from (_form(form.backend, form.says, kinds) for form in pattern.forms(parts) if form.backend in KERNELS)
+
+
+def _form(backend: str, says: str, kinds: Iterable[str]) -> KernelForm:
+    kinds = tuple(kinds)
+    return KernelForm(backend, ", ".join(kinds), says, kinds)
+
+
+def cases_of(runs: Mapping[KernelForm, Mapping[CallPlace, HeadSpec]]) -> dict[str, tuple[KernelForm, str, CallPlace]]:
+    """The cases of each form: with gradients if it has them, of one token if it is for one alone."""
+    cases = {}
+    for form, places in sorted(runs.items()):
+        for tokens, documents in (("calls", False), ("documents", True), ("padding", False)):
+            possible = [place for place in places if place[0] is documents]
+            if possible:
+                name = f"{tokens}, {form.computes}: {form.says}"
+                cases[name] = form, tokens, max(possible, key=lambda place: (not place[1], place[2]))
+    return cases
+
+
+TOKENS: Mapping[str, Callable[[], Tokens]] = {"calls": plain, "documents": packed, "padding": padded}
+"""A text in several calls, the second of which begins with a state; several documents a row; a row that ends early, in one call."""
+
+
+def assert_is_definition(spec: HeadSpec, form: KernelForm, tokens: str, place: CallPlace) -> None:
+    _, one_token, gradients = place
+    split = (17, 18, 19, 20) if one_token else () if tokens == "padding" else (9, 20)
+    assert_on_kernels(steady(spec), SHAPE, form.backend, TOKENS[tokens](), split=split, gradients=gradients, cancelled=CANCELLED)

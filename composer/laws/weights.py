@@ -1,0 +1,53 @@
+"""A law: the weights that a head's memories imply, applied to the values, give its answer, and its memories' shares of them are 1
+together."""
+
+from __future__ import annotations
+
+import torch
+
+from blocks.legend import Shape
+from blocks.tensors import repeat_heads
+from composer.graph.composition import HeadSpec
+from composer.laws.cases import Inputs, built, inputs, once, run
+from composer.model.head import Head
+from composer.model.implicit_attention import ImplicitAttention, implicit_attention
+from composer.model.stepwise import HeadCall
+
+LENGTH = 70
+SAID_APART = {"value_position", "output"}
+"""What becomes of an answer when memories and read have given it."""
+
+
+def given_to(head: Head, data: Inputs) -> HeadCall:
+    """As a layer hands it on; what is mixed for queries and keys is left out, as it is the layer's to project."""
+    return HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
+
+
+@once
+def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
+    head, data = built(spec, shape), inputs(shape, 2, length)
+    implied = implicit_attention(head, given_to(head, data), queries, "auto")
+    total = implied.total()
+    values = repeat_heads(implied.entered, shape.heads)
+    weighed = torch.einsum("bqhs,bshd->bqhd", total, values)
+    if any(memory.brings_values for memory in spec.memory):
+        assert implied.brought is not None
+        weighed = weighed + implied.brought
+    scale = max(1.0, float(implied.answer.abs().max()))
+    torch.testing.assert_close(weighed, implied.answer, rtol=0, atol=1e-5 * scale)
+    assert implied.error() < 1e-5
+    if not shape.both_ways:
+        for row, query in enumerate(implied.queries):
+            assert not total[:, row, :, query + 1 :].any()
+    shares = torch.stack(list(implied.shares().values())).sum(0)
+    nothing = total.abs().sum(-1) == 0
+    torch.testing.assert_close(shares, (~nothing).to(shares.dtype), rtol=0, atol=1e-9)
+    assert_it_is_the_heads_answer(spec, head, data, implied)
+
+
+def assert_it_is_the_heads_answer(spec: HeadSpec, head: Head, data: Inputs, implied: ImplicitAttention) -> None:
+    if spec.output is not None or spec.value_position is not None or head._mixes:
+        return
+    whole, _ = run(head, data)
+    scale = max(1.0, float(whole.abs().max()))
+    torch.testing.assert_close(implied.answer, whole[:, list(implied.queries)], rtol=1e-8, atol=1e-9 * scale)

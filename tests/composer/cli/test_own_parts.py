@@ -1,0 +1,229 @@
+"""A gate and a memory of another package go through all commands. Where they are missing, one sentence names the package."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+import composer
+from blocks import outside
+from blocks.gates import GATES
+from composer.ablation.cluster import _WithParts
+from composer.benching import memory
+from composer.benching.trial import Trial
+from composer.cli.main import COMMANDS
+from composer.errors import ComposerError, SpecError
+from composer.options import options_of
+from composer.weights.record import read_record
+from tests.composer.cli.conftest import Compose
+from tests.outside import EXAMPLE, GATE, fake_distribution, restored
+
+SPEC = """\
+compose: 1
+name: mine
+head:
+  feature_map: elu
+  memory:
+    - {kind: window, size: 4, weight: learned}
+    - {kind: own_part.strided, size: 4, every: 2}
+    - {kind: state, gate: own_part.between}
+"""
+SLOW = "compose: 1\nname: slow\nhead: {feature_map: elu, memory: [{kind: state, gate: mine.slow}]}\n"
+OWN = ("--parts", "own_part")
+WITHOUT_PARTS = {"tasks"}
+"""Commands that read no spec and no model."""
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    with restored():
+        yield
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A file with a gate, and a spec that names it."""
+    (tmp_path / "slow.yaml").write_text(SLOW, encoding="utf-8")
+    path = tmp_path / "mine.py"
+    path.write_text(GATE, encoding="utf-8")
+    return path
+
+
+def run(compose: Compose, *arguments: Any) -> str:
+    result = compose(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_every_command_takes_parts() -> None:
+    lacking = {command.name for command in COMMANDS if "parts" not in options_of(command.options)}
+    assert lacking == WITHOUT_PARTS
+
+
+def test_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
+    """Check, explain, draw, build, show, save, load, generate, inspect, lock, export and verify."""
+    (tmp_path / "mine.yaml").write_text(SPEC, encoding="utf-8")
+    source = ("mine.yaml", "--from", teacher)
+    assert "window → own_part_strided → state" in run(compose, "check", *source, *OWN)
+    assert "own_part.between" in run(compose, "explain", *source)
+    assert "own_part_strided(query, window_fallen)" in run(compose, "show", *source, "--code")
+    assert "own_part.strided" in run(compose, "draw", *source)
+    assert "slowest" in run(compose, "parts", "own_part.between")
+    assert "own_part.between" in json.dumps(composer.schema())
+    run(compose, "build", *source, "-o", "built")
+    record = read_record(tmp_path / "built")
+    assert record is not None
+    assert {kind: stored.module for kind, stored in record.parts.items()} == {
+        "own_part.between": "own_part.between",
+        "own_part.strided": "own_part.strided",
+    }
+    model = composer.load("built")
+    model.save_pretrained(tmp_path / "saved")
+    saved = read_record(tmp_path / "saved")
+    assert saved is not None
+    assert saved.parts == record.parts
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+    torch.testing.assert_close(composer.load("saved")(ids).logits, model(ids).logits)
+    names = [name for name, _ in model.named_parameters() if "state_gate" in name]
+    assert names[0].endswith("self_attn.composed.head.state_gate.weight")
+    assert run(compose, "generate", "built", "--prompt", "once upon", "--max-new-tokens", "3")
+    composer.inspect("built", text="once upon a time there was a cat and it slept", alone=True)
+    run(compose, "export", "built", "-o", "exported")
+    assert "is what its record says" in run(compose, "verify", "exported")
+    assert "is what its record says" in run(compose, "verify", "built")
+
+
+def test_a_missing_part_of_a_spec(compose: Compose, mine: Path) -> None:
+    """The message has file, line and column, and says what is probably missing."""
+    result = compose("check", "slow.yaml")
+    assert result.exit_code == 2
+    assert 'slow.yaml:3:55  head.memory[0].gate.kind: the part "mine.slow" is not registered. ' in result.output
+    assert "Install the package that has it, probably mine, or name its module or its file with --parts" in result.output
+    assert compose("check", "slow.yaml", "--parts", mine).exit_code == 0
+    close = compose("check", "slow.yaml", "--set", "head.memory.0.gate=mine.slaw")
+    assert 'did you mean "mine.slow"?' in close.output
+
+
+def test_python_functions_take_parts(mine: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is not registered"):
+        composer.load_spec(tmp_path / "slow.yaml")
+    assert composer.load_spec(tmp_path / "slow.yaml", parts=[mine]).name == "slow"
+    assert composer.check(tmp_path / "slow.yaml", parts=mine).ok
+    with pytest.raises(ComposerError, match=r"parts: nothing\.py is no file"):
+        composer.load_spec("lolcats", parts="nothing.py")
+
+
+def test_a_fault_is_one_sentence(compose: Compose, mine: Path) -> None:
+    mine.write_text("import no_such\n", encoding="utf-8")
+    result = compose("check", "slow.yaml", "--parts", "mine.py")
+    assert result.exit_code == 2
+    assert "--parts: the parts of mine.py cannot be registered: " in result.stderr
+    assert "mine.py, line 1: ModuleNotFoundError: No module named 'no_such'" in result.stderr.replace("\n", " ")
+
+
+def test_files_do_not_name_code(compose: Compose, mine: Path, tmp_path: Path) -> None:
+    """A spec has no key that would import a file beside it, and a record's parts are not imported."""
+    (tmp_path / "slow.yaml").write_text(f"parts: [mine.py]\n{SLOW}", encoding="utf-8")
+    result = compose("check", "slow.yaml")
+    assert result.exit_code == 2
+    assert 'unknown key "parts"' in result.output
+    assert not GATES.outside
+
+
+@pytest.fixture
+def built(compose: Compose, mine: Path, teacher: Path, tmp_path: Path) -> Path:
+    """A model whose gate is of a file, built in a registry of its own."""
+    with restored():
+        run(compose, "build", "slow.yaml", "--from", teacher, "-o", "built", "--parts", mine)
+        run(compose, "lock", "slow.yaml", "--from", teacher, "-o", "slow.lock.yaml")
+    return tmp_path / "built"
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "generate", "export", "inspect", "draw", "check"])
+def test_a_folder_whose_file_is_missing(compose: Compose, built: Path, command: str) -> None:
+    more = {"generate": ("--prompt", "once"), "export": ("-o", "exported")}.get(command, ())
+    result = compose(command, "built", *more)
+    assert result.exit_code == 2
+    text = " ".join(result.output.split())
+    assert 'has heads with the part "mine.slow" of mine.py, SHA-256 ' in text
+    assert "which is not registered: name that file with --parts" in text
+
+
+def test_a_folder_whose_package_is_missing(compose: Compose, built: Path) -> None:
+    record = json.loads((built / "composition.json").read_text(encoding="utf-8"))
+    record["parts"]["mine.slow"] = {"module": "mine", "package": "my-gates", "version": "1.2"}
+    (built / "composition.json").write_text(json.dumps(record), encoding="utf-8")
+    result = compose("generate", "built", "--prompt", "once")
+    assert result.exit_code == 2
+    expected = 'the part "mine.slow" of my-gates 1.2, which is not installed here: pip install my-gates==1.2'
+    assert expected in " ".join(result.output.split())
+
+
+def test_a_changed_file_is_noted(compose: Compose, built: Path, mine: Path) -> None:
+    mine.write_text(f"{GATE}\n# another line\n", encoding="utf-8")
+    result = compose("generate", "built", "--prompt", "once", "--max-new-tokens", "1", "--parts", mine)
+    assert result.exit_code == 0
+    assert 'the part "mine.slow" is of mine.py, SHA-256 ' in " ".join(result.output.split())
+
+
+def test_a_lock_holds_its_parts(compose: Compose, built: Path, mine: Path, teacher: Path) -> None:
+    with restored():
+        assert "name that file with --parts" in " ".join(compose("build", "slow.lock.yaml", "-o", "again").output.split())
+    with restored():
+        run(compose, "build", "slow.lock.yaml", "-o", "again", "--parts", mine)
+    mine.write_text(f"{GATE}\n# another line\n", encoding="utf-8")
+    result = compose("build", "slow.lock.yaml", "-o", "third", "--parts", mine)
+    assert result.exit_code == 2
+    assert "is locked with other parts" in " ".join(result.output.split())
+
+
+def test_another_process_sees_installed_parts(tmp_path: Path, built: Path, mine: Path) -> None:
+    """``from_pretrained`` of transformers in a new process, with the part in an installed package."""
+    record = tmp_path / "site"
+    record.mkdir()
+    fake_distribution(record, "faked-gates", "faked", GATE)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2]); import composer; from transformers import AutoModelForCausalLM; "
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1]); "
+        "print(type(model.config.resolved().heads['head'].memory[0].gate).__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, built, record], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "faked", done.stderr
+
+
+def test_processes_get_the_files(compose: Compose, built: Path, mine: Path) -> None:
+    """The bench's process loads the model, and a step on its way to a cluster registers the file before it is read."""
+    with restored():
+        composer.load(built, parts=mine)
+        step: Any = GATES["mine.slow"]()
+        sent = pickle.dumps(_WithParts(step))
+        named = outside.named_parts()
+    assert not GATES.outside
+    assert pickle.loads(sent).step == GATES["mine.slow"]()
+    trial = Trial(prefill=(4,), decode=(), batches=(1,), repeats=1, steps=1, seed=0, vocabulary=11, device="cpu")
+    asked = {"folder": str(built), "dtype": "float32", "backend": "auto", "threads": 1, "parts": named}
+    with restored(), redirect_stdout(io.StringIO()) as output:
+        memory.main({**asked, "trial": trial.model_dump()})
+    assert output.getvalue().startswith('["prefill", 4, 1,')
+
+
+def test_the_command_of_typer_has_the_option() -> None:
+    """On the command line it may be repeated."""
+    from composer.cli.main import app
+
+    command: Any = typer.main.get_command(app)
+    (option,) = (entry for entry in command.commands["build"].params if entry.name == "parts")
+    assert option.opts == ["--parts"]
+    assert option.multiple

@@ -1,0 +1,63 @@
+"""The example package's tests, and laws for its parts, run by the plugin, also for a part that breaks one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.outside import EXAMPLE, GATE
+
+README = EXAMPLE / "README.md"
+BROKEN = GATE.replace("-self.rate)", "-self.rate) * (inputs.shape[1] > 1)")
+"""A gate that forgets nothing in a call of one token."""
+
+
+def laws(folder: Path, *arguments: str) -> str:
+    """The output of pytest in a folder, where it has to succeed or to fail a test."""
+    command = [sys.executable, "-m", "pytest", "-p", "composer.laws.plugin", "-p", "no:cacheprovider", "-p", "no:randomly", "-v"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(EXAMPLE), str(EXAMPLE.parents[1]))), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1, 2, 4), done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_example_passes() -> None:
+    """With the options of its own pyproject.toml."""
+    output = laws(EXAMPLE, "-k", "test_own_part or test_kernel or uneven or rows")
+    assert " failed" not in output
+    for place in (
+        "tests/test_own_part.py::test_queries_see_the_last_multiples PASSED",
+        "test_kernel[calls, own_part.strided: each query against the pairs that it sees, in one pass] PASSED",
+        "test_law[gate: own_part.between-a text in calls is the whole, uneven] PASSED",
+        "test_law[memory: own_part.strided above a state-rows stay apart] PASSED",
+    ):
+        assert place in output
+
+
+def test_a_part_that_breaks_a_law(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN, encoding="utf-8")
+    output = laws(tmp_path, "--composer-parts", "mine.py", "-k", "calls or rows")
+    assert "test_law[gate: mine.slow-a text in calls is the whole, one by one] FAILED" in output
+    assert "test_law[gate: mine.slow-rows stay apart] PASSED" in output
+
+
+def test_parts_that_cannot_be_registered(tmp_path: Path) -> None:
+    assert "--composer-parts: there is no module `no_such_package` here" in laws(tmp_path, "--composer-parts", "no_such_package")
+
+
+def test_the_readme_is_short_and_names_every_file() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    files = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".yaml", ".toml")]
+    assert len(files) >= 7
+    missing = [path.name for path in files if str(path.relative_to(EXAMPLE)) not in text]
+    assert not missing
+
+
+@pytest.mark.parametrize("word", ["attention_composer.parts", "--composer-parts own_part"])
+def test_its_project_file(word: str) -> None:
+    assert word in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
