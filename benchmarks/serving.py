@@ -1,0 +1,122 @@
+"""Throughput of a student under vLLM, beside its teacher under vLLM and its own ``generate``, in one run, and bytes a request.
+
+    .venv-vllm/bin/python benchmarks/serving.py STUDENT TEACHER [--prompt 512] [--new 128] [--requests 32] [--repeats 3]
+
+It needs the environment of ``make serve-test``. Each figure is the best of all repeats, after one that is not counted, in a process
+of its own with one thread. Tokens a second are of new tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from composer.devices import device_name
+
+ONE_BY_ONE = 4
+"""Requests that ``generate`` writes one by one; the rest would take as long each."""
+
+
+def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, float]:
+    """Tokens a second under vLLM, and what a request holds in its cache at its end."""
+    from vllm import LLM, SamplingParams  # pyright: ignore
+
+    longest = options.prompt + options.new
+    engine: Any = LLM(
+        model, dtype=options.dtype, enforce_eager=True, max_model_len=longest, max_num_seqs=options.requests,
+        enable_prefix_caching=False, skip_tokenizer_init=True, disable_log_stats=True,
+    )  # fmt: skip
+    greedy = SamplingParams(temperature=0, max_tokens=options.new, ignore_eos=True, detokenize=False)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    seconds = [_timed(lambda: engine.generate(inputs, greedy, use_tqdm=False)) for _ in range(options.repeats + 1)]
+    return {"tokens a second": len(prompts) * options.new / min(seconds[1:])}
+
+
+def by_generate(model: str, prompts: list[list[int]], options: argparse.Namespace, *, rows: int) -> dict[str, float]:
+    """Tokens a second by ``generate``, so many rows at once, and bytes of the cache of a row."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    import composer  # noqa: F401  its models are among transformers' own then
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, options.dtype)).eval()
+    ids = torch.tensor(prompts)
+    fixed = {"max_new_tokens": options.new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    batches = ids.split(rows) if rows > 1 else ids[:ONE_BY_ONE].split(1)
+    fixed["return_dict_in_generate"] = True
+    cache: Any = None
+
+    def once() -> None:
+        nonlocal cache
+        for batch in batches:
+            cache = loaded.generate(batch, **fixed).past_key_values
+
+    with torch.no_grad():
+        seconds = [_timed(once) for _ in range(options.repeats + 1)]
+    held = cache.bytes() if hasattr(cache, "bytes") else sum(2 * layer.keys.nbytes for layer in cache.layers)
+    new = sum(len(batch) for batch in batches) * options.new
+    return {"tokens a second": new / min(seconds[1:]), "bytes a request": held / len(batches[-1])}
+
+
+def _timed(run: Any) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure, in processes of their own, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("student")
+    parser.add_argument("teacher")
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--only", choices=list(CASES))
+    options = parser.parse_args()
+    if options.only is not None:
+        import torch
+
+        vocabulary = json.loads(Path(options.student, "config.json").read_text())["vocab_size"]
+        drawn = torch.randint(3, vocabulary, (options.requests, options.prompt), generator=torch.Generator().manual_seed(0))
+        print("FIGURES", json.dumps(CASES[options.only](options, drawn.tolist())))
+        return
+    fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    of_vllm = {
+        "ENABLE_V1_MULTIPROCESSING": "0",
+        "CPU_KVCACHE_SPACE": "4",
+        "LOGGING_LEVEL": "ERROR",
+        "ALLOW_LONG_MAX_MODEL_LEN": "1",
+    }
+    environment = os.environ | fixed | {f"VLLM_{name}": str(value) for name, value in of_vllm.items()}
+    print(
+        f"{options.requests} requests of {options.prompt} + {options.new} tokens, {options.dtype}, one thread, {device_name('cpu')}"
+    )
+    for name in CASES:
+        command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        line = next((line for line in done.stdout.splitlines() if line.startswith("FIGURES ")), None)
+        if line is None:
+            sys.exit(done.stderr[-2000:])
+        figures = json.loads(line.removeprefix("FIGURES "))
+        print(f"{name:32}", *(f"{value:14,.0f} {unit}" for unit, value in figures.items()), flush=True)
+
+
+CASES: dict[str, Any] = {
+    "student under vLLM": lambda options, prompts: by_vllm(options.student, prompts, options),
+    "teacher under vLLM": lambda options, prompts: by_vllm(options.teacher, prompts, options),
+    "student, generate, one batch": lambda options, prompts: by_generate(options.student, prompts, options, rows=options.requests),
+    "student, generate, one by one": lambda options, prompts: by_generate(options.student, prompts, options, rows=1),
+    "teacher, generate, one by one": lambda options, prompts: by_generate(options.teacher, prompts, options, rows=1),
+}
+
+if __name__ == "__main__":
+    main()
