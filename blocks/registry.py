@@ -71,8 +71,8 @@ class Role(Mapping[str, type[Part]]):
         choices = {kind: handler.generate_schema(part) for kind, part in self.items()}
         if len(choices) == 1:
             (schema,) = choices.values()
-        else:
-            schema = core_schema.tagged_union_schema(choices, "kind", strict=False, from_attributes=True)
+            return core_schema.no_info_before_validator_function(bare, schema)
+        schema = core_schema.tagged_union_schema(choices, "kind", strict=False, from_attributes=True)
         return core_schema.no_info_before_validator_function(self._complete, schema)
 
     def _complete(self, value: Any) -> Any:

@@ -176,7 +176,7 @@ class ComposedAttention(nn.Module):
         if not call.state:
             call.state = self._empty_state(hidden)
         inputs: list[Tensor] = []
-        if self.composed.mixes_inputs:
+        if self.composed._mixes:
             how = call.state, passed.backend, call.in_place
             inputs, call.carried = self.composed.mix(hidden, passed.tokens, *how)
         given = {**options, "attention_mask": None, "composed": call}
@@ -198,7 +198,7 @@ class ComposedAttention(nn.Module):
     @property
     def mixes_inputs(self) -> bool:
         """Whether a head mixes the hidden states that queries and keys are projected from."""
-        return self.composed.mixes_inputs
+        return self.composed._mixes
 
     def _empty_state(self, hidden: Tensor) -> State:
         return self.composed.empty_state(hidden.shape[0], _projected_dtype(hidden), hidden.device)

@@ -58,25 +58,8 @@ class ComposedHeads(nn.Module):
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads
-        self.mixes_inputs = any(head._mixes for head in self._heads())
+        self._mixes = any(head._mixes for head in self._heads())
         """Whether a head mixes the hidden states before queries and keys are projected from them."""
-
-    def groups(self) -> Iterator[tuple[str, Head]]:
-        """Each group's name and its heads, in the order of the layer."""
-        return zip(self._names, self._heads(), strict=True)
-
-    def without(self, groups: Container[str]) -> ComposedHeads:
-        """The same modules without these groups."""
-        rest = copy.copy(self)
-        rest._groups = tuple(group for group in self._groups if group.head not in groups)
-        rest._names = {name: parts for name, parts in self._names.items() if name not in groups}
-        rest._modules = {name: self._modules[name] for name in rest._names}
-        return rest
-
-    def slots(self, group: str) -> dict[str, Slot]:
-        """The tensors that a group hands from call to call, for one batch row, by their names in the layer's state."""
-        head = cast("Head", self._modules[group])
-        return {self._names[group][part]: slot for part, slot in anatomy(head).graph.slots.items()}
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:
         """For each group, the hidden states that its queries and keys are projected from, mixed or as they are; and new states."""
@@ -148,3 +131,23 @@ class ComposedHeads(nn.Module):
         """A head's state, by its names in the layer's state."""
         names = self._names[name]
         return {names[part]: tensor for part, tensor in own.items()}
+
+
+def groups_of(heads: ComposedHeads) -> Iterator[tuple[str, Head]]:
+    """Each group's name and its heads, in the order of the layer. A function, as heads may be called like any method."""
+    return zip(heads._names, heads._heads(), strict=True)
+
+
+def without_groups(heads: ComposedHeads, groups: Container[str]) -> ComposedHeads:
+    """The same modules without these groups."""
+    rest = copy.copy(heads)
+    rest._groups = tuple(group for group in heads._groups if group.head not in groups)
+    rest._names = {name: parts for name, parts in heads._names.items() if name not in groups}
+    rest._modules = {name: heads._modules[name] for name in rest._names}
+    return rest
+
+
+def group_slots(heads: ComposedHeads, group: str) -> dict[str, Slot]:
+    """The tensors that a group hands from call to call, for one batch row, by their names in the layer's state."""
+    graph = anatomy(cast("Head", heads._modules[group])).graph
+    return {heads._names[group][part]: slot for part, slot in graph.slots.items()}

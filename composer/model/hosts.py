@@ -83,7 +83,7 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
             turnings[layer_type] = HostTurning(rotary, host, layer_type)
         _check(base, index, facts, resolved)
         heads = ComposedHeads(resolved, index, facts, turnings.get(layer_type) if facts.turns else None)
-        if heads.mixes_inputs and not hasattr(attention, "q_proj"):
+        if heads._mixes and not hasattr(attention, "q_proj"):
             raise BuildError(
                 f"layer {index} of {_host(base)} projects queries, keys and values at once, so nothing can mix what "
                 "queries and keys alone are projected from: remove `mix_input`, or say `feeds: inputs` there"
@@ -91,7 +91,7 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
         attention.__class__ = composed_class(host)
         attention.config = _with_interface(attention.config, INTERFACE)
         attention.layer, attention.facts, attention.composed = index, facts, heads
-        if heads.mixes_inputs:
+        if heads._mixes:
             attention.hook_projections()  # before anything is compiled, which no hook can be set in
 
 

@@ -217,13 +217,13 @@ def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str
     """The tensors gathered from all processes, on the CPU. for_first: the other processes get none."""
     if count() == 1:
         return dict(tensors)
-    tensors = {}
+    gathered = {}
     for name, tensor in tensors.items():
         detached = tensor.detach()
         full = detached.full_tensor() if isinstance(detached, DTensor) else detached
         if is_first() or not for_first:
-            tensors[name] = full.cpu()
-    return tensors
+            gathered[name] = full.cpu()
+    return gathered
 
 
 def meet(seconds: float) -> bool:

@@ -13,6 +13,7 @@ from composer.errors import SourceError
 from composer.exporting.folder import read_export
 from composer.model.classes import class_of, configuration_for
 from composer.model.head import anatomy
+from composer.model.heads import groups_of
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.parameters import graphs_of
@@ -71,7 +72,7 @@ def _load_export(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:
 
 def _check_rotations(model: ComposedForCausalLM) -> None:
     for name, attention in attentions(model):
-        for _, head in cast("Any", attention.composed).groups():
+        for _, head in groups_of(attention.composed):
             if any(memory.turn.by_call for _, memory in anatomy(head).graph.memories):
                 raise ValueError(
                     f"{name} turns queries and keys by the longest text of a call (rope_type dynamic or longrope), and a step of "

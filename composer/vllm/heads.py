@@ -14,7 +14,7 @@ from blocks.memories.base import Memory
 from blocks.part import Slot, State
 from composer.model.attention import ComposedAttention
 from composer.model.head import Anatomy, Head, anatomy
-from composer.model.heads import ComposedHeads
+from composer.model.heads import ComposedHeads, group_slots, groups_of, without_groups
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.vllm.pages import Pages
@@ -45,7 +45,7 @@ class PlainSoftmax:
 
 def softmax_groups(heads: ComposedHeads) -> Iterator[tuple[str, Head, Memory]]:
     """The groups of a layer that are plain softmax, with their memories."""
-    for name, head in heads.groups():
+    for name, head in groups_of(heads):
         memory = anatomy(head).graph.softmax
         if memory is not None:
             yield name, head, memory
@@ -54,7 +54,7 @@ def softmax_groups(heads: ComposedHeads) -> Iterator[tuple[str, Head, Memory]]:
 def slots_of(heads: ComposedHeads) -> dict[str, Slot]:
     """The tensors that a layer keeps for each request in its page."""
     plain = {name for name, _, _ in softmax_groups(heads)}
-    return {full: slot for name, _ in heads.groups() if name not in plain for full, slot in heads.slots(name).items()}
+    return {full: slot for name, _ in groups_of(heads) if name not in plain for full, slot in group_slots(heads, name).items()}
 
 
 class ServedHeads(nn.Module):
@@ -64,9 +64,9 @@ class ServedHeads(nn.Module):
         """name: of the layer, as the step's pages have it. softmax: the groups that the engine computes."""
         super().__init__()
         self.name, self.heads, self.softmax, self.current = name, heads, softmax, current
-        self.stateful = heads.without(softmax) if softmax else heads
+        self.stateful = without_groups(heads, softmax) if softmax else heads
         """The groups with states."""
-        self.mixes_inputs = heads.mixes_inputs
+        self._mixes = heads._mixes
         self.pages: Pages | None = None
         """The engine's memory of the layer's states; None before it has any."""
 
@@ -85,7 +85,7 @@ class ServedHeads(nn.Module):
             return self.stateful.mix(inputs[0], own_tokens, own, backend, in_place=True)
 
         mixed = iter(self._over_calls(run, [hidden]))
-        return [hidden if name in self.softmax else next(mixed) for name, _ in self.heads.groups()], {}
+        return [hidden if name in self.softmax else next(mixed) for name, _ in groups_of(self.heads)], {}
 
     def forward(
         self,
@@ -112,7 +112,7 @@ class ServedHeads(nn.Module):
         own_sinks = sinks
         if not self.softmax:
             return self._over_calls(run, [hidden, query, key, value])[0], {}
-        names = [name for name, _ in self.heads.groups()]
+        names = [name for name, _ in groups_of(self.heads)]
         groups = dict(zip(names, zip(*map(self.split, (query, key, value)), strict=True), strict=True))
         output = {name: plain(tokens, *groups[name]) for name, plain in self.softmax.items()}
         if rest := [name for name in names if name not in output]:

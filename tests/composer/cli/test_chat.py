@@ -74,7 +74,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr("builtins.input", read)
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
         monkeypatch.setattr(Chat, "say", say)
-        names = ("system", "temperature", "top_p", "seed", "device", "backend", "graph")
+        names = ("system", "temperature", "top_p", "seed", "device", "backend", "graph", "parts")
         left_out = dict.fromkeys(names)
         chat.chat.callback(model=str(chatty), max_new_tokens="4", **left_out)
         return asked

@@ -144,10 +144,10 @@ def test_the_origin_in_a_record_may_be_any_path(
         result = compose("verify", "student", "--json")
     (check,) = [one for one in json.loads(result.stdout)["checks"] if (one["what"], one["subject"]) == ("contents", linked)]
     assert check["outcome"] == "unknown"
-    assert "the source's file" in check["detail"]
+    assert "no longer the file that was linked" in check["detail"]
 
 
-def test_an_origin_of_other_weights_is_not_read_to_its_end(compose: Compose, originals: Path) -> None:
+def test_an_origin_is_not_read(compose: Compose, originals: Path) -> None:
     shutil.copytree(originals / "student", "student")
     with Path("large").open("wb") as stream:
         stream.truncate(2**42)
@@ -157,8 +157,8 @@ def test_an_origin_of_other_weights_is_not_read_to_its_end(compose: Compose, ori
     Path("student/composition.json").write_text(json.dumps(record))
     with no_waiting():
         result = compose("verify", "student")
-    assert result.exit_code == 1
-    assert "differs from large" in " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    assert "1 could not be checked" in " ".join(result.stdout.split())
 
 
 def test_a_tokenizer_has_a_bounded_size(compose: Compose, originals: Path) -> None:
