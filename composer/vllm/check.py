@@ -102,7 +102,8 @@ def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator
 def _generated(model: ComposedForCausalLM, text: list[int]) -> Written:
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     more = {"output_logits": True, "return_dict_in_generate": True}
-    answer: Any = model.generate(torch.tensor([text]), **options, **more)
+    ids = torch.tensor([text])
+    answer: Any = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **more)  # else tokens 0 would be padding
     tokens = answer.sequences[0, len(text) :].tolist()
     likely = torch.cat(answer.logits).float().log_softmax(-1)
     best = likely.topk(2).values

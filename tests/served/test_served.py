@@ -181,8 +181,8 @@ def post(address: str, path: str, **body: Any) -> Any:
 def test_two_hundred_requests_and_one_that_is_aborted(server: tuple[str, Path]) -> None:
     address, folder = server
     tokenizer, model = AutoTokenizer.from_pretrained(folder), composer.load(folder)
-    ids = tokenizer(STORY * 12)["input_ids"]
-    prompts = [ids[number : number + 1 + number * 37 % 90] for number in range(200)]
+    story = tokenizer(STORY * 12)["input_ids"]
+    prompts = [story[number : number + 1 + number * 37 % 90] for number in range(200)]
 
     def ask(number: int) -> list[int]:
         if number == ABORTED:
@@ -198,7 +198,8 @@ def test_two_hundred_requests_and_one_that_is_aborted(server: tuple[str, Path]) 
     wanted = []
     for number in set(range(0, 200, 4)) - {ABORTED}:
         with torch.no_grad():
-            wanted.append(model.generate(torch.tensor([prompts[number]]), **options)[0, len(prompts[number]) :].tolist())
+            ids = torch.tensor([prompts[number]])
+            wanted.append(model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist())
         assert written[number] == wanted[-1], number
     assert len(set(map(tuple, wanted))) > len(wanted) / 2, "texts differ, so that another's would show"
 
