@@ -218,9 +218,11 @@ class ComposedFolders(VerifyAndUpdateConfig):
     @staticmethod
     def verify_and_update_model_config(model_config: ModelConfig) -> None:
         """vLLM takes a model for one with states by its class, unless its configuration says that all layers are softmax: here the
-        spec decides."""
+        spec decides. A window in the configuration would be that of every layer without one of its own; each layer has its own.
+        """
         config = model_config.hf_config
         check_servable(config)
+        model_config.hf_text_config.sliding_window = None
         config.layer_types = None if keeps_states(config) else ["full_attention"] * config.get_text_config().num_hidden_layers
 
     @staticmethod
