@@ -100,11 +100,12 @@ class StateBackend(AttentionBackend):
 class LayerStates(nn.Module, MambaBase):
     """The states of one layer in vLLM's cache: a page of bytes for each request, which is one state to vLLM."""
 
-    def __init__(self, heads: ServedHeads, fields: tuple[Field, ...], vllm_config: VllmConfig) -> None:
+    def __init__(self, heads: ServedHeads, fields: tuple[Field, ...], page: int, vllm_config: VllmConfig) -> None:
+        """page: bytes of a page, the same in all layers."""
         super().__init__()
         self._heads = [heads]
         """In a list, so that it is no module of this one."""
-        self.fields, self.page = fields, 0
+        self.fields, self.page = fields, page
         self.kv_cache: tuple[Tensor, ...] = ()
         layers = vllm_config.compilation_config.static_forward_context
         if heads.name in layers:
@@ -137,21 +138,16 @@ class ServedModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        _check_engine(vllm_config)
         model_config = vllm_config.model_config
         model = load_for_serving(Path(model_config.model), model_config.dtype)
         self.composed = model.to(vllm_config.device_config.device)
         self.current = CurrentStep()
         layers = serve_heads(self.composed, partial(_softmax, vllm_config), self.current)
-        states: list[LayerStates] = []
-        for served in layers:
-            fields, size = layout(slots_of(served.heads), model_config.dtype, model_config.max_model_len)
-            if fields:
-                states.append(LayerStates(served, fields, vllm_config))
-                states[-1].page = size
-        self.states = nn.ModuleList(states)
-        for layer in states:
-            layer.page = max(other.page for other in states)
+        layouts = [layout(slots_of(served.heads), model_config.dtype, model_config.max_model_len) for served in layers]
+        page = max(size for _, size in layouts)
+        self.states = nn.ModuleList(
+            LayerStates(served, fields, page, vllm_config) for served, (fields, _) in zip(layers, layouts, strict=True) if fields
+        )
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
