@@ -1,9 +1,11 @@
 """Throughput of a student under vLLM, beside its teacher under vLLM and its own ``generate``, in one run, and bytes a request.
 
-    .venv-vllm/bin/python benchmarks/serving.py STUDENT TEACHER [--prompt 512] [--new 128] [--requests 32] [--repeats 3]
+    .venv-vllm/bin/python benchmarks/serving.py STUDENT TEACHER [--prompt 512] [--new 128] [--requests 32] [--mixed] [--repeats 3]
 
 It needs the environment of ``make serve-test``. Each figure is the best of all repeats, after one that is not counted, in a process
-of its own with one thread. Tokens a second are of new tokens.
+of its own with one thread. Tokens a second are of new tokens and of the processor's time, which other work on the machine changes
+little. With ``--mixed`` the prompts have from half of ``--prompt`` to one and a half times as many tokens, and one batch of
+``generate`` is padded to the longest. Peak memory is of the whole process; vLLM takes 4 GiB for its cache at once.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -27,7 +30,7 @@ def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -
     """Tokens a second under vLLM, and what a request holds in its cache at its end."""
     from vllm import LLM, SamplingParams  # pyright: ignore
 
-    longest = options.prompt + options.new
+    longest = max(map(len, prompts)) + options.new
     engine: Any = LLM(
         model, dtype=options.dtype, enforce_eager=True, max_model_len=longest, max_num_seqs=options.requests,
         enable_prefix_caching=False, skip_tokenizer_init=True, disable_log_stats=True,
@@ -35,7 +38,18 @@ def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -
     greedy = SamplingParams(temperature=0, max_tokens=options.new, ignore_eos=True, detokenize=False)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     seconds = [_timed(lambda: engine.generate(inputs, greedy, use_tqdm=False)) for _ in range(options.repeats + 1)]
-    return {"tokens a second": len(prompts) * options.new / min(seconds[1:])}
+    config = engine.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
+    held = sum(_bytes_of(group, options.prompt + options.new) for group in config.kv_cache_groups)
+    return {"tokens a second": len(prompts) * options.new / min(seconds[1:]), "bytes a request": held}
+
+
+def _bytes_of(group: Any, length: int) -> int:
+    """What a request of so many tokens takes of the cache of these layers: blocks of attention, or one page of states."""
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    spec = group.kv_cache_spec
+    blocks = 1 if isinstance(spec, MambaSpec) else -(-length // spec.block_size)
+    return blocks * spec.page_size_bytes * len(group.layer_names)
 
 
 def by_generate(model: str, prompts: list[list[int]], options: argparse.Namespace, *, rows: int) -> dict[str, float]:
@@ -46,28 +60,31 @@ def by_generate(model: str, prompts: list[list[int]], options: argparse.Namespac
     import composer  # noqa: F401  its models are among transformers' own then
 
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, options.dtype)).eval()
-    ids = torch.tensor(prompts)
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     fixed = {"max_new_tokens": options.new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    batches = ids.split(rows) if rows > 1 else ids[:ONE_BY_ONE].split(1)
+    single = [(torch.tensor([prompt]), torch.ones(1, len(prompt), dtype=torch.long)) for prompt in prompts[:ONE_BY_ONE]]
+    batches = single if rows == 1 else list(zip(ids.split(rows), mask.split(rows), strict=True))
     fixed["return_dict_in_generate"] = True
     cache: Any = None
 
     def once() -> None:
         nonlocal cache
-        for batch in batches:
-            cache = loaded.generate(batch, **fixed).past_key_values
+        for batch, attention_mask in batches:
+            cache = loaded.generate(batch, attention_mask=attention_mask, **fixed).past_key_values
 
     with torch.no_grad():
         seconds = [_timed(once) for _ in range(options.repeats + 1)]
     held = cache.bytes() if hasattr(cache, "bytes") else sum(2 * layer.keys.nbytes for layer in cache.layers)
-    new = sum(len(batch) for batch in batches) * options.new
-    return {"tokens a second": new / min(seconds[1:]), "bytes a request": held / len(batches[-1])}
+    new = sum(len(batch) for batch, _ in batches) * options.new
+    return {"tokens a second": new / min(seconds[1:]), "bytes a request": held / len(batches[-1][0])}
 
 
 def _timed(run: Any) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     run()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def main() -> None:
@@ -79,15 +96,22 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--only", choices=list(CASES))
+    parser.add_argument("--only", choices=list(CASES), help="one of the cases alone")
     options = parser.parse_args()
     if options.only is not None:
         import torch
 
         vocabulary = json.loads(Path(options.student, "config.json").read_text())["vocab_size"]
-        drawn = torch.randint(3, vocabulary, (options.requests, options.prompt), generator=torch.Generator().manual_seed(0))
-        print("FIGURES", json.dumps(CASES[options.only](options, drawn.tolist())))
+        generator = torch.Generator().manual_seed(0)
+        half = options.prompt // 2 if options.mixed else 0
+        lengths = torch.linspace(options.prompt - half, options.prompt + half, options.requests).long()
+        lengths = lengths[torch.randperm(options.requests, generator=generator)].tolist()
+        prompts = [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+        figures = CASES[options.only](options, prompts)
+        figures["MiB at its peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print("FIGURES", json.dumps(figures))
         return
     fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     of_vllm = {
@@ -97,9 +121,8 @@ def main() -> None:
         "ALLOW_LONG_MAX_MODEL_LEN": "1",
     }
     environment = os.environ | fixed | {f"VLLM_{name}": str(value) for name, value in of_vllm.items()}
-    print(
-        f"{options.requests} requests of {options.prompt} + {options.new} tokens, {options.dtype}, one thread, {device_name('cpu')}"
-    )
+    lengths = f"{'about ' if options.mixed else ''}{options.prompt} + {options.new}"
+    print(f"{options.requests} requests of {lengths} tokens, {options.dtype}, one thread, {device_name('cpu')}")
     for name in CASES:
         command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -115,6 +138,7 @@ CASES: dict[str, Any] = {
     "teacher under vLLM": lambda options, prompts: by_vllm(options.teacher, prompts, options),
     "student, generate, one batch": lambda options, prompts: by_generate(options.student, prompts, options, rows=options.requests),
     "student, generate, one by one": lambda options, prompts: by_generate(options.student, prompts, options, rows=1),
+    "teacher, generate, one batch": lambda options, prompts: by_generate(options.teacher, prompts, options, rows=options.requests),
     "teacher, generate, one by one": lambda options, prompts: by_generate(options.teacher, prompts, options, rows=1),
 }
 

@@ -132,9 +132,10 @@ class ServedHeads(nn.Module):
         assert step is not None, "the model has set it"
         pages, memory, lines = step.pages.get(self.name), self.pages, []
         for call in step.calls:
-            state = self.stateful.empty_state(len(call.rows), inputs[-1].dtype, inputs[-1].device)
-            if pages is not None and memory is not None:
-                state = memory.read(call, pages, state)
+            if call.all_new or pages is None or memory is None:
+                state = self.stateful.empty_state(len(call.rows), inputs[-1].dtype, inputs[-1].device)
+            else:
+                state = memory.read(call, pages)
             outputs, new = run(call.tokens, [call.take(line) for line in inputs], state)
             if pages is not None and memory is not None:
                 memory.write(call, pages, new)

@@ -62,23 +62,21 @@ class Pages:
             for each in fields
         }
 
-    def read(self, call: EngineCall, pages: Tensor, empty: State) -> State:
-        """The states of a call's requests, copied. pages: of all requests of the step. empty: those before the first token.
+    def read(self, call: EngineCall, pages: Tensor) -> State:
+        """The states of a call's requests, copied. pages: of all requests of the step.
 
-        A page is handed on as its last request left it, so a request that begins has ``empty``.
+        A page is handed on as its last request left it, so a request that begins has the fields' ``empty``.
         """
-        if call.all_new:
-            return empty
-        at, state = pages[call.rows], dict(empty)
+        at, state = pages[call.rows], {}
         for each in self.fields:
             view = self._views[each.name]
+            # ``index_select`` copies whole rows: several times as fast as ``view[at]`` on a CPU.
             if each.grows:
-                rows = view[at, : call.most_seen]
-                has_token = torch.arange(call.most_seen, device=at.device) < call.seen[:, None]
-                state[each.name] = rows.masked_fill(~_over(has_token, rows), each.empty)
-                continue
-            states = view[at].view(-1, *each.shape)
-            state[each.name] = states if call.is_new is None else states.where(~_over(call.is_new, states), empty[each.name])
+                states = view[:, : call.most_seen].index_select(0, at)
+                is_empty = torch.arange(call.most_seen, device=at.device) >= call.seen[:, None]
+            else:
+                states, is_empty = view.index_select(0, at).view(-1, *each.shape), call.is_new
+            state[each.name] = states if is_empty is None else states.masked_fill_(_over(is_empty, states), each.empty)
         return state
 
     def write(self, call: EngineCall, pages: Tensor, state: State) -> None:
@@ -90,7 +88,7 @@ class Pages:
                 continue
             view = self._views[each.name]
             if not each.grows:
-                view[at] = new.view(-1, *view.shape[1:]).to(each.dtype)
+                view.index_copy_(0, at, new.reshape(-1, *view.shape[1:]).to(each.dtype))
                 continue
             earlier = 0 if call.all_new else call.most_seen
             entry = torch.arange(new.shape[1], device=at.device).expand(len(at), -1)
