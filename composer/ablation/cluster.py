@@ -105,10 +105,10 @@ def _registered(parts: Sequence[str]) -> _WithParts:
 
 
 def _run_sent(sent: _WithParts, folder: Path, here: Path) -> Figures:
-    return run_there(sent.step, folder, here)
+    return run_on_machine(sent.step, folder, here)
 
 
-def run_there(step: AblationStep, folder: Path, here: Path) -> Figures:
+def run_on_machine(step: AblationStep, folder: Path, here: Path) -> Figures:
     """Runs a step on a machine of the cluster. here: the folder that relative paths of the request start from."""
     if not (folder / MARK).is_file() or not here.is_dir():
         missing = here if (folder / MARK).is_file() else folder

@@ -133,7 +133,7 @@ class _Pool:
 
     def start(self, step: AblationStep, folder: Path) -> None:
         with _interrupts_held():
-            self._waiting[self._executor.submit(_run_there, step, folder)] = step
+            self._waiting[self._executor.submit(_run_in_process, step, folder)] = step
 
     def ended(self) -> tuple[AblationStep, Figures]:
         done = next(iter(wait(self._waiting, return_when=FIRST_COMPLETED).done))
@@ -166,7 +166,7 @@ def _interrupts_held() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _run_there(step: AblationStep, folder: Path) -> Figures:
+def _run_in_process(step: AblationStep, folder: Path) -> Figures:
     suppress_warning(folder)  # the process that started this one has printed the warning
     return run_step(step, folder)
 

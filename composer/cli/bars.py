@@ -47,7 +47,7 @@ def watching(
         yield line
     else:
         with bars(*columns, stay=stay) as show:
-            yield lambda *told, **more: show(bar(*told, **more))
+            yield lambda *arguments, **more: show(bar(*arguments, **more))
 
 
 def training_steps(*, quiet: bool, visible: bool = True) -> AbstractContextManager[Callable[[StepProgress], None] | None]:

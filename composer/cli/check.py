@@ -37,8 +37,10 @@ def without_source(report: CheckReport, error: ComposerError) -> CheckReport:
     return report.model_copy(
         update={
             "answers": tuple(
-                one.model_copy(update={"ok": False, "says": "", "hash": None, "mistakes": (*one.mistakes, *mistakes_of(error))})
-                for one in report.answers
+                answer.model_copy(
+                    update={"ok": False, "says": "", "hash": None, "mistakes": (*answer.mistakes, *mistakes_of(error))}
+                )
+                for answer in report.answers
             )
         }
     )

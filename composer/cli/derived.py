@@ -51,10 +51,10 @@ def command(
 
         def callback(**values: Any) -> None:
             # An option that was left out is None here, and has its default from the class.
-            given = {key: values[key] for key, entry in fields.items() if values[key] is not None or entry.command_default is None}
+            kwargs = {key: values[key] for key, entry in fields.items() if values[key] is not None or entry.command_default is None}
             on_screen = Screen(**{key: values[key] for key in shown})
             made: Any = options
-            run(made(**given), on_screen)
+            run(made(**kwargs), on_screen)
 
         parameters = [_parameter(key, entry) for key, entry in (fields | shown).items()]
         callback.__name__ = name or run.__name__

@@ -12,13 +12,13 @@ from composer.spec.places import dotted
 
 @command(DiffOptions, "as_json")
 def diff(options: DiffOptions, screen: Screen) -> None:
-    found = specs.run_diff(options)
+    report = specs.run_diff(options)
     if screen.as_json:
-        rows = [row.model_dump(mode="json") | {"path": dotted(row.path)} for row in found.differences]
-        print_json({"specs": found.specs, "same": found.same, "hashes": found.hashes, "differences": rows})
+        rows = [row.model_dump(mode="json") | {"path": dotted(row.path)} for row in report.differences]
+        print_json({"specs": report.specs, "same": report.same, "hashes": report.hashes, "differences": rows})
         return
-    if rows := found.rows():
-        heading(found.title)
+    if rows := report.rows():
+        heading(report.title)
         print_table(rows)
-    for line in (*found.summary(), *([] if options.draw is None else [f"Picture: {shown(options.draw)}"])):
+    for line in (*report.summary(), *([] if options.draw is None else [f"Picture: {shown(options.draw)}"])):
         say(line)

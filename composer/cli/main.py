@@ -92,7 +92,7 @@ def _escape_refusal(error: Any) -> None:
 def _say_where_sources_stand(error: Any) -> None:
     """Extends the message about a surplus argument, which may have been meant as the source."""
     words, context = getattr(error, "message", ""), getattr(error, "ctx", None)
-    options = () if context is None else [said for one in context.command.params for said in one.opts]
+    options = () if context is None else [option for parameter in context.command.params for option in parameter.opts]
     if "unexpected extra argument" in words and "--from" in options:
         error.message = f"{words}. A source stands behind --from."
 
@@ -107,8 +107,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         say(f"compose {composer.__version__}")
         raise typer.Exit
 

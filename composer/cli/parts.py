@@ -38,5 +38,5 @@ def _print_part(part: PartFacts) -> None:
     print_table([(paragraph,) for paragraph in part.description.split("\n\n")])
     print_table([("equation", part.equation), ("source", part.source)])
     for field in part.fields:
-        say(f"\n  {field.name}: {field.said}")
+        say(f"\n  {field.name}: {field.default_text}")
         print_table([(field.type,), *([(field.description,)] if field.description else [])], indent=6)

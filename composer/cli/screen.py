@@ -181,7 +181,7 @@ def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> No
 
 
 @contextmanager
-def one_voice(*, as_json: bool = False) -> Iterator[bool]:
+def process_group(*, as_json: bool = False) -> Iterator[bool]:
     """Makes the processes that torchrun has started a group; gives whether this is the one that prints.
 
     An error of all is printed by the first alone, and no other exits before it has: torchrun ends all as soon as one exits.

@@ -39,7 +39,7 @@ class PrintOptions(CodeOptions):
         if not self.code and (self.backend != AUTO or self.device != "cpu" or self.dtype):
             raise ComposerError("--backend, --device and --dtype choose what runs: they need --code")
         if self.spec is None:
-            if any(getattr(self, name) != one.default for name, one in options_of(type(self)).items()):
+            if any(getattr(self, name) != entry.default for name, entry in options_of(type(self)).items()):
                 raise ComposerError("no spec is named: name the spec to show; `compose show` alone lists the shipped specs")
         elif self.out is not None and (self.source is not None or self.fresh or not self.expanded):
             raise ComposerError("--out writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
@@ -55,20 +55,20 @@ def show(options: PrintOptions, screen: Screen) -> None:
         _print(names, "\n".join(names), as_json=as_json)
     elif options.code:
         listing = specs.run_code(converted(options, CodeOptions))
-        _print([one.model_dump(mode="json") for one in listing.heads], listing.text, as_json=as_json)
+        _print([head.model_dump(mode="json") for head in listing.heads], listing.text, as_json=as_json)
     elif not options.expanded:
-        one = specs.run_show(converted(options, ShowOptions))
-        _print(_document(one), one.yaml, as_json=as_json)
+        shown_spec = specs.run_show(converted(options, ShowOptions))
+        _print(_document(shown_spec), shown_spec.yaml, as_json=as_json)
     elif options.out is not None:
         files = _write(spec, expand(spec, options.overrides), options.out)
         _print(files, "\n".join(files), as_json=as_json)
     else:
         variants = {
-            name: specs.run_show(converted(options, ShowOptions, spec=one, overrides=()))
-            for name, one in expand(spec, options.overrides).items()
+            name: specs.run_show(converted(options, ShowOptions, spec=variant, overrides=()))
+            for name, variant in expand(spec, options.overrides).items()
         }
-        text = "---\n".join(one.yaml if one.hash else f"# {one.name}\n{one.yaml}" for one in variants.values())
-        _print({name: _document(one) for name, one in variants.items()}, text, as_json=as_json)
+        text = "---\n".join(variant.yaml if variant.hash else f"# {variant.name}\n{variant.yaml}" for variant in variants.values())
+        _print({name: _document(variant) for name, variant in variants.items()}, text, as_json=as_json)
 
 
 def _print(document: Any, text: str, *, as_json: bool) -> None:
@@ -78,8 +78,8 @@ def _print(document: Any, text: str, *, as_json: bool) -> None:
         print_document(text.removesuffix("\n"))
 
 
-def _document(found: ShownSpec) -> dict[str, Any]:
-    return found.document | ({"hash": found.hash} if found.hash else {})
+def _document(shown_spec: ShownSpec) -> dict[str, Any]:
+    return shown_spec.document | ({"hash": shown_spec.hash} if shown_spec.hash else {})
 
 
 def _write(sweep: str, variants: Mapping[str, Spec], folder: Path) -> list[str]:

@@ -21,7 +21,7 @@ SCORED = {
 def tasks(options: TasksOptions, screen: Screen) -> None:
     report = catalogue.run_known_tasks(options)
     if screen.as_json:
-        print_json([one.model_dump(mode="json") for one in report.tasks])
+        print_json([task.model_dump(mode="json") for task in report.tasks])
     elif options.name is None:
         (table,) = report.view().tables
         print_table(table.rows, headers=table.headers)

@@ -82,10 +82,10 @@ class Chat:
         """
         if not isinstance(text, str) or not is_text(text):
             raise ComposerError(f"a turn is a text, and this is {brief(text)}; pass one text that can be encoded in UTF-8")
-        asked = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": text}]
         device = str(self._model.device)
         with room_for(f"on {device}", "Begin a new conversation, or use a smaller model."), silent_transformers("error"):
-            tokens = prompt_tokens(self._tokenizer, asked, self._name)["input_ids"].to(device)
+            tokens = prompt_tokens(self._tokenizer, messages, self._name)["input_ids"].to(device)
             ids = tokens[0].tolist()
             most = self._room_for_answer(len(ids))
             cache, known = self._take_cache(ids)
@@ -110,18 +110,18 @@ class Chat:
                     )
             except KeyboardInterrupt:
                 if writer.text:
-                    self.messages = [*asked, {"role": "assistant", "content": writer.text}]
+                    self.messages = [*messages, {"role": "assistant", "content": writer.text}]
                 raise
         seconds = time.perf_counter() - began
         every = answer.sequences[0].tolist()
         written = every[len(ids) :]
-        said = self._tokenizer.decode(written, skip_special_tokens=True)
-        self.messages = [*asked, {"role": "assistant", "content": said}]
+        reply = self._tokenizer.decode(written, skip_special_tokens=True)
+        self.messages = [*messages, {"role": "assistant", "content": reply}]
         cache = getattr(answer, "past_key_values", None)
         if cache is not None and cache.get_seq_length() == len(every) - 1:  # the last token is written, and not read
             self._cache, self._seen = cache, every[:-1]
         return Reply(
-            text=said,
+            text=reply,
             tokens=len(ids),
             read_tokens=len(ids) - known,
             new_tokens=len(written),

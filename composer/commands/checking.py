@@ -36,31 +36,31 @@ class SpecCheck(Closed):
 
 
 def answers_on(
-    said: SpecLike,
+    spec: SpecLike,
     size: Dimensions | None,
     overrides: Overrides = (),
     rotations: Mapping[int, LengthRotation] = MappingProxyType({}),
 ) -> Iterator[SpecCheck]:
     """The check of a spec, or of each variant of a sweep. size: of the source; None where there is none. overrides: of each.
     rotations: the source's layers whose rotary frequencies depend on the length of the text so far."""
-    named = str(said) if isinstance(said, str | File) else None
+    named = str(spec) if isinstance(spec, str | File) else None
     try:
-        vary, specs = variants_of(said, overrides)
+        vary, specs = variants_of(spec, overrides)
     except SpecError as error:
         yield _wrong(named or "the spec", error)
         return
-    label = named or str(said.name if isinstance(said, Spec) else cast("Mapping[str, object]", said)["name"])
-    for variant, one in specs.items():
+    label = named or str(spec.name if isinstance(spec, Spec) else cast("Mapping[str, object]", spec)["name"])
+    for variant, variant_spec in specs.items():
         source = label if variant is None else f"{label}{SEPARATOR}{variant}"
         try:
-            target = target_of(said, one) if size is None else None
-            resolved = _resolved(one, target.size if target else size)
+            target = target_of(spec, variant_spec) if size is None else None
+            resolved = _resolved(variant_spec, target.size if target else size)
         except SpecError as error:
             if variant is not None and vary is not None:
                 error = together([(variant, error)], vary, told_apart=True)
             yield _wrong(source, error)
             continue
-        says, hashed = _heads_in_words(one, resolved), resolved.hash if resolved else None
+        says, hashed = _heads_in_words(variant_spec, resolved), resolved.hash if resolved else None
         notes = notes_on_rotations(resolved, target.rotations if target else rotations) if resolved else ()
         yield SpecCheck(spec=source, ok=True, says=says, hash=hashed, mistakes=(), notes=notes)
 
@@ -71,8 +71,8 @@ def _wrong(name: str, error: SpecError) -> SpecCheck:
 
 def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
     """The spec on its source or its own trunk, or None where it has neither. Raises SpecError with every mistake."""
-    if found := problems(spec, size):
-        raise SpecError(*(mistake for error in found for mistake in locate(error, spec).mistakes))
+    if errors := problems(spec, size):
+        raise SpecError(*(mistake for error in errors for mistake in locate(error, spec).mistakes))
     try:
         return resolve(spec, size) if size is not None or spec.trunk is not None else None
     except GraphError as error:
@@ -81,9 +81,9 @@ def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
 
 def _heads_in_words(spec: Spec, resolved: Resolved | None) -> str:
     """The flow of each head, of a `head`, too, where rules give all layers of the source others."""
-    said = {str(path[-1]): _flow(head) for path, head in heads_with_paths(spec)}
-    absent = set(said) - set(said if resolved is None else resolved.heads)
-    return "; ".join(f"{name}: {flow}" + " (in no layer)" * (name in absent) for name, flow in said.items())
+    flows = {str(path[-1]): _flow(head) for path, head in heads_with_paths(spec)}
+    absent = set(flows) - set(flows if resolved is None else resolved.heads)
+    return "; ".join(f"{name}: {flow}" + " (in no layer)" * (name in absent) for name, flow in flows.items())
 
 
 def _flow(head: HeadSpec) -> str:

@@ -66,10 +66,10 @@ def run_draw(options: DrawOptions) -> Picture:
         subject = on_source(load_spec(cast("SpecLike", options.spec), options.overrides), options.source, options.revision)
     elif options.source is not None or options.overrides or options.revision is not None:
         raise BuildError("a model is drawn as it is: leave its source, overrides and revision out, or name its spec instead")
-    drawn = picture(subject.resolved, on=subject.on, sequence=options.sequence, dtype=options.dtype or subject.dtype)
+    drawing = picture(subject.resolved, on=subject.on, sequence=options.sequence, dtype=options.dtype or subject.dtype)
     if options.out is not None:
-        _write(drawn, options.out, force=options.force)
-    return drawn
+        _write(drawing, options.out, force=options.force)
+    return drawing
 
 
 draw = function_of(DrawOptions, run_draw)
@@ -78,10 +78,10 @@ draw = function_of(DrawOptions, run_draw)
 def draw_beside(specs: Sequence[Spec], source: Reference | None, revision: str | None, out: str | Path, *, force: bool) -> Picture:
     """Two specs beside each other, what differs marked, written to a file. Raises ComposerError."""
     check_file(out, force=force)
-    one, other = (on_source(spec, source, revision) for spec in specs)
-    found = beside(one.resolved, other.resolved, on=one.on, dtype=one.dtype)
-    _write(found, Path(out), force=force)
-    return found
+    first, second = (on_source(spec, source, revision) for spec in specs)
+    drawing = beside(first.resolved, second.resolved, on=first.on, dtype=first.dtype)
+    _write(drawing, Path(out), force=force)
+    return drawing
 
 
 def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
@@ -95,10 +95,10 @@ def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
         raise ComposerError(_taken(out))
 
 
-def _write(found: Picture, out: Path, *, force: bool) -> None:
+def _write(drawing: Picture, out: Path, *, force: bool) -> None:
     with failing_as(ComposerError, f"{out} cannot be written"):
         try:
-            write_whole(out, found.svg, replace=force)
+            write_whole(out, drawing.svg, replace=force)
         except FileExistsError:
             raise ComposerError(_taken(out)) from None
 

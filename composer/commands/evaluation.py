@@ -55,16 +55,16 @@ class EvaluateOptions(ScoringOptions, WithParts):
 @in_words
 def run_evaluate(options: EvaluateOptions) -> EvaluationReport:
     tasks = options.tasks
-    asked = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
+    task_names = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
     with progress_callback(options.progress, bar_of, "text", "bar", "count", "left") as watch:
         scoring = converted(options, EvaluationOptions, watch=watch)
-        if read_tasks(asked, scoring):  # report mistakes before imports that take seconds
+        if read_tasks(task_names, scoring):  # report mistakes before imports that take seconds
             read_lengths(options.lengths)
         open_models(options.models, EvaluationError, options.dtype)
         with silent_transformers("error"):
             from composer.evaluation.runner import evaluate as run
 
-            return run(options.models, asked, options.lengths, scoring)
+            return run(options.models, task_names, options.lengths, scoring)
 
 
 evaluate = function_of(EvaluateOptions, run_evaluate)

@@ -29,7 +29,7 @@ class FieldFacts(Closed):
     description: str
 
     @property
-    def said(self) -> str:
+    def default_text(self) -> str:
         """The default in words."""
         if self.required:
             return "(required)"
@@ -49,15 +49,15 @@ def field_facts(name: str, field: FieldInfo, words: str | None = None) -> FieldF
 
 def table_of(fields: Sequence[FieldFacts]) -> tuple[Table, ...]:
     """A row a field; no table where there is none."""
-    rows = tuple((field.name, field.said, field.type, field.description) for field in fields)
+    rows = tuple((field.name, field.default_text, field.type, field.description) for field in fields)
     return (Table("", ("field", "default", "type", ""), rows),) if rows else ()
 
 
 def _value(default: Any) -> Any:
     """A default as a spec would say it."""
     if isinstance(default, Part):
-        said = default.model_dump(mode="json", exclude_defaults=True)
-        return {"kind": default.kind, **said} if said else default.kind
+        options = default.model_dump(mode="json", exclude_defaults=True)
+        return {"kind": default.kind, **options} if options else default.kind
     if isinstance(default, Path):
         return str(default)
     return list(default) if isinstance(default, tuple) else default
@@ -68,26 +68,26 @@ def _words(annotation: Any, limits: Iterable[Any] = ()) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     limits = tuple(limits)
     if parts := parts_of(limits):
-        said = " | ".join(word for part in parts for word in kind_words(part))
+        words = " | ".join(word for part in parts for word in kind_words(part))
     elif origin is Annotated:
-        said = _words(arguments[0], arguments[1:])
+        words = _words(arguments[0], arguments[1:])
     elif origin in (Union, UnionType):
-        said = " | ".join(dict.fromkeys(_words(member) for member in arguments if member is not type(None)))
+        words = " | ".join(dict.fromkeys(_words(member) for member in arguments if member is not type(None)))
     elif origin is Literal:
-        said = " | ".join(map(str, arguments))
+        words = " | ".join(map(str, arguments))
     elif origin is tuple:
-        said = f"a list of {_words(arguments[0])}"
+        words = f"a list of {_words(arguments[0])}"
     elif is_model(annotation):
-        said = " | ".join(kind_words(annotation)) or "a mapping"
+        words = " | ".join(kind_words(annotation)) or "a mapping"
     else:
-        said = _TYPES.get(annotation, getattr(annotation, "__name__", str(annotation)))  # parts from outside have any types
-    return said + _bounds(limits)
+        words = _TYPES.get(annotation, getattr(annotation, "__name__", str(annotation)))  # parts from outside have any types
+    return words + _bounds(limits)
 
 
 def _bounds(limits: Iterable[Any]) -> str:
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    said = [f"{signs[name]} {bound:g}" for name, bound in bounds(limits).items()]
-    return f" {', '.join(said)}" if said else ""
+    terms = [f"{signs[name]} {bound:g}" for name, bound in bounds(limits).items()]
+    return f" {', '.join(terms)}" if terms else ""
 
 
 def plain(text: str) -> str:

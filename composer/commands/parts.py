@@ -28,8 +28,8 @@ class PartFacts(Readable, Closed):
     fields: tuple[FieldFacts, ...]
 
     def view(self) -> View:
-        said = (self.description, f"{self.equation}    ({self.source})")
-        return View(f"{self.kind} ({self.role})", table_of(self.fields), said)
+        lines = (self.description, f"{self.equation}    ({self.source})")
+        return View(f"{self.kind} ({self.role})", table_of(self.fields), lines)
 
 
 class PartsReport(Readable, Closed):
@@ -83,11 +83,11 @@ def _chosen(name: str | None) -> list[type[Part]]:
     if name is None:
         return every
     wanted = name.replace("_", " ")
-    found = [part for part in every if part.role == wanted or part.model_fields["kind"].default == name]
-    if not found:
+    matching = [part for part in every if part.role == wanted or part.model_fields["kind"].default == name]
+    if not matching:
         known = sorted({*CATALOGUE, *(kind for kinds in CATALOGUE.values() for kind in kinds)})
         raise ComposerError(f"there is no part or role {brief(name)}{near_and_all(name, known, 'parts')}")
-    return found
+    return matching
 
 
 def _gates(part: type[Part]) -> str:

@@ -121,7 +121,9 @@ class CheckReport(Readable, Closed):
         """A row for each spec without a mistake."""
         hashes = [answer.hash for answer in self.answers if answer.ok]
         return tuple(
-            ("ok", one.spec, *([short_hashes(one.hash or "")] if any(hashes) else []), one.says) for one in self.answers if one.ok
+            ("ok", answer.spec, *([short_hashes(answer.hash or "")] if any(hashes) else []), answer.says)
+            for answer in self.answers
+            if answer.ok
         )
 
     def summary(self) -> tuple[str, ...]:
@@ -235,21 +237,23 @@ def run_diff(options: DiffOptions) -> SpecDifferences:
     if source is None:
         for spec in specs:
             _check(spec)
-        found = differences_of_specs(*specs)
+        differences = differences_of_specs(*specs)
         hashes = [resolve_spec(spec, None).hash for spec in specs] if all(spec.trunk for spec in specs) else None
     else:
         size = dimensions(describe_model(source, options.revision).trunk)
         resolved = [resolve_spec(spec, size) for spec in specs]
-        found, hashes = differences_on_source(*resolved), [one.hash for one in resolved]
+        differences, hashes = differences_on_source(*resolved), [resolved_spec.hash for resolved_spec in resolved]
     if options.draw is not None:
         draw_beside(specs, source, options.revision, options.draw, force=options.force)
-    asked = (options.first, options.second)
-    names = [str(one) if isinstance(one, str | Path) else spec.name for one, spec in zip(asked, specs, strict=True)]
+    arguments = (options.first, options.second)
+    names = [
+        str(spec_like) if isinstance(spec_like, str | Path) else spec.name for spec_like, spec in zip(arguments, specs, strict=True)
+    ]
     return SpecDifferences(
         specs=(names[0], " ".join((names[1], *(f"--set {setting}" for setting in each(options.overrides))))),
         on=source,
         hashes=None if hashes is None else (hashes[0], hashes[1]),
-        differences=tuple(found),
+        differences=tuple(differences),
     )
 
 

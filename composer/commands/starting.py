@@ -142,8 +142,8 @@ def _like(like: str, path: Path) -> str:
 
 def _moved(line: str, origin: Path, path: Path) -> str:
     """A line that extends a file beside the other spec, as seen from the new one."""
-    found = re.match(r"^extends:\s*([^\s#]+)", line)
-    if found is None:
+    match = re.match(r"^extends:\s*([^\s#]+)", line)
+    if match is None:
         return line
-    base = origin.parent / found[1].strip("'\"")
-    return line.replace(found[1], os.path.relpath(base, path.parent), 1) if base.is_file() else line
+    base = origin.parent / match[1].strip("'\"")
+    return line.replace(match[1], os.path.relpath(base, path.parent), 1) if base.is_file() else line

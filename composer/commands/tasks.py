@@ -34,7 +34,7 @@ class TasksReport(Readable, Closed):
     def view(self) -> View:
         if len(self.tasks) == 1:
             return self.tasks[0].view()
-        rows = tuple((one.name, one.scored, ", ".join(option.name for option in one.options)) for one in self.tasks)
+        rows = tuple((task.name, task.scored, ", ".join(option.name for option in task.options)) for task in self.tasks)
         return View("", (Table("", ("task", "scored by", "options"), rows),))
 
 

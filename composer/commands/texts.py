@@ -137,8 +137,8 @@ def run_generate(options: GenerateOptions) -> Generated:
 
             cache = load_cache(state, loaded, owner)
         if options.chat:
-            asked = [*first_messages(options.system), {"role": "user", "content": prompt}]
-            tokens = prompt_tokens(tokenizer, asked, model).to(device)
+            messages = [*first_messages(options.system), {"role": "user", "content": prompt}]
+            tokens = prompt_tokens(tokenizer, messages, model).to(device)
         else:
             tokens = tokenizer(prompt, return_tensors="pt", add_special_tokens=cache is None).to(device)
             _note_template(tokenizer, prompt, model)

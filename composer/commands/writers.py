@@ -64,7 +64,7 @@ def no_room(model: Any, tokens: int) -> ComposerError:
     spec, kind = model.config.resolved(), dtype_name(model.dtype)
     cost = explain_resolved(spec, sequence=tokens, dtype=kind)
     sizes = {(memory.name or memory.kind, memory.room) for head in spec.heads.values() for memory in head.memory}
-    name, largest = max(sizes, key=lambda one: one[1])
+    name, largest = max(sizes, key=lambda item: item[1])
     remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
     if any(group.state_grows for group in cost.groups) or not remedies:
         remedies.append("give it a shorter prompt, or ask for fewer tokens")

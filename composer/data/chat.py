@@ -70,7 +70,9 @@ def _starts(
         )
     except (TemplateError, ValueError) as error:
         raise DataError(f"the chat template refuses these messages: {error}") from error
-    return [Rendered(one.text, tuple((start, end) for start, end in one.answers if start < end)) for one in rendered]
+    return [
+        Rendered(rendering.text, tuple((start, end) for start, end in rendering.answers if start < end)) for rendering in rendered
+    ]
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -82,8 +84,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     after = text.rpartition(PROBE)[2].lstrip()
     controls = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
-    found = max((content for content in controls if content.strip() and after.startswith(content)), key=len, default=None)
-    return None if found is None else controls[found]
+    control = max((content for content in controls if content.strip() and after.startswith(content)), key=len, default=None)
+    return None if control is None else controls[control]
 
 
 def ends_of(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -135,8 +137,8 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
             f"{len(messages):,} messages of {size:,} characters are too many, as every turn of the assistant is rendered with all "
             "those before it: split the conversation"
         )
-    asked = [conversation.prompt] if has_markers else numbers
-    starts = [(len(messages), False), *((number, True) for number in asked if number)]
+    prompted_turns = [conversation.prompt] if has_markers else numbers
+    starts = [(len(messages), False), *((number, True) for number in prompted_turns if number)]
     starts += [(number + 1, False) for number in numbers if number + 1 < len(messages) and not has_markers]
     try:
         rendered = _starts(tokenizer, messages, starts, **options)
@@ -146,17 +148,17 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
         if filled == messages:
             raise
         messages, rendered = filled, _starts(tokenizer, filled, starts, **options)
-    found = dict(zip(starts, rendered, strict=True))
+    by_start = dict(zip(starts, rendered, strict=True))
     whole = rendered[0]
 
     def begin_of(number: int, text: str) -> int:
-        return _begin(text, messages, number, found[number, True].text, tokenizer, options) if number else 0
+        return _begin(text, messages, number, by_start[number, True].text, tokenizer, options) if number else 0
 
     if has_markers:
         return [_marked(whole, begin_of(conversation.prompt, whole.text))]
     texts = []
     for number in numbers:
-        text = found[number + 1, False].text
+        text = by_start[number + 1, False].text
         texts.append(Rendered(text, ((begin_of(number, text), len(text)),)))
     spans = tuple(span for text in texts for span in text.answers)
     bounds = [bound for span in spans for bound in span]
@@ -177,20 +179,20 @@ def _begin(
     text: str,
     messages: list[dict[str, Any]],
     number: int,
-    asked: str,
+    prompt: str,
     tokenizer: PreTrainedTokenizerBase,
     options: dict[str, Any],
 ) -> int:
     """The character of a text at which the message of this number begins: where the model starts to write.
 
-    asked: the messages before it, with the prompt for the assistant's turn.
+    prompt: the messages before it, with the prompt for the assistant's turn.
 
     A template may begin the assistant's turn otherwise when it asks for it, such as with ``<think>``. Then the turn begins where
     the two texts part, as in TRL. It may also end every conversation with the same words. Raises DataError where the template
     changes the messages before the turn.
     """
-    if text.startswith(asked):
-        return len(asked)
+    if text.startswith(prompt):
+        return len(prompt)
     before = render(tokenizer, messages[:number], **options).text
     begin = _shared(before, text)
     if begin + _shared(before[::-1], text[::-1]) < len(before):
@@ -199,7 +201,7 @@ def _begin(
             "message cannot be found. Mark it in the template with {% generation %} and {% endgeneration %}, or use columns "
             "prompt+completion of text"
         )
-    return max(begin, _shared(asked, text))
+    return max(begin, _shared(prompt, text))
 
 
 def _shared(first: str, second: str) -> int:

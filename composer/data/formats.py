@@ -78,25 +78,25 @@ def drafts(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedToke
 
 def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
     """Return the form of a record. Raises DataError where the columns have no known form, or not the form in the options."""
-    found = list(record.fields)
+    fields = list(record.fields)
     if options.column is not None:
         if options.format not in (None, "text", "messages"):
             raise DataError(
                 f"column={options.column}: a column of text or of messages is for format=text or format=messages, not "
                 f"{options.format}; leave one of them out"
             )
-        if options.column not in found:
+        if options.column not in fields:
             raise DataError(_columns(record, (options.column,), f'no column "{options.column}"'))
         return options.format or "text"
     if options.format is not None:
         ways = [names for form, names in COLUMNS if form == options.format]
-        missing = [next((name for name in names if name not in found), None) for names in ways]
+        missing = [next((name for name in names if name not in fields), None) for names in ways]
         if None not in missing:
             wanted = [name for names in ways for name in names]
             raise DataError(_columns(record, wanted, f'no column "{missing[0]}" for format={options.format}'))
         return options.format
-    filled = [name for name in found if record.fields[name] is not None]  # a file of several forms has all their columns
-    for columns in (filled, found):
+    filled = [name for name in fields if record.fields[name] is not None]  # a file of several forms has all their columns
+    for columns in (filled, fields):
         for form, names in COLUMNS:
             if set(names) <= set(columns):
                 return form
@@ -105,19 +105,19 @@ def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
 
 
 def _columns(record: DataRecord, wanted: Iterable[str], what: str) -> str:
-    found = listed(record.fields) or "none"
+    columns = listed(record.fields) or "none"
     names = (name for name in islice(record.fields, MOST_NAMED) if len(name) < MOST_NAMED)
     guess = next((hint for name in names if (hint := nearest(name, wanted))), ".")
     understood = " | ".join("+".join(names) for _, names in COLUMNS)
-    return f"{record.place}: {what}; its columns: {found}{guess} Understood: {understood}; or column=NAME of the text"
+    return f"{record.place}: {what}; its columns: {columns}{guess} Understood: {understood}; or column=NAME of the text"
 
 
 def _plain(record: DataRecord, form: RowFormat, column: str) -> tuple[TextPiece, ...]:
     if form == "completion":
         return TextPiece(_text(record, "prompt"), False), TextPiece(_text(record, "completion"), True)
     if form == "alpaca":
-        given = record.fields.get("input")
-        more = _text(record, "input") if given else ""
+        input_text = record.fields.get("input")
+        more = _text(record, "input") if input_text else ""
         prompt = alpaca_prompt(_text(record, "instruction"), more)
         return TextPiece(prompt, False), TextPiece(_text(record, "output"), True)
     return (TextPiece(_text(record, column), True),)
@@ -125,8 +125,8 @@ def _plain(record: DataRecord, form: RowFormat, column: str) -> tuple[TextPiece,
 
 def alpaca_prompt(instruction: str, more: str = "") -> str:
     """Alpaca's template up to the response. more: its ``input``, where there is one."""
-    begin, said = (TASK + INPUT, f"### Input:\n{more}\n\n") if more else (TASK, "")
-    return f"{begin}. {REQUEST}### Instruction:\n{instruction}\n\n{said}### Response:\n"
+    begin, section = (TASK + INPUT, f"### Input:\n{more}\n\n") if more else (TASK, "")
+    return f"{begin}. {REQUEST}### Instruction:\n{instruction}\n\n{section}### Response:\n"
 
 
 def _text(record: DataRecord, column: str) -> str:

@@ -44,8 +44,8 @@ class _Count:
 
 def check_references(references: Sequence[str]) -> None:
     """Raises DataError for a reference that is no existing file, no name of a data set, and no task with options. Reads nothing."""
-    for said in references:
-        reference = parse_reference(said)
+    for name in references:
+        reference = parse_reference(name)
         if isinstance(reference, FileData):
             files_of(reference)
 
@@ -80,23 +80,23 @@ def load_rows(
     _check(sequence, longest, share)
     if not references:
         raise DataError("no data: say at least one file, data set of the Hub or task")
-    parsed = [(said, parse_reference(said)) for said in references]
+    parsed = [(name, parse_reference(name)) for name in references]
     for _, reference in parsed:
         if isinstance(reference, FileData):
             files_of(reference)
     counts = []
-    for said, reference in parsed:
+    for name, reference in parsed:
         count = _Count()
-        for document in _documents(said, reference, tokenizer, sequence, split, share, count):
-            if problem := without_embedding(said, document.ids, vocabulary, tokenizer):
+        for document in _documents(name, reference, tokenizer, sequence, split, share, count):
+            if problem := without_embedding(name, document.ids, vocabulary, tokenizer):
                 raise DataError(problem)
             count.documents.append(document)
             if progress is not None:
-                progress(said, len(count.documents))
+                progress(name, len(count.documents))
         if not count.documents:
             left_out = "" if reference.skip == 0 else f" behind those that `skip={reference.skip}` leaves out"
             raise DataError(
-                f"{said}: nothing is left of its {count.records:,} records{left_out} for {split}; expected at least one text"
+                f"{name}: nothing is left of its {count.records:,} records{left_out} for {split}; expected at least one text"
             )
         counts.append(count)
     documents = [document for count in counts for document in count.documents]
@@ -109,7 +109,7 @@ def load_rows(
         )
     report = DataReport(
         split=split,
-        references=tuple(_told(said, count) for (said, _), count in zip(parsed, counts, strict=True)),
+        references=tuple(_reference_report(name, count) for (name, _), count in zip(parsed, counts, strict=True)),
         how=how,
         sequence=sequence,
         rows=len(rows),
@@ -158,7 +158,7 @@ def _check(sequence: int, longest: int | None, share: float) -> None:
 
 
 def _documents(
-    said: str,
+    name: str,
     reference: DataReference,
     tokenizer: PreTrainedTokenizerBase,
     sequence: int,
@@ -169,14 +169,14 @@ def _documents(
     if isinstance(reference, TaskData):
         made = len(range(reference.samples)[reference.skip :][: reference.limit])
         most = math.ceil(made * share) if split == "evaluation" and share else made
-        return islice(_task_documents(said, reference, tokenizer, sequence, split, count), most)
+        return islice(_task_documents(name, reference, tokenizer, sequence, split, count), most)
     records = _drafts(reference, tokenizer, count)
     first = list(islice(records, 2))
     if len(first) == 1 and share:
-        return _cut([encode(one, tokenizer) for one in first[0]], split, share, said)
+        return _cut([encode(text, tokenizer) for text in first[0]], split, share, name)
     sides = ((made, held_out(index, share)) for index, made in enumerate(chain(first, records)))
     wanted = split == "evaluation"
-    return (encode(one, tokenizer) for made, held in sides if held == wanted or not share for one in made)
+    return (encode(text, tokenizer) for made, held in sides if held == wanted or not share for text in made)
 
 
 def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[list[TextDraft]]:
@@ -191,7 +191,7 @@ def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count:
             count.empty += 1
 
 
-def _cut(documents: list[Document], split: Split, share: float, said: str) -> Iterator[Document]:
+def _cut(documents: list[Document], split: Split, share: float, name: str) -> Iterator[Document]:
     """The documents of a single record: the last ``share`` of its tokens, at least 2, is for evaluation, and the rest for training.
 
     Of a conversation of several documents, each of which repeats the turns before, the last document is for evaluation.
@@ -202,33 +202,33 @@ def _cut(documents: list[Document], split: Split, share: float, said: str) -> It
     at = len(document) - max(2, round(share * len(document)))
     if at < 2:
         raise DataError(
-            f"{said}: one text of {len(document)} tokens, too few to keep some for evaluation; give more, or hold nothing out"
+            f"{name}: one text of {len(document)} tokens, too few to keep some for evaluation; give more, or hold nothing out"
         )
     kept = slice(at) if split == "train" else slice(at, None)
     return iter([Document(document.ids[kept], document.learned[kept])])
 
 
 def _task_documents(
-    said: str, reference: TaskData, tokenizer: PreTrainedTokenizerBase, sequence: int, split: Split, count: _Count
+    name: str, reference: TaskData, tokenizer: PreTrainedTokenizerBase, sequence: int, split: Split, count: _Count
 ) -> Iterator[Document]:
     length = reference.length or sequence
     if length > sequence:
         raise DataError(
-            f"{said}: samples of {length:,} tokens do not fit into rows of {sequence:,}: make the rows longer, or length less"
+            f"{name}: samples of {length:,} tokens do not fit into rows of {sequence:,}: make the rows longer, or length less"
         )
     every = documents_of(reference.task(), tokenizer, length, split)
     for document in islice(every, reference.skip, None if reference.limit is None else reference.skip + reference.limit):
         count.records += 1
         if len(document) > sequence:
             raise DataError(
-                f"{said}: a sample of {len(document):,} tokens does not fit into rows of {sequence:,}: make them longer"
+                f"{name}: a sample of {len(document):,} tokens does not fit into rows of {sequence:,}: make them longer"
             )
         yield document
 
 
-def _told(said: str, count: _Count) -> ReferenceReport:
+def _reference_report(name: str, count: _Count) -> ReferenceReport:
     return ReferenceReport(
-        reference=said,
+        reference=name,
         records=count.records,
         empty=count.empty,
         documents=len(count.documents),

@@ -81,7 +81,7 @@ def is_readable(kind: DataType) -> bool:
         inside = _inside(kind)
         if inside is None or depth > DEEPEST:
             return False
-        waiting += [(one, depth + 1) for one in inside]
+        waiting += [(inner, depth + 1) for inner in inside]
     return True
 
 

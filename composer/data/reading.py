@@ -49,28 +49,28 @@ def files_of(data: FileData) -> tuple[Path, ...]:
     """The files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
     path = Path(data.path).expanduser()
     if path.is_dir():
-        found = sorted(file for file in _files_below(path) if kind_of(file))
-        if not found:
+        files = sorted(file for file in _files_below(path) if kind_of(file))
+        if not files:
             raise DataError(f"{data.path} has no file that can be read: expected {READ} in it")
-        _check_links(path, found)
+        _check_links(path, files)
     elif path.exists():
-        found = [path]
+        files = [path]
     elif any(sign in data.path for sign in MAGIC):
-        found = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if not os.path.isdir(file))
-        if not found:
+        files = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if not os.path.isdir(file))
+        if not files:
             raise DataError(f"no file fits the pattern {brief(data.path)}; look at what is there: ls {path.parent}")
-        _check_links(next(parent for parent in path.parents if not any(sign in str(parent) for sign in MAGIC)), found)
+        _check_links(next(parent for parent in path.parents if not any(sign in str(parent) for sign in MAGIC)), files)
     else:
         raise DataError(_missing(data.path, path))
-    other = [file for file in found if not kind_of(file)]
+    other = [file for file in files if not kind_of(file)]
     if other:
         raise DataError(f'{other[0]}: files that end in "{other[0].suffix}" are not read; expected {READ}')
-    kinds = sorted({kind_of(file) for file in found})
+    kinds = sorted({kind_of(file) for file in files})
     if len(kinds) > 1:
-        raise DataError(f"{data.path} holds files of several kinds ({', '.join(kinds)}); say which: {data.path}/*{found[0].suffix}")
+        raise DataError(f"{data.path} holds files of several kinds ({', '.join(kinds)}); say which: {data.path}/*{files[0].suffix}")
     if data.by is not None and kinds != ["text"]:
         raise DataError(f"{data.path},by={data.by}: `by` is for plain text (.txt); the records of {kinds[0]} files are documents")
-    return tuple(found)
+    return tuple(files)
 
 
 def kind_of(file: Path) -> str:
@@ -98,13 +98,13 @@ def _check_links(folder: Path, files: list[Path]) -> None:
             raise DataError(f"{shortened(str(file), 500)} cannot be read: {reason(error)}") from error
 
 
-def _missing(said: str, path: Path) -> str:
+def _missing(reference: str, path: Path) -> str:
     try:
-        beside = [str(Path(said).parent / name) for name in os.listdir(path.parent)]
+        beside = [str(Path(reference).parent / name) for name in os.listdir(path.parent)]
     except OSError:  # there is no such folder, either
         beside = []
-    guess = near_and_all(said, (*beside, *tasks()), "tasks", "the tasks")
-    return f"no file, folder or task {brief(said)}{guess} Data of the Hub are {HUB}owner/name."
+    guess = near_and_all(reference, (*beside, *tasks()), "tasks", "the tasks")
+    return f"no file, folder or task {brief(reference)}{guess} Data of the Hub are {HUB}owner/name."
 
 
 def _file_records(data: FileData) -> Iterator[DataRecord]:

@@ -131,11 +131,11 @@ def parse_reference(text: str) -> DataReference:
 
 
 def _parted(text: str) -> tuple[str, dict[str, str]]:
-    name, *said = text.split(",")
+    name, *settings = text.split(",")
     options: dict[str, str] = {}
-    for option in said:
-        key, found, value = (part.strip() for part in option.partition("="))
-        if not found or not key:
+    for option in settings:
+        key, sign, value = (part.strip() for part in option.partition("="))
+        if not sign or not key:
             raise DataError(f"{text}: {brief(option)} is no option; expected key=value, such as limit=1000")
         if key in options:
             raise DataError(f"{text}: says {key} twice; say it once")
@@ -144,16 +144,16 @@ def _parted(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _checked(
-    model: type[Validated], given: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()
+    model: type[Validated], fields: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()
 ) -> Validated:
     """The model with the options. also: further options for the message to list. Raises DataError."""
-    known = [key for key in model.model_fields if key not in ("kind", *given)]
+    known = [key for key in model.model_fields if key not in ("kind", *fields)]
     unknown = [key for key in options if key not in known]
     if unknown:
         known += also
         raise DataError(f'{text}: unknown option "{unknown[0]}"{nearest(unknown[0], known) or "."} Options: {", ".join(known)}')
     try:
-        return model.model_validate(given | options)
+        return model.model_validate(fields | options)
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
         key = ".".join(map(str, details["loc"])) or "its options"

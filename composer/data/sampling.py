@@ -56,8 +56,8 @@ def sample_texts(
                 pad_token_id=ends[0],
             )
         draw += 1
-        found = [text for row in rows if (text := tokenizer.decode(row, skip_special_tokens=True)).strip()]
-        if not found:
+        decoded_texts = [text for row in rows if (text := tokenizer.decode(row, skip_special_tokens=True)).strip()]
+        if not decoded_texts:
             raise DataError(f"The model ends its texts where they begin: {batch} of {batch} are empty.")
-        yield from found[: texts - written]
-        written += len(found)
+        yield from decoded_texts[: texts - written]
+        written += len(decoded_texts)

@@ -15,12 +15,12 @@ def beside(first: Resolved, second: Resolved, *, on: str | None = None, sequence
     """Both pictures as one. Parts of a head are marked where the other spec's head lacks or changes them; all of a head is marked
     where the other spec lacks it. Heads are compared by name, or where each spec has but one."""
     marks = _marks(first, second)
-    one, other = (
+    left, right = (
         picture(spec, on=on, sequence=sequence, dtype=dtype, marked=marked)
         for spec, marked in zip((first, second), marks, strict=True)
     )
-    wide, high = one.width + BETWEEN + other.width, max(one.height, other.height)
-    inside = one.svg + other.svg.replace("<svg ", f'<svg x="{one.width + BETWEEN:.0f}" ', 1)
+    wide, high = left.width + BETWEEN + right.width, max(left.height, right.height)
+    inside = left.svg + right.svg.replace("<svg ", f'<svg x="{left.width + BETWEEN:.0f}" ', 1)
     return Picture(svg(inside, wide, high), wide, high)
 
 
@@ -31,19 +31,19 @@ def _marks(first: Resolved, second: Resolved) -> tuple[dict[HeadKey, frozenset[s
 
 def _marked(graphs: dict[HeadKey, HeadGraph], others: dict[HeadKey, HeadGraph]) -> dict[HeadKey, frozenset[str]]:
     """Nodes that the other spec's graphs lack, by head and number of its heads; all nodes of a head without a counterpart."""
-    found = {}
+    marked = {}
     for kind, graph in graphs.items():
         alike = [other for (name, _), other in others.items() if name == kind[0]]
         if len(graphs) == len(others) == 1:
             alike = list(others.values())
         known = set(_contents_of(alike[0])) if alike else set()
-        found[kind] = frozenset(name for name, means in _contents_of(graph) if (name, means) not in known)
-    return found
+        marked[kind] = frozenset(name for name, means in _contents_of(graph) if (name, means) not in known)
+    return marked
 
 
 def _contents_of(graph: HeadGraph) -> Iterator[tuple[str, str]]:
     """The name of each part's node, and a text of its meaning and inputs, to compare."""
     for node in graph.parts:
         fed = sorted((edge.start, edge.output, edge.input) for edge in graph.into(node.name))
-        said = meaning(node.part) if node.main else getattr(node.part, "weight", None)
-        yield node.name, repr((node.kind, said, fed))
+        content = meaning(node.part) if node.main else getattr(node.part, "weight", None)
+        yield node.name, repr((node.kind, content, fed))

@@ -117,11 +117,11 @@ def _link(edge: Edge, count: int) -> Link:
 
 def _state_bytes(graph: HeadGraph, tokens: int, dtype: str) -> dict[str, int]:
     """The bytes of each node's state, for one row of a batch."""
-    found: dict[str, dict[str, Slot]] = {}
+    by_node: dict[str, dict[str, Slot]] = {}
     for name, slot in state_size(graph, tokens).items():
         node, _, tensor = name.rpartition(".")
-        found.setdefault(node, {})[tensor] = slot
-    return {node: state_bytes(slots, dtype) for node, slots in found.items()}
+        by_node.setdefault(node, {})[tensor] = slot
+    return {node: state_bytes(slots, dtype) for node, slots in by_node.items()}
 
 
 def _box(node: Node, graph: HeadGraph, held: int, tokens: int) -> Box:

@@ -20,7 +20,7 @@ def drawn(graph: HeadGraph, tokens: int, dtype: str, marked: frozenset[str] = fr
     top = frozenset(node.name for node in graph.order if node.part is None and node.operation.gives)
     layout = placed({name: box.size for name, box in boxes.items()}, links, top)
     sizes = {name: widened(box.size, [link for link in links if link.end == name]) for name, box in boxes.items()}
-    elements = [one for line in layout.lines for one in _line(line)]
+    elements = [piece for line in layout.lines for piece in _line(line)]
     for name, box in boxes.items():
         elements += _box(box, sizes[name], *layout.boxes[name], marked=name in marked)
     return elements, layout.width, layout.height
@@ -87,4 +87,4 @@ def _shape(look: str, x: float, y: float, wide: float, high: float) -> str:
         "read": [(x, y), (right, y), (right - c, foot), (x + c, foot)],
         "after": [(x, y), (right - c, y), (right, y + c), (right, foot), (x + c, foot), (x, foot - c)],
     }.get(look, [(x, y), (right, y), (right, foot), (x, foot)])
-    return "M" + "L".join(f"{number(one)} {number(other)}" for one, other in corners) + "z"
+    return "M" + "L".join(f"{number(across)} {number(down)}" for across, down in corners) + "z"

@@ -109,12 +109,12 @@ class _Layout:
         for link in self.links:
             here: Key = ("", link.start, 0)
             for layer in range(self.layer[link.start] + 1, self.layer[link.end]):
-                there: Key = (f"{link.start}.{link.output}", link.output, layer)
-                if there not in passes:
-                    passes.add(there)
-                    self.rows[layer].append(there)
-                pieces.setdefault((here, there, link.output), link)
-                here = there
+                waypoint: Key = (f"{link.start}.{link.output}", link.output, layer)
+                if waypoint not in passes:
+                    passes.add(waypoint)
+                    self.rows[layer].append(waypoint)
+                pieces.setdefault((here, waypoint, link.output), link)
+                here = waypoint
             pieces[here, ("", link.end, 0), f"{link.output}→{link.label}"] = link
         self.pieces = [(start, end, link) for (start, end, _), link in pieces.items()]
 
@@ -132,9 +132,9 @@ class _Layout:
                 row = self.rows[index]
                 wish = {key: _mean([beside[other] for other, _ in neighbours[key]], place) for place, key in enumerate(row)}
                 self.rows[index] = sorted(row, key=wish.__getitem__)
-            found = self._crossings()
-            if found < fewest:
-                best, fewest = [list(row) for row in self.rows], found
+            crossings = self._crossings()
+            if crossings < fewest:
+                best, fewest = [list(row) for row in self.rows], crossings
         self.rows = best
 
     def _crossings(self) -> int:
@@ -213,12 +213,12 @@ class _Layout:
             weights.append(weight)
             offsets.append(at)
             at += self._width(key) + GAP
-        for key, found, offset in zip(row, _rising(wishes, weights), offsets, strict=True):
-            x[key] = found + offset
+        for key, place, offset in zip(row, _rising(wishes, weights), offsets, strict=True):
+            x[key] = place + offset
 
     def done(self) -> Placed:
         right = max((self.x[key] + self._width(key) for key in self.x), default=0.0)
-        found, y = Placed(right, 0.0), 0.0
+        result, y = Placed(right, 0.0), 0.0
         tops: list[float] = []
         bottoms: list[float] = []
         for index, row in enumerate(self.rows):
@@ -227,17 +227,17 @@ class _Layout:
             tops.append(y)
             y += max((self.sizes[key[1]].height for key in row if not key[0]), default=0.0)
             bottoms.append(y)
-        found.height = y
+        result.height = y
         for name, layer in self.layer.items():
-            found.boxes[name] = (self.x["", name, 0], tops[layer])
+            result.boxes[name] = (self.x["", name, 0], tops[layer])
         level = {key: index for index, row in enumerate(self.rows) for key in row}
         for start, end, link in self.pieces:
             first, last = self.x[start] + self._foot(start, link), self.x[end] + self._head(end, link)
             above, below = level[start], level[end]
             begins = tops[above] if start[0] else tops[above] + self.sizes[start[1]].height
             points = [(first, begins), (first, bottoms[above]), (last, tops[below] - STRIP), (last, tops[below])]
-            found.lines.append(Route(link, tuple(points), not end[0]))
-        return found
+            result.lines.append(Route(link, tuple(points), not end[0]))
+        return result
 
     def _channel(self, index: int) -> float:
         """Height between two layers: the farther lines run to the side, the more."""
@@ -265,9 +265,9 @@ def _layers(names: Mapping[str, Size], links: Sequence[Link], top: frozenset[str
     return {name: used[layer[name]] for name in names}
 
 
-def _pull(one: Key, other: Key) -> float:
+def _pull(first: Key, second: Key) -> float:
     """The weight of a line in the layout, by which it is kept straight: largest where it passes layers."""
-    return 8.0 if one[0] and other[0] else 2.0 if one[0] or other[0] else 1.0
+    return 8.0 if first[0] and second[0] else 2.0 if first[0] or second[0] else 1.0
 
 
 def _mean(places: Sequence[int], otherwise: int) -> float:

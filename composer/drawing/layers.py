@@ -52,8 +52,8 @@ def map_of_layers(resolved: Resolved, named: Mapping[tuple[str, int], str], x: f
     height = rows * (TALL + NUMBERS + BETWEEN) - BETWEEN
     if left > 0:
         height += 16
-        said = f"and {left:,} more columns of layers that are alike"
-        elements.append(element("text", said, class_="cd-said", x=x, y=y + height - 3, font_size=11))
+        note = f"and {left:,} more columns of layers that are alike"
+        elements.append(element("text", note, class_="cd-said", x=x, y=y + height - 3, font_size=11))
     return (
         elements,
         max(min(len(columns), A_ROW) * across, width("and 0,000,000 more columns of layers that are alike", 11) if left > 0 else 0),
@@ -86,11 +86,11 @@ def _column(
     for group in layer:
         kind = (group.head, group.heads)
         high = TALL * group.heads / total
-        said = f"{group.heads:,} of {total:,} query heads: {group.head}"
+        title = f"{group.heads:,} of {total:,} query heads: {group.head}"
         elements.append(
             element(
                 "rect",
-                [element("title", escaped(said))] if len(layer) > 1 else (),
+                [element("title", escaped(title))] if len(layer) > 1 else (),
                 class_=f"cd-cell cd-head{places.index(kind) % len(HEADS)}",
                 x=x,
                 y=top,

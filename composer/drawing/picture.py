@@ -82,8 +82,8 @@ def picture(
     _heading(sheet, resolved, on, widest)
     _figures(sheet, resolved, kinds, graphs, sequence, dtype, widest)
     named = letters(list(kinds))
-    found, wide, high = map_of_layers(resolved, named, MARGIN, sheet.y)
-    sheet.elements += found
+    elements, wide, high = map_of_layers(resolved, named, MARGIN, sheet.y)
+    sheet.elements += elements
     sheet.width, sheet.y = max(sheet.width, wide), sheet.y + high + BETWEEN
     _panels(sheet, panels, {kind: _says(named[kind], kind, kinds[kind], several=len(kinds) > 1) for kind in kinds})
     return _whole(sheet, resolved.name)
@@ -155,12 +155,12 @@ def _panels(
     """Place the heads' graphs side by side, in as many rows as they need."""
     x, lowest = 0.0, sheet.y
     for kind, (elements, wide, high) in panels.items():
-        said = fitted(says[kind], max(wide, NARROWEST), 13, bold=True)
-        across = max(wide, width(said, 13, bold=True))
+        title = fitted(says[kind], max(wide, NARROWEST), 13, bold=True)
+        across = max(wide, width(title, 13, bold=True))
         if x and x + across > WIDEST - 2 * MARGIN:
             x, sheet.y = 0.0, lowest + BETWEEN
         left = MARGIN + x
-        sheet.elements.append(element("text", escaped(said), class_="cd-state cd-panel", x=left, y=sheet.y + 13, font_size=13))
+        sheet.elements.append(element("text", escaped(title), class_="cd-state cd-panel", x=left, y=sheet.y + 13, font_size=13))
         moved = f"translate({left + (across - wide) / 2:.1f} {sheet.y + 28:.1f})"
         sheet.elements.append(element("g", elements, transform=moved))
         lowest = max(lowest, sheet.y + 28 + high)

@@ -20,13 +20,13 @@ def escaped(text: str) -> str:
 def element(tag: str, children: Iterable[str] | str = (), **attributes: object) -> str:
     """One element. children: elements; of text, use ``escaped``. An attribute's trailing and inner underscores are hyphens or
     nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
-    said = "".join(
+    attribute_text = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escaped(number(value) if isinstance(value, float) else str(value))}"'
         for name, value in attributes.items()
         if value is not None
     )
     inside = children if isinstance(children, str) else "".join(children)
-    return f"<{tag}{said}>{inside}</{tag}>" if inside else f"<{tag}{said}/>"
+    return f"<{tag}{attribute_text}>{inside}</{tag}>" if inside else f"<{tag}{attribute_text}/>"
 
 
 def number(value: float) -> str:

@@ -38,9 +38,9 @@ def width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def _of(character: str, table: dict[str, int]) -> int:
-    found = table.get(character)
-    if found is not None:
-        return found
+    advance = table.get(character)
+    if advance is not None:
+        return advance
     return _WIDE if unicodedata.east_asian_width(character) in "WF" else _OTHER
 
 
@@ -57,7 +57,7 @@ def fitted(text: str, most: float, size: float, *, bold: bool = False) -> str:
 def lines_of(pieces: list[str], most: float, size: float, between: str = " · ") -> list[str]:
     """Pieces one after another, in as many lines as they take; a piece that is too long for a line is cut."""
     lines: list[str] = []
-    for piece in (fitted(one, most, size) for one in pieces):
+    for piece in (fitted(text, most, size) for text in pieces):
         longer = f"{lines[-1]}{between}{piece}" if lines else piece
         if lines and width(longer, size) <= most:
             lines[-1] = longer

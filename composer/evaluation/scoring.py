@@ -262,7 +262,7 @@ def before_logits(model: Any, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], T
     if len(outputs) == 1 and hasattr(outputs[0], "last_hidden_state"):
         return outputs[0].last_hidden_state, partial(_behind_base, model, type(outputs[0]))
     if len(states) == 1:
-        return states[0], partial(_behind_one_token, model)
+        return states[0], partial(_logits_of_states, model)
     raise EvaluationError(
         f"{type(model).__name__} computes its logits in a way of its own: tasks that are scored by tokens or by loss "
         "cannot be asked of it."
@@ -294,7 +294,7 @@ def _behind_base(model: Any, kind: type[Any], states: Tensor) -> Tensor:
         setattr(model, name, base)
 
 
-def _behind_one_token(model: Any, states: Tensor) -> Tensor:
+def _logits_of_states(model: Any, states: Tensor) -> Tensor:
     """The logits of any other model: its output embeddings take these states in place of those of a call with one token."""
     with model.get_output_embeddings().register_forward_pre_hook(lambda _, arguments: (states, *arguments[1:])):
         return model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False).logits

@@ -198,7 +198,7 @@ class Draft:
     def _put(self, node: Node) -> None:
         other = self._nodes.setdefault(node.name, node)
         if other is not node:
-            paths = (one.path for one in (node, other) if one.path and one.path[0] == "memory")
+            paths = (candidate.path for candidate in (node, other) if candidate.path and candidate.path[0] == "memory")
             message = f'two things in this head would be called "{node.name}"; give this memory a `name:` of its own'
             raise GraphError(message, next(paths, ())[:2])
 
@@ -210,8 +210,8 @@ class Draft:
 def takers_of(graph: HeadGraph, name: str) -> list[TakesPartials]:
     """The parts that take this memory's answer: the read, and any part before it."""
     ends = [edge.end for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL]
-    found = [part for end in ends for part in (graph.nodes[end].part, *takers_of(graph, end))]
-    return [part for part in found if isinstance(part, TakesPartials)]
+    parts = [part for end in ends for part in (graph.nodes[end].part, *takers_of(graph, end))]
+    return [part for part in parts if isinstance(part, TakesPartials)]
 
 
 def falls_together(graph: HeadGraph, name: str) -> bool:

@@ -42,12 +42,12 @@ def listing(program: Program) -> list[str]:
 def turns(program: Program) -> list[str]:
     """A comment for each way in which memories turn queries and keys."""
     ways: dict[str, list[str]] = {}
-    for node in (one.node for step in program.steps for one in step.covers):
+    for node in (covered.node for step in program.steps for covered in step.covers):
         if node.main and isinstance(node.part, Memory) and any(port.kind in ASKING for port in node.operation.reads):
             ways.setdefault(node.part.turn.told, []).append(node.name)
     return [
-        f"# Queries and keys are {f'turned by {told}' if told else 'not turned'} in {', '.join(names)}."
-        for told, names in ways.items()
+        f"# Queries and keys are {f'turned by {turn}' if turn else 'not turned'} in {', '.join(names)}."
+        for turn, names in ways.items()
     ]
 
 
@@ -59,8 +59,8 @@ def inputs_of(program: Program) -> tuple[str, ...]:
 def otherwise(program: Program, decode: Program) -> list[str]:
     """The lines of the steps of decode that the other program does not have. A step that covers several operations stands there
     whole."""
-    said = set(_steps(program))
-    return _lines([step for step in _steps(decode) if step not in said])
+    program_steps = set(_steps(program))
+    return _lines([step for step in _steps(decode) if step not in program_steps])
 
 
 def _lines(steps: list[tuple[Row, ...]]) -> list[str]:
@@ -83,38 +83,38 @@ def _steps(program: Program) -> list[tuple[Row, ...]]:
 def rows_of(step: Step, names: Mapping[Value, str]) -> Iterable[Row]:
     last = len(step.covers) - 1
     says = step.form.says if step.form.backend == EVERY else f"{step.form.backend}: {step.form.says}"
-    for index, one in enumerate(step.covers):
+    for index, covered in enumerate(step.covers):
         together = "" if last == 0 else "┌ " if index == 0 else "└ " if index == last else "├ "
-        gives = ", ".join(names[value] for value in one.gives)
-        yield f"{gives} = {_call(one, names)}", _size(one), together + (says if index == 0 else "in the same step")
+        gives = ", ".join(names[value] for value in covered.gives)
+        yield f"{gives} = {_call(covered, names)}", _size(covered), together + (says if index == 0 else "in the same step")
 
 
-def _call(one: CoveredOperation, names: Mapping[Value, str]) -> str:
+def _call(covered: CoveredOperation, names: Mapping[Value, str]) -> str:
     arguments = []
-    for port in sorted(one.node.operation.reads, key=lambda port: port.many):
-        for edge in (edge for edge in one.edges if edge.input == port.name):
-            name, asked = names[edge.start, edge.output], f"{edge.label}_{port.name}"
-            plain = not port.many or name in (edge.label, asked) or port.name == "partial"
-            arguments.append(name if plain else f"{asked}={name}")
-    node = one.node
+    for port in sorted(covered.node.operation.reads, key=lambda port: port.many):
+        for edge in (edge for edge in covered.edges if edge.input == port.name):
+            name, argument = names[edge.start, edge.output], f"{edge.label}_{port.name}"
+            plain = not port.many or name in (edge.label, argument) or port.name == "partial"
+            arguments.append(name if plain else f"{argument}={name}")
+    node = covered.node
     function = node.module if node.main or node.name == node.module else node.name
     return f"{function}({', '.join(arguments)})"
 
 
-def _size(one: CoveredOperation) -> str:
-    port = one.node.operation.gives[0]
+def _size(covered: CoveredOperation) -> str:
+    port = covered.node.operation.gives[0]
     sizes = SHAPES.get(port.kind, "{heads} {dim}").format(heads=port.heads, dim=port.dim)
     return f"B T {sizes}" if port.per_token else sizes
 
 
 def names_of(program: Program) -> dict[Value, str]:
     """The name of each value: its node's, with the port behind it where a node has several outputs."""
-    nodes = {one.node.name for step in program.steps for one in step.covers}
+    nodes = {covered.node.name for step in program.steps for covered in step.covers}
     names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}
-    for one in (one for step in program.steps for one in step.covers):
-        own = one.node.name.replace(".", "_")
-        own = one.node.name if own in nodes else own
-        for port in one.gives:
-            names[port] = own if len(one.gives) == 1 or port[1] == "partial" else f"{own}_{port[1]}"
+    for covered in (covered for step in program.steps for covered in step.covers):
+        own = covered.node.name.replace(".", "_")
+        own = covered.node.name if own in nodes else own
+        for port in covered.gives:
+            names[port] = own if len(covered.gives) == 1 or port[1] == "partial" else f"{own}_{port[1]}"
     names[program.output] = OUTPUT
     return names

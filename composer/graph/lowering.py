@@ -38,7 +38,7 @@ def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
     known = set(BACKENDS)
     for graph in graphs:
         known |= {form.backend for node in graph.parts for form in node.operation.forms}
-        known |= {form.backend for pattern, found in matches(graph) for form in pattern.forms(_parts(graph, found))}
+        known |= {form.backend for pattern, match in matches(graph) for form in pattern.forms(_parts(graph, match))}
     known.discard(EVERY)
     if isinstance(backend, str) and backend in known:
         return backend
@@ -80,14 +80,14 @@ class Compiled:
         """The same for a call with such tokens. Plain arguments are faster to look up than a setting. dtype: torch's own."""
         key = backend, device, dtype, one_token, documents, padded, gradients
         if key not in self._running:
-            said = dtype_name(dtype)
-            setting = Setting(device, said, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
+            type_name = dtype_name(dtype)
+            setting = Setting(device, type_name, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
             self._running[key] = program = self.program(backend, setting)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
                 tell(text, "What would run on it runs on PyTorch's own kernels")
             if not one_token and _in_vain(program, backend):
                 memories = " → ".join(memory.called for memory in self.head.memory)
-                here = f"with several tokens at once ({device}, {said}{', with gradients' if gradients else ''})"
+                here = f"with several tokens at once ({device}, {type_name}{', with gradients' if gradients else ''})"
                 why = f"{backend} was asked for, and no part of a head (`{memories}`) runs on it {here}"
                 tell(why, f"`compose explain --backend {backend}` says the reasons")
         return self._running[key]
@@ -121,23 +121,23 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
     above: dict[str, tuple[str, ...]] = {}
-    for pattern, found in matches(graph, without):
-        nodes = tuple(graph.nodes[name] for name in found.values())
+    for pattern, match in matches(graph, without):
+        nodes = tuple(graph.nodes[name] for name in match.values())
         names = tuple(node.name for node in nodes)
-        asked = graph.nodes[found.get(pattern.leader, names[0])]
+        leader = graph.nodes[match.get(pattern.leader, names[0])]
         free = all(len(units[name]) == 1 for name in names)
         joined = units | dict.fromkeys(names, names)
-        forms = pattern.forms(_parts(graph, found)) if free else ()
-        said = tuple(dict.fromkeys(reason for name in names for reason in above.get(name, ())))
-        choices, reasons = _choices(forms, backend, _of_node(graph, asked, setting), said, several=True)
+        forms = pattern.forms(_parts(graph, match)) if free else ()
+        earlier_reasons = tuple(dict.fromkeys(reason for name in names for reason in above.get(name, ())))
+        choices, reasons = _choices(forms, backend, _of_node(graph, leader, setting), earlier_reasons, several=True)
         if not choices or _order(graph, joined) is None:
             above |= {name: tuple(dict.fromkeys((*above.get(name, ()), *reasons))) for name in names}
             continue
         alone: tuple[Step, ...] = ()
         if choices[-1].form.refuses:
             others = lower(graph, backend, setting, (*without, pattern)).steps
-            alone = tuple(step for step in others if all(one.node.name in names for one in step.covers))
-        steps[names], units = _step(graph, nodes, tuple(found), choices, alone), joined
+            alone = tuple(step for step in others if all(operation.node.name in names for operation in step.covers))
+        steps[names], units = _step(graph, nodes, tuple(match), choices, alone), joined
     order = _order(graph, units)
     assert order is not None, "a graph has no circle"
     for unit in order:
@@ -157,33 +157,35 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
 def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
     """The forms of all parts that the spec names, in the order of the program."""
     whole = _by_node(lower(graph, backend, setting))
-    one = _by_node(lower(graph, backend, replace(setting, one_token=True)))
+    decode = _by_node(lower(graph, backend, replace(setting, one_token=True)))
     return tuple(
-        _lowered(graph.nodes[name], step, one[name], backend) for name, step in whole.items() if graph.nodes[name].path is not None
+        _lowered(graph.nodes[name], step, decode[name], backend)
+        for name, step in whole.items()
+        if graph.nodes[name].path is not None
     )
 
 
-def _lowered(node: Node, step: Step, one: Step, backend: str) -> Lowered:
-    """one: the step for calls with one token."""
+def _lowered(node: Node, step: Step, decode: Step, backend: str) -> Lowered:
+    """decode: the step for calls with one token."""
 
     def of(form: Form) -> str:
         return backend if form.backend == EVERY else form.backend
 
-    same = one.form.says == step.form.says
+    same = decode.form.says == step.form.says
     return Lowered(
         part=node.name,
         kind=node.kind,
         backend=of(step.form),
         form=step.form.says,
-        decode=None if same else one.form.says,
+        decode=None if same else decode.form.says,
         why_not_faster=step.why,
-        decode_backend=None if same else of(one.form),
-        decode_why_not_faster=None if same else one.why,
+        decode_backend=None if same else of(decode.form),
+        decode_why_not_faster=None if same else decode.why,
     )
 
 
 def _by_node(program: Program) -> dict[str, Step]:
-    return {one.node.name: step for step in program.steps for one in step.covers}
+    return {operation.node.name: step for step in program.steps for operation in step.covers}
 
 
 def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, above: tuple[str, ...] = ()) -> Step:
@@ -199,13 +201,13 @@ def _step(
 ) -> Step:
     """alone: the steps that run where the last form refuses."""
     step = frozenset(node.name for node in nodes)
-    covers = (covered(node, graph.into(node.name), step, needs_mass=_mass_asked(graph, node)) for node in nodes)
+    covers = (covered(node, graph.into(node.name), step, needs_mass=_needs_mass(graph, node)) for node in nodes)
     first, *others = choices
     instead = (_step(graph, nodes, names, others, alone),) if others else alone
     return Step(tuple(covers), names, first.form, first.why, first.missing, instead)
 
 
-def _mass_asked(graph: HeadGraph, node: Node) -> bool:
+def _needs_mass(graph: HeadGraph, node: Node) -> bool:
     return any(not taker.leaves_masses_out for taker in takers_of(graph, node.name))
 
 
@@ -217,15 +219,15 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
         shape=node.shape,
         **pairs_of(graph, node.name),
         one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
-        needs_mass=_mass_asked(graph, node),
+        needs_mass=_needs_mass(graph, node),
         needs_maximum=any(taker.asks_maximum for taker in takers_of(graph, node.name)),
         capped=node.shape.softcap is not None,
     )
 
 
-def _parts(graph: HeadGraph, found: Mapping[str, str]) -> dict[str, Any]:
+def _parts(graph: HeadGraph, match: Mapping[str, str]) -> dict[str, Any]:
     """The parts of the nodes that a pattern was found at, by the pattern's names."""
-    return {own: graph.nodes[name].part for own, name in found.items()}
+    return {own: graph.nodes[name].part for own, name in match.items()}
 
 
 @dataclass(frozen=True)
@@ -248,11 +250,11 @@ def _choices(
     missing: dict[str, None] = {}
     reasons = dict.fromkeys(above)
     wanted = PREFERRED.get(setting.device, ANYWHERE) if backend == AUTO else tuple(dict.fromkeys((backend, *ANYWHERE)))
-    for place, one in enumerate(wanted):
+    for place, wanted_backend in enumerate(wanted):
         # A form of EVERY counts as one of the wanted backend, of PyTorch and of the reference.
-        own = (one, EVERY) if one in ANYWHERE or backend != AUTO else (one,)
-        found = [form for form in forms if form.backend in own and (setting.one_token or not form.decode)]
-        for form in found:
+        own = (wanted_backend, EVERY) if wanted_backend in ANYWHERE or backend != AUTO else (wanted_backend,)
+        backend_forms = [form for form in forms if form.backend in own and (setting.one_token or not form.decode)]
+        for form in backend_forms:
             absent = form.missing()
             if absent is not None:
                 missing[absent] = reasons[absent] = None
@@ -264,8 +266,8 @@ def _choices(
             choices.append(Choice(form, _why(form, forms, backend, setting, tuple(reasons)), tuple(missing)))
             if not form.refuses:
                 return choices, tuple(reasons)
-        if place == 0 and backend != AUTO and not several and not any(form.backend in (one, EVERY) for form in forms):
-            reasons[f"it has no {one} form"] = None
+        if place == 0 and backend != AUTO and not several and not any(form.backend in (wanted_backend, EVERY) for form in forms):
+            reasons[f"it has no {wanted_backend} form"] = None
     return choices, tuple(reasons)
 
 

@@ -16,9 +16,9 @@ from composer.graph.graph import HeadGraph, Node
 
 def matches(graph: HeadGraph, without: tuple[Pattern, ...] = ()) -> Iterator[tuple[Pattern, Mapping[str, str]]]:
     """The places of patterns in the graph: the node for each of a pattern's names, in the pattern's order."""
-    for pattern in (one for one in PATTERNS if not any(one is other for other in without)):
-        for found in _places(graph, pattern):
-            yield pattern, found
+    for pattern in (candidate for candidate in PATTERNS if not any(candidate is other for other in without)):
+        for match in _places(graph, pattern):
+            yield pattern, match
 
 
 @lru_cache(maxsize=8192)
@@ -29,27 +29,27 @@ def _places(graph: HeadGraph, pattern: Pattern) -> tuple[Mapping[str, str], ...]
 
 def _search(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
     wanted = networkx.MultiDiGraph()
-    wanted.add_nodes_from((name, {"is": is_one}) for name, is_one in pattern.nodes.items())
+    wanted.add_nodes_from((name, {"is": is_match}) for name, is_match in pattern.nodes.items())
     wanted.add_edges_from((start, end, {"kind": kind}) for start, end, kind in pattern.edges)
-    matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_one, edge_match=_has_edges)
-    for found in matcher.subgraph_monomorphisms_iter():
-        by_name = {own: name for name, own in found.items()}
-        there = pattern.where({own: graph.nodes[name].options for own, name in by_name.items()})
-        if there and (not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes])):
+    matcher = MultiDiGraphMatcher(graph.network, wanted, node_match=_is_node, edge_match=_has_edges)
+    for match in matcher.subgraph_monomorphisms_iter():
+        by_name = {own: name for name, own in match.items()}
+        fits = pattern.where({own: graph.nodes[name].options for own, name in by_name.items()})
+        if fits and (not pattern.whole or _whole(graph, [by_name[own] for own in pattern.nodes])):
             yield {own: by_name[own] for own in pattern.nodes}
 
 
 def _whole(graph: HeadGraph, names: list[str]) -> bool:
     """Whether the outputs of these nodes, except the last node's, go only to each other, and no other partial enters them."""
-    given = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
-    return given and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
+    is_closed = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
+    return is_closed and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
 
 
-def _is_one(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    node: Node = found["of"]
+def _is_node(attributes: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    node: Node = attributes["of"]
     return node.part is not None and node.main and wanted["is"](node.part)
 
 
-def _has_edges(found: Mapping[int, Mapping[str, Any]], wanted: Mapping[int, Mapping[str, Any]]) -> bool:
-    kinds = [edge["of"].kind for edge in found.values()]
+def _has_edges(edges: Mapping[int, Mapping[str, Any]], wanted: Mapping[int, Mapping[str, Any]]) -> bool:
+    kinds = [edge["of"].kind for edge in edges.values()]
     return all(edge["kind"] in kinds for edge in wanted.values())

@@ -51,7 +51,7 @@ def run_in_pieces(
     for start in range(0, tokens.position.shape[1], length):
         columns = slice(start, start + length)
         own = tokens.once(("cut", start, length), lambda columns=columns: tokens.cut(columns))
-        cut = {name: given if name == SINKS else given[:, columns] for name, given in inputs.items()}
+        cut = {name: value if name == SINKS else value[:, columns] for name, value in inputs.items()}
         call = CallContext(own, state, context.place, context.in_place)
         output, carried = program.run(modules, cut, call, entering=None if entering is None else entering[:, columns])
         state = {**state, **carried}

@@ -70,31 +70,31 @@ class CoveredOperation:
 
     def inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
         """The arguments of a form, by name."""
-        given = dict(self.options)
+        arguments = dict(self.options)
         for port, source in self.single:
-            given[port] = values[source]
+            arguments[port] = values[source]
         for port, sources in self.many:
-            given[port] = {label: values[source] for label, source in sources} if sources else {}
-        return given
+            arguments[port] = {label: values[source] for label, source in sources} if sources else {}
+        return arguments
 
     def all_inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
         """The same once the step has run, with what another operation of the step has given."""
-        given = self.inputs(values)
+        arguments = self.inputs(values)
         many = {port.name for port in self.node.operation.reads if port.many}
         for edge in self.edges:
             value = edge.start, edge.output
             if value in values:
-                given[edge.input] = given[edge.input] | {edge.label: values[value]} if edge.input in many else values[value]
-        return given
+                arguments[edge.input] = arguments[edge.input] | {edge.label: values[value]} if edge.input in many else values[value]
+        return arguments
 
     def call(self, context: CallContext) -> Call:
         """The call that the operation's form takes beside its inputs."""
         state = {name: context.state[full] for name, full in self.slots} if self.slots else {}
         return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.needs_mass, context.turned)
 
-    def keep(self, given: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
+    def keep(self, result: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write the operation's outputs to ``values``, and its new state to ``carried``."""
-        outputs, state = given
+        outputs, state = result
         for value, output in zip(self.gives, outputs, strict=True):
             values[value] = output
         for name, full in self.slots:
@@ -126,10 +126,10 @@ class Step:
             for step in self.instead:
                 step.run(modules, values, context, carried)
 
-    def given(self, kind: Kind) -> Iterator[Value]:
+    def outputs_of(self, kind: Kind) -> Iterator[Value]:
         """The step's outputs of a kind."""
-        for one in self.covers:
-            yield from ((one.node.name, port.name) for port in one.node.operation.gives if port.kind is kind)
+        for operation in self.covers:
+            yield from ((operation.node.name, port.name) for port in operation.node.operation.gives if port.kind is kind)
 
     def _compute(self, modules: Modules, values: dict[Value, Any], context: CallContext, carried: State) -> None:
         if len(self.covers) == 1:
@@ -137,12 +137,12 @@ class Step:
             only.keep(modules[only.node.module](self.form.run, only.call(context), **only.inputs(values)), values, carried)
             return
         bound, inputs = {}, {}
-        for name, one in zip(self.names, self.covers, strict=True):
-            assert one.node.part is not None
-            bound[name] = Bound(one.node.part, one.call(context), modules[one.node.module])
-            inputs[name] = one.inputs(values)
-        for one, given in zip(self.covers, self.form.run(bound, inputs), strict=True):
-            one.keep(given, values, carried)
+        for name, operation in zip(self.names, self.covers, strict=True):
+            assert operation.node.part is not None
+            bound[name] = Bound(operation.node.part, operation.call(context), modules[operation.node.module])
+            inputs[name] = operation.inputs(values)
+        for operation, result in zip(self.covers, self.form.run(bound, inputs), strict=True):
+            operation.keep(result, values, carried)
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ class Program:
     def run(self, modules: Modules, inputs: Mapping[str, Any], context: CallContext, *, entering: Any = None) -> tuple[Any, State]:
         """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``. entering: the
         values that enter the memories, in place of those that a step computes, with as many heads."""
-        values: dict[Value, Any] = {(name, name): given for name, given in inputs.items()}
+        values: dict[Value, Any] = {(name, name): value for name, value in inputs.items()}
         carried: State = {}
         for step in self.after:
             step.run(modules, values, context, carried)
             if entering is not None:
-                values |= {one: repeat_heads(entering, values[one].shape[2]) for one in step.given(Kind.VALUE)}
+                values |= {value: repeat_heads(entering, values[value].shape[2]) for value in step.outputs_of(Kind.VALUE)}
         return values[self.output], carried
 
 

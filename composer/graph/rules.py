@@ -25,8 +25,8 @@ Rule = Callable[[HeadGraph], Iterator[Problem]]
 
 def checked_graph(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = True, idle: bool = False) -> HeadGraph:
     """The head's graph. Raises the first of its ``mistakes``, whose arguments these are."""
-    if found := mistakes(head, shape, path, sizes=sizes, idle=idle):
-        raise found[0]
+    if errors := mistakes(head, shape, path, sizes=sizes, idle=idle):
+        raise errors[0]
     return build_graph(head, shape)
 
 
@@ -37,18 +37,18 @@ def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = Tru
     which models have that were built before these were refused.
     """
     try:
-        for problems in _found(head, shape, sizes, idle):
-            found: dict[FieldPath, str] = {}
+        for problems in _problems(head, shape, sizes, idle):
+            messages: dict[FieldPath, str] = {}
             for message, where in problems:
-                found.setdefault(where, message)
-            if found:
-                return [GraphError(message, path + where) for where, message in found.items()]
+                messages.setdefault(where, message)
+            if messages:
+                return [GraphError(message, path + where) for where, message in messages.items()]
     except GraphError as error:
         return [GraphError(str(error), path + error.path)]
     return []
 
 
-def _found(head: HeadSpec, shape: Shape, sizes: bool, idle: bool) -> Iterator[Iterator[Problem]]:
+def _problems(head: HeadSpec, shape: Shape, sizes: bool, idle: bool) -> Iterator[Iterator[Problem]]:
     """What each rule finds. Those of the spec come first: a head that breaks one has no graph."""
     yield from (names(head), lines(head), numbers(head))
     graph = build_graph(head, shape)
@@ -91,13 +91,13 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
                 yield f"a `{node.kind}` memory sees every token and {_no_pairs(graph, edge)}", edge.path or _path(node)
                 continue
             wrong = [
-                f"{found} {what}, and it reads {wanted}"
-                for what, found, wanted in (
+                f"{actual} {what}, and it reads {wanted}"
+                for what, actual, wanted in (
                     ("is what comes", edge.kind, port.kind),
                     ("heads", edge.heads, port.heads),
                     ("coordinates", edge.dim, port.dim),
                 )
-                if wanted is not None and found not in {None, wanted}
+                if wanted is not None and actual not in {None, wanted}
             ]
             if wrong:
                 yield f"`{edge.start}` does not fit `{node.name}`: {'; '.join(wrong)}", _path(node)
@@ -107,15 +107,15 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
                 missing = MISSING.get(port.kind, "nothing gives `{name}` its {port}")
                 yield missing.format(kind=node.kind, name=node.name, port=port.name), _path(node)
             if len(edges) > 1 and not port.many:
-                given = ", ".join(f"`{edge.start}`" for edge in edges)
-                yield f"`{node.name}` reads one {port.name}, and {given} give it", _path(node)
+                starts = ", ".join(f"`{edge.start}`" for edge in edges)
+                yield f"`{node.name}` reads one {port.name}, and {starts} give it", _path(node)
 
 
 def _no_pairs(graph: HeadGraph, edge: Edge) -> str:
     """The remedy for an edge that brings pairs to a memory that takes none."""
     if edge.path is None:
         return "no pairs that fall; set `flow: parallel`"
-    return "no pairs; " + ("leave this edge out" if sum(bool(one.path) for one in graph.edges) > 1 else "remove `graph`")
+    return "no pairs; " + ("leave this edge out" if sum(bool(other.path) for other in graph.edges) > 1 else "remove `graph`")
 
 
 def _reached(graph: HeadGraph) -> Iterator[Problem]:
@@ -196,7 +196,7 @@ def _neighbours(graph: HeadGraph) -> Iterator[Problem]:
 
 def _weights(graph: HeadGraph) -> Iterator[Problem]:
     """A weight sets a memory against others that have another one, or none."""
-    among = [one for one in graph.memories if graph.read.leaves_masses_out or one[1].has_mass()]
+    among = [entry for entry in graph.memories if graph.read.leaves_masses_out or entry[1].has_mass()]
     weights = {_weight(graph, node, memory) for node, memory in among}
     beside = {_weight(graph, node, memory) for node, memory in graph.memories if (node, memory) not in among}
     if len(weights) != 1 or weights <= {None, *(weight for weight in beside if isinstance(weight, str))}:
@@ -254,8 +254,8 @@ IDLE: tuple[Rule, ...] = (_weights, _room)
 
 def _weight(graph: HeadGraph, node: Node, memory: Memory) -> float | str | None:
     """A memory's weight: the number, or the node that gives it; None where it has none."""
-    given = [edge.start for edge in graph.into(READ_NODE, "weight") if edge.label == node.name]
-    return memory.weight if given and isinstance(memory.weight, float) else given[0] if given else None
+    nodes = [edge.start for edge in graph.into(READ_NODE, "weight") if edge.label == node.name]
+    return memory.weight if nodes and isinstance(memory.weight, float) else nodes[0] if nodes else None
 
 
 def _main(graph: HeadGraph) -> tuple[tuple[Node, Part], ...]:

@@ -69,9 +69,9 @@ def lines(head: HeadSpec) -> Iterator[Problem]:
 
 def numbers(part: Closed, path: FieldPath = ()) -> Iterator[Problem]:
     """Problems with the numbers of a part, and of parts inside it; a seed may be any number."""
-    for name, said in part:
-        for index, item in enumerate(said if isinstance(said, tuple) else (said,)):
-            where = (*path, name, index) if isinstance(said, tuple) else (*path, name)
+    for name, value in part:
+        for index, item in enumerate(value if isinstance(value, tuple) else (value,)):
+            where = (*path, name, index) if isinstance(value, tuple) else (*path, name)
             if isinstance(item, Closed):
                 yield from numbers(item, where)
             elif isinstance(item, int) and name != "seed" and item > LARGEST:

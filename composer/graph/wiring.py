@@ -115,7 +115,7 @@ class _Wiring:
             self._feed(name)
         else:
             below = self._all_below(name)
-            features = any(one in self.mapped for one in below)
+            features = any(other in self.mapped for other in below)
             own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
             if above := self._above(name):
                 own = replace(own, falling=above.falling_at_once)
@@ -194,15 +194,15 @@ class _Wiring:
 
     def _all_below(self, name: str) -> list[str]:
         """The memories that a pair may still fall into, nearest first."""
-        found: list[str] = []
-        for one in fed_by(self.head, name):
-            found += [one, *self._all_below(one)]
-        return found
+        below: list[str] = []
+        for other in fed_by(self.head, name):
+            below += [other, *self._all_below(other)]
+        return below
 
     def _numbers(self, name: str, below: list[str]) -> tuple[Number, ...]:
         """The numbers of each pair in a memory: rates of the memories below, and sums of this memory and of those next below."""
-        rates = (item for one in self.names if one in below for item in self.memory[one].rates().items())
-        sums = (number for one in (name, *fed_by(self.head, name)) for number in self.memory[one].sums(self.shape))
+        rates = (item for other in self.names if other in below for item in self.memory[other].rates().items())
+        sums = (number for other in (name, *fed_by(self.head, name)) for number in self.memory[other].sums(self.shape))
         return (*(Number(number, rate.heads(self.shape)) for number, rate in rates), *sums)
 
     def _sums(self, name: str) -> None:

@@ -167,12 +167,12 @@ class Flow:
 
     def take(self, head: Head, piece: Piece) -> None:
         """Add the values of a piece."""
-        for node, log_decay in piece.given(Kind.DECAY, anatomy(head).graph).items():
+        for node, log_decay in piece.outputs_of(Kind.DECAY, anatomy(head).graph).items():
             if log_decay is not None:
                 sums = log_decay[0].double().sum(0).cpu()
                 self.decays[node] = self.decays[node] + sums if node in self.decays else sums
         for of, kind in VECTORS.items():
-            for node, states in piece.given(kind, anatomy(head).graph).items():
+            for node, states in piece.outputs_of(kind, anatomy(head).graph).items():
                 stage = "" if node == of else f"after {node}"
                 self.vectors.setdefault((of, stage), []).append(states[0].cpu())
         for key, what in piece.shown.items():

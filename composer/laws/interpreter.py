@@ -84,8 +84,8 @@ class LoopsOverTensors(interpreter.ASTTransformer):
     """Begins the body of ``for i in range(…)`` with ``i = i``, which becomes a tensor like anything that is assigned."""
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        asked = node.iter.func if isinstance(node.iter, ast.Call) else None
-        called = asked.id if isinstance(asked, ast.Name) else asked.attr if isinstance(asked, ast.Attribute) else None
+        callee = node.iter.func if isinstance(node.iter, ast.Call) else None
+        called = callee.id if isinstance(callee, ast.Name) else callee.attr if isinstance(callee, ast.Attribute) else None
         if called == "range" and isinstance(node.target, ast.Name):
             name = node.target.id
             node.body.insert(0, ast.Assign([ast.Name(name, ast.Store())], ast.Name(name, ast.Load())))
@@ -116,16 +116,16 @@ LIBRARY = {
 
 def _combined_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> list[Any]:
     """A scan with any function: what stands beside one another on its axis, entry by entry; what stands across it, at once."""
-    found = [numpy.zeros_like(one.handle.data) for one in input]
+    outputs = [numpy.zeros_like(operand.handle.data) for operand in input]
     before: tuple[Any, ...] = ()
     for entry in range(input[0].handle.data.shape[self.axis]):
         here = (*[slice(None)] * self.axis, entry)
-        row = tuple(self.to_tensor(one.handle.data[here], one.dtype) for one in input)
+        row = tuple(self.to_tensor(operand.handle.data[here], operand.dtype) for operand in input)
         after = self.combine_fn.fn(*before, *row) if entry else row
-        for out, one in zip(found, after if isinstance(after, tuple) else (after,), strict=True):
-            out[here] = one.handle.data.reshape(out[here].shape)
-        before = tuple(self.to_tensor(out[here], one.dtype) for out, one in zip(found, input, strict=True))
-    return [self.to_tensor(out, one.dtype) for out, one in zip(found, input, strict=True)]
+        for out, result in zip(outputs, after if isinstance(after, tuple) else (after,), strict=True):
+            out[here] = result.handle.data.reshape(out[here].shape)
+        before = tuple(self.to_tensor(out[here], operand.dtype) for out, operand in zip(outputs, input, strict=True))
+    return [self.to_tensor(out, operand.dtype) for out, operand in zip(outputs, input, strict=True)]
 
 
 class _Stays:
@@ -191,7 +191,7 @@ for name, function in LIBRARY.items():
 @contextmanager
 def nothing_refused() -> Iterator[None]:
     """Within, a form that refuses what it is given, or that is not there, is an error; that none fits is none."""
-    told = set(program._warned)
+    warned = set(program._warned)
     program._warned.clear()
     try:
         with warnings.catch_warnings():
@@ -200,7 +200,7 @@ def nothing_refused() -> Iterator[None]:
             yield
     finally:
         program._warned.clear()
-        program._warned.update(told)
+        program._warned.update(warned)
 
 
 @contextmanager

@@ -36,19 +36,19 @@ def alike(
     """Both, of one dtype and of one shape. What is widened is of the new type, with its entries as they were."""
     left, right = type(lhs) is tl.tensor, type(rhs) is tl.tensor
     if left and right:
-        one, other = lhs.dtype, rhs.dtype
-        moved = one.is_ptr() and other.name in STEPS and further == (True, True)
-        if moved or (one.name == other.name and one.name in BESIDE):
+        left_type, right_type = lhs.dtype, rhs.dtype
+        moved = left_type.is_ptr() and right_type.name in STEPS and further == (True, True)
+        if moved or (left_type.name == right_type.name and left_type.name in BESIDE):
             return _widened(lhs, rhs)
     elif left or right:
         tensor, number = (lhs, rhs) if left else (rhs, lhs)
         if type(number) in BESIDE.get(tensor.dtype.name, ()):
-            asked = number, type(number), tensor.type.name, left, further, *flags.items()
-            if asked not in NUMBERS:
+            key = number, type(number), tensor.type.name, left, further, *flags.items()
+            if key not in NUMBERS:
                 if len(NUMBERS) >= REMEMBERED:
                     NUMBERS.clear()
-                NUMBERS[asked] = known(self, lhs, rhs, *further, **flags)[left]
-            return (lhs, NUMBERS[asked]) if left else (NUMBERS[asked], rhs)
+                NUMBERS[key] = known(self, lhs, rhs, *further, **flags)[left]
+            return (lhs, NUMBERS[key]) if left else (NUMBERS[key], rhs)
     return known(self, lhs, rhs, *further, **flags)
 
 
@@ -75,10 +75,10 @@ def _widened(lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     if named not in TYPES:
         shape = [*numpy.broadcast_shapes(tuple(_sides(lhs)), tuple(_sides(rhs)))]
         TYPES[named] = tl.block_type(lhs.dtype, shape), tl.block_type(rhs.dtype, shape)
-    one, other = TYPES[named]
+    left, right = TYPES[named]
     return (
-        lhs if named[0] == one.name else tl.tensor(lhs.handle, one),
-        rhs if named[1] == other.name else tl.tensor(rhs.handle, other),
+        lhs if named[0] == left.name else tl.tensor(lhs.handle, left),
+        rhs if named[1] == right.name else tl.tensor(rhs.handle, right),
     )
 
 

@@ -19,7 +19,7 @@ ONE_BY_ONE = (*range(28), *range(60, LENGTH))
 
 
 @functools.lru_cache(maxsize=128)
-def in_one(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) -> tuple[Head, Inputs, torch.Tensor, State]:
+def run_whole(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) -> tuple[Head, Inputs, torch.Tensor, State]:
     """A head, its inputs, and what it answers and hands on when they come in one call. jumps: tokens before which positions are
     left out."""
     head, data = built(spec, shape), inputs(shape, 2, length)
@@ -31,7 +31,7 @@ def in_one(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) ->
 
 @once
 def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], jumps: tuple[int, ...] = ()) -> None:
-    head, data, whole, final = in_one(spec, shape, length, jumps)  # pyright: ignore[reportArgumentType]
+    head, data, whole, final = run_whole(spec, shape, length, jumps)  # pyright: ignore[reportArgumentType]
     outputs, state = [], None
     for piece in pieces(length, bounds):
         output, state = run(head, data.cut(piece), state)

@@ -18,7 +18,7 @@ SAID_APART = {"value_position", "output"}
 """What becomes of an answer when memories and read have given it."""
 
 
-def given_to(head: Head, data: Inputs) -> HeadCall:
+def head_call(head: Head, data: Inputs) -> HeadCall:
     """As a layer hands it on; what is mixed for queries and keys is left out, as it is the layer's to project."""
     return HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
 
@@ -26,7 +26,7 @@ def given_to(head: Head, data: Inputs) -> HeadCall:
 @once
 def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
     head, data = built(spec, shape), inputs(shape, 2, length)
-    implied = implicit_attention(head, given_to(head, data), queries, "auto")
+    implied = implicit_attention(head, head_call(head, data), queries, "auto")
     total = implied.total()
     values = repeat_heads(implied.entered, shape.heads)
     weighed = torch.einsum("bqhs,bshd->bqhd", total, values)

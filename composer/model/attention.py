@@ -179,19 +179,19 @@ class ComposedAttention(nn.Module):
         if self.composed._mixes:
             how = call.state, passed.backend, call.in_place
             inputs, call.carried = self.composed.mix(hidden, passed.tokens, *how)
-        given = {**options, "attention_mask": None, "composed": call}
+        host_options = {**options, "attention_mask": None, "composed": call}
         for name in CACHES:
-            if name in given:
-                given[name] = None
-        if given.get("position_embeddings") is not None:
-            cosine, sine = given["position_embeddings"]
-            given["position_embeddings"] = call.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
-        if all(one is hidden for one in inputs):
-            return super().forward(hidden, *_without_mask(arguments), **given)
+            if name in host_options:
+                host_options[name] = None
+        if host_options.get("position_embeddings") is not None:
+            cosine, sine = host_options["position_embeddings"]
+            host_options["position_embeddings"] = call.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
+        if all(tensor is hidden for tensor in inputs):
+            return super().forward(hidden, *_without_mask(arguments), **host_options)
         self.hook_projections()
         MIXED.inputs = inputs
         try:
-            return super().forward(hidden, *_without_mask(arguments), **given)
+            return super().forward(hidden, *_without_mask(arguments), **host_options)
         finally:
             MIXED.inputs = None
 
@@ -236,12 +236,15 @@ class ComposedAttention(nn.Module):
     def hook_projections(self) -> None:
         """Hook the projections of queries and keys, which an adapter may have replaced: they project what the groups have mixed."""
         projections = (self.get_submodule("q_proj"), self.get_submodule("k_proj"))
-        if all(one is other for one, other in zip(projections, self._hooked, strict=False)) and self._hooked:
+        if all(projection is hooked for projection, hooked in zip(projections, self._hooked, strict=False)) and self._hooked:
             return
         for handle in self._handles:
             handle.remove()
         self._hooked = projections
-        hooks = ((one.register_forward_pre_hook(_mixed), one.register_forward_hook(self._projected)) for one in projections)
+        hooks = (
+            (projection.register_forward_pre_hook(_mixed), projection.register_forward_hook(self._projected))
+            for projection in projections
+        )
         self._handles = tuple(handle for both in hooks for handle in both)
 
     def _projected(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
@@ -267,7 +270,7 @@ def _mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
 
 
 def _alike(inputs: list[Tensor]) -> bool:
-    return all(one is inputs[0] for one in inputs)
+    return all(tensor is inputs[0] for tensor in inputs)
 
 
 def _attended(answer: Any) -> Tensor:
@@ -282,14 +285,14 @@ def _projected_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def _passed(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed:
-    for one in (options.get("attention_mask"), *arguments):
-        if isinstance(one, Passed):
-            return one
+    for argument in (options.get("attention_mask"), *arguments):
+        if isinstance(argument, Passed):
+            return argument
     raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
 
 
 def _without_mask(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(None if isinstance(one, Passed) else one for one in arguments)
+    return tuple(None if isinstance(argument, Passed) else argument for argument in arguments)
 
 
 def _interface(
@@ -303,7 +306,7 @@ def _interface(
     *,
     composed: LayerCall,
     s_aux: Tensor | None = None,
-    **said: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query ``B H T D``, key and value ``B K T D``, to ``B T H D``."""
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))

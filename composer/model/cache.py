@@ -134,12 +134,12 @@ def new_cache(config: Any) -> ComposedCache:
     return ComposedCache(config.get_text_config().num_hidden_layers)
 
 
-def without_what_follows(given: dict[str, Any]) -> dict[str, Any]:
+def without_what_follows(options: dict[str, Any]) -> dict[str, Any]:
     """The arguments that ``generate`` has after a call, with None for those that a cache makes needless. Of all tokens to come the
     mask says that they are real; and positions that are counted on from what the cache has seen are so for good."""
-    cache = given.get("past_key_values")
-    if given.get("use_cache") and isinstance(cache, ComposedCache):
-        given["attention_mask"] = None
-        if cache.follows(None, given.get("position_ids")):
-            given["position_ids"] = None
-    return given
+    cache = options.get("past_key_values")
+    if options.get("use_cache") and isinstance(cache, ComposedCache):
+        options["attention_mask"] = None
+        if cache.follows(None, options.get("position_ids")):
+            options["position_ids"] = None
+    return options

@@ -59,7 +59,7 @@ def documents_of(
     bounds: ``N + 1`` bounds of the documents of one packed row, by argument, such as ``cu_seq_lens_q``. seq_idx: ``B T`` or ``T``,
     the number of each token's document. longest: upper bounds of the documents' lengths, by argument. Raises ValueError.
     """
-    numbers = {name: _numbers(name, said, batch, length, device) for name, said in bounds.items() if said is not None}
+    numbers = {name: _numbers(name, value, batch, length, device) for name, value in bounds.items() if value is not None}
     if seq_idx is not None:
         rows = 1 if seq_idx.dim() == 1 else seq_idx.shape[0]
         if seq_idx.dim() not in (1, 2) or rows not in (1, batch) or seq_idx.shape[-1] != length:
@@ -68,9 +68,9 @@ def documents_of(
     return Documents(numbers, {name: int(most) for name, most in longest.items() if most is not None})
 
 
-def _numbers(name: str, said: Any, batch: int, length: int, device: torch.device) -> Tensor:
+def _numbers(name: str, value: Any, batch: int, length: int, device: torch.device) -> Tensor:
     """The number of each token's document, ``1 T``."""
-    bounds = torch.as_tensor(said).to(device, torch.int64)
+    bounds = torch.as_tensor(value).to(device, torch.int64)
     wrong = bounds.dim() != 1 or bounds.shape[0] < 2 or batch != 1
     if not wrong and has_numbers(bounds):
         wrong = int(bounds[0]) != 0 or int(bounds[-1]) != length or bool((bounds.diff() <= 0).any())

@@ -36,4 +36,4 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
     problems = [f"the model wants {name}, and nothing brings it" for name in sorted(report["missing_keys"])]
     problems += [f"the model has no place for {name}" for name in sorted(report["unexpected_keys"])]
     problems += [f"{name} has another shape than the model's: {shapes}" for name, *shapes in sorted(report["mismatched_keys"])]
-    return problems + [str(one) for one in report["error_msgs"]]
+    return problems + [str(message) for message in report["error_msgs"]]

@@ -78,8 +78,8 @@ class Recorder:
             return False
         if self._most is not None and columns >= self._most:
             return False
-        more = {name for name, said in options.items() if said is not None and said is not False} - ANSWERED - FOLLOWING
-        return ids.shape[1] == 1 and columns > 0 and not more and _one(options.get("logits_to_keep"))
+        more = {name for name, value in options.items() if value is not None and value is not False} - ANSWERED - FOLLOWING
+        return ids.shape[1] == 1 and columns > 0 and not more and _keeps_last_or_all(options.get("logits_to_keep"))
 
     def step(self, options: Mapping[str, Any]) -> CausalLMOutputWithPast:
         """Run a call that ``serves`` accepts, by the recorded step as soon as there is one."""
@@ -89,7 +89,7 @@ class Recorder:
         if self._ids is None:
             self._begin(ids)
         if self._off or self._ids is None or self._ids.shape != ids.shape:
-            return self._called(**{name: said for name, said in options.items() if name not in FOLLOWING})
+            return self._called(**{name: value for name, value in options.items() if name not in FOLLOWING})
         self._ids.copy_(ids)
         self._hold()
         assert self._replay is not None
@@ -171,7 +171,7 @@ def _on(ids: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(ids.device) if ids.is_cuda else nullcontext()
 
 
-def _one(kept: Any) -> bool:
+def _keeps_last_or_all(kept: Any) -> bool:
     return kept is None or (isinstance(kept, int) and kept in (0, 1))
 
 

@@ -20,8 +20,8 @@ def keep_tokens_alone(model: Any) -> None:
     """Remove beams, penalties and lengths from a model's generation settings: the caller of ``generate`` sets them."""
     from transformers import GenerationConfig
 
-    said = model.generation_config
-    model.generation_config = GenerationConfig(**{name: getattr(said, name, None) for name in TOKENS})
+    settings = model.generation_config
+    model.generation_config = GenerationConfig(**{name: getattr(settings, name, None) for name in TOKENS})
 
 
 @torch.no_grad()
@@ -89,10 +89,10 @@ def check_continuation(arguments: Sequence[Any], options: Mapping[str, Any]) -> 
     """
     cache, embeddings = options.get("past_key_values"), options.get("inputs_embeds")
     stated = (embeddings, *arguments[:1], options.get("inputs"), options.get("input_ids"))
-    given = next((value for value in stated if value is not None), None)
-    if not isinstance(cache, ComposedCache) or given is None or not (seen := cache.get_seq_length()):
+    inputs = next((value for value in stated if value is not None), None)
+    if not isinstance(cache, ComposedCache) or inputs is None or not (seen := cache.get_seq_length()):
         return
-    length, mask = given.shape[1], options.get("attention_mask")
+    length, mask = inputs.shape[1], options.get("attention_mask")
     columns = length if mask is None or embeddings is not None else mask.shape[1]
     new_alone = columns > length
     remedy = (

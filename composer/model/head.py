@@ -52,7 +52,7 @@ class PartModule(nn.Module):
         def applied(tensor: Tensor) -> Tensor:
             answer = fn(tensor)
             wide = accumulating(answer.dtype)
-            if wide == answer.dtype or not any(tensor is one for one in precise):
+            if wide == answer.dtype or not any(tensor is parameter for parameter in precise):
                 return answer
             # From the values before the cast, not from the rounded ones.
             return tensor.to(answer.device, wide)

@@ -36,9 +36,9 @@ def visiting_heads(model: nn.Module, visit: VisitHead) -> Iterator[None]:
             hook.remove()
 
 
-def _before(layer: int, name: str, visit: VisitHead, head: nn.Module, asked: tuple[Any, ...]) -> None:
+def _before(layer: int, name: str, visit: VisitHead, head: nn.Module, arguments: tuple[Any, ...]) -> None:
     assert isinstance(head, Head)
-    hidden, query, key, value, tokens, _state, _backend, _in_place, sinks = asked
+    hidden, query, key, value, tokens, _state, _backend, _in_place, sinks = arguments
     visit(layer, name, head, HeadCall(hidden, query, key, value, tokens, sinks))
 
 
@@ -49,7 +49,7 @@ class Attentions:
         self._layers: dict[int, list[Tensor]] = {}
         self._backend = backend
 
-    def collect(self, layer: int, name: str, head: Head, given: HeadCall) -> None:
+    def collect(self, layer: int, name: str, head: Head, call: HeadCall) -> None:
         """A ``VisitHead``. Raises ValueError for heads whose answers are no means of values."""
         for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:
@@ -57,8 +57,8 @@ class Attentions:
                     f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing "
                     "divides, so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
                 )
-        found = implicit_attention(head, given, range(given.length), self._backend)
-        self._layers.setdefault(layer, []).append(found.total().transpose(1, 2))
+        implied = implicit_attention(head, call, range(call.length), self._backend)
+        self._layers.setdefault(layer, []).append(implied.total().transpose(1, 2))
 
     def by_layer(self, rows: Rows) -> tuple[Tensor, ...]:
         """The weights of each layer, rows and columns in the order of the call."""

@@ -43,7 +43,7 @@ def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
     """The layers of a host's base model, and their name in it. Raises BuildError."""
     count = cast("Any", base).config.get_text_config().num_hidden_layers
     for name, module in base.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count and all(attention_of(one) for one in module):
+        if isinstance(module, nn.ModuleList) and len(module) == count and all(attention_of(layer) for layer in module):
             return name, module
     raise BuildError(f"{_host(base)} has no {count} layers with an attention each, so no heads can be put into it")
 
@@ -51,16 +51,16 @@ def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
 def attention_of(layer: nn.Module) -> tuple[str, nn.Module] | None:
     """The attention of a layer, and its name in it; None where it has none."""
     for name in ATTENTIONS:
-        found = getattr(layer, name, None)
-        if isinstance(found, nn.Module):
-            return name, found
+        attention = getattr(layer, name, None)
+        if isinstance(attention, nn.Module):
+            return name, attention
     return None
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[str, ComposedAttention]]:
     """The composed attention of each layer in turn, with its full name."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, ComposedAttention)]
-    return iter(sorted(found, key=lambda one: one[1].layer))
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, ComposedAttention)]
+    return iter(sorted(modules, key=lambda item: item[1].layer))
 
 
 def compose(base: nn.Module, resolved: Resolved) -> None:
@@ -69,9 +69,9 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
     rotary = getattr(base.get_submodule(name.rpartition(".")[0]), "rotary_emb", None)
     turnings: dict[Any, HostTurning] = {}
     for index, layer in enumerate(layers):
-        found = attention_of(layer)
-        assert found is not None, "layers_of has looked"
-        attention: Any = found[1]
+        name_and_module = attention_of(layer)
+        assert name_and_module is not None, "layers_of has looked"
+        attention: Any = name_and_module[1]
         host, layer_type = type(attention), _layer_type(rotary, attention, index)
         try:
             facts = attention_facts(attention, rotary)

@@ -43,7 +43,7 @@ class ImplicitAttention:
 
     def cpu(self) -> ImplicitAttention:
         """The same in the memory of the CPU."""
-        own, parts = ({name: one.cpu() for name, one in of.items()} for of in (self.own, self.parts))
+        own, parts = ({name: tensor.cpu() for name, tensor in of.items()} for of in (self.own, self.parts))
         sunk = None if self.sunk is None else self.sunk.cpu()
         brought = None if self.brought is None else self.brought.cpu()
         return ImplicitAttention(self.queries, own, parts, self.answer.cpu(), self.entered.cpu(), sunk, brought)
@@ -81,7 +81,7 @@ class ImplicitAttention:
         return float((weighed - self.answer.to(weighed.dtype)).abs().max()) / largest
 
 
-def implicit_attention(head: Head, given: HeadCall, queries: Sequence[int], backend: str) -> ImplicitAttention:
+def implicit_attention(head: Head, call: HeadCall, queries: Sequence[int], backend: str) -> ImplicitAttention:
     """The weights behind the answers to these columns, from an empty state.
 
     Memory: that of a prefill in pieces, of the states' inputs, and of the weights. It grows with the tokens, never with their
@@ -89,17 +89,17 @@ def implicit_attention(head: Head, given: HeadCall, queries: Sequence[int], back
     """
     queries = tuple(sorted(set(queries)))
     with torch.inference_mode(mode=False), _at_rest(head):
-        return _by_gradients(head, given.ordinary().detached(), queries, backend)
+        return _by_gradients(head, call.ordinary().detached(), queries, backend)
 
 
 @contextmanager
 def _at_rest(head: Head) -> Iterator[None]:
     """For the block, the head's parameters need no gradients, and none of them is a tensor of inference mode."""
     own = {
-        (module, name): ordinary(one.detach())
+        (module, name): ordinary(parameter.detach())
         for module in head.modules()
-        for name, one in module._parameters.items()
-        if one is not None
+        for name, parameter in module._parameters.items()
+        if parameter is not None
     }
     with _replaced(own):
         yield
@@ -118,13 +118,13 @@ def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Itera
             module._parameters[name] = tensor
 
 
-def _by_gradients(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
-    (batch, length), heads = given.query.shape[:2], given.query.shape[2]
+def _by_gradients(head: Head, call: HeadCall, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
+    (batch, length), heads = call.query.shape[:2], call.query.shape[2]
     names = [node.name for node, _ in anatomy(head).graph.memories]
-    own = {name: given.value.new_zeros(batch, len(queries), heads, length) for name in names}
-    parts = {name: given.value.new_zeros(batch, len(queries), heads) for name in names}
+    own = {name: call.value.new_zeros(batch, len(queries), heads, length) for name in names}
+    parts = {name: call.value.new_zeros(batch, len(queries), heads) for name in names}
     answers, entered = [], []
-    for piece in pieces(head, given, backend, gradients=True):
+    for piece in pieces(head, call, backend, gradients=True):
         entered.append(piece.entering)
         chosen = [index for index, query in enumerate(queries) if piece.columns.start <= query < piece.columns.stop]
         if not chosen:
@@ -135,16 +135,16 @@ def _by_gradients(head: Head, given: HeadCall, queries: tuple[int, ...], backend
         for name, part in _parts(piece, read, names).items():
             parts[name][:, chosen] = part[:, local].to(part.dtype)
         _rows(piece, entered, chosen, local, own)
-    answer = torch.cat(answers, dim=1) if answers else given.query[:, :0]
+    answer = torch.cat(answers, dim=1) if answers else call.query[:, :0]
     values = torch.cat([leaf.detach() for leaf in entered], dim=1)
     sunk = None
-    if given.sinks is not None:
+    if call.sinks is not None:
         whole = torch.stack([(own[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
         sunk = (1 - whole).clamp(min=0)
-    return ImplicitAttention(queries, own, parts, answer, values, sunk, _brought(head, given, queries, backend))
+    return ImplicitAttention(queries, own, parts, answer, values, sunk, _brought(head, call, queries, backend))
 
 
-def _brought(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str) -> Tensor | None:
+def _brought(head: Head, call: HeadCall, queries: tuple[int, ...], backend: str) -> Tensor | None:
     """B Q H D, the part of the answers from values that belong to memories; None where no memory has any.
 
     These values are linear in parameters. The answer is linear in these and in the tokens' values, as long as caches keep the same
@@ -157,7 +157,7 @@ def _brought(head: Head, given: HeadCall, queries: tuple[int, ...], backend: str
         return None
     answers = []
     with forward.dual_level(), _replaced({(module, name): _along_itself(module._parameters[name]) for module, name in own}):
-        for piece in pieces(head, given, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
+        for piece in pieces(head, call, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
             local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
             answer, derivative = forward.unpack_dual(piece.values[READ_NODE, OUTPUT][:, local])
             answers.append(torch.zeros_like(answer) if derivative is None else derivative)
@@ -172,10 +172,10 @@ def _along_itself(parameter: Tensor | None) -> Tensor:
 def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """The factor of each memory's answer in the read's output: the read treats all coordinates alike, and each token by itself."""
     leaves = [piece.values[name, "partial"].output for name in names]
-    found = torch.autograd.grad(read[..., 0].sum(), leaves, retain_graph=True, allow_unused=True)
+    gradients = torch.autograd.grad(read[..., 0].sum(), leaves, retain_graph=True, allow_unused=True)
     return {
         name: torch.zeros_like(leaf[..., 0]) if gradient is None else gradient[..., 0]
-        for name, leaf, gradient in zip(names, leaves, found, strict=True)
+        for name, leaf, gradient in zip(names, leaves, gradients, strict=True)
     }
 
 
@@ -194,13 +194,13 @@ def _rows(piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local:
     first = torch.arange(key_heads) * group
     for start in range(0, len(wanted), size):
         some = wanted[start : start + size]
-        asked = {name: torch.zeros_like(piece.answers[name]) for name in dict.fromkeys(one[0] for one in some)}
+        grad_outputs = {name: torch.zeros_like(piece.answers[name]) for name in dict.fromkeys(entry[0] for entry in some)}
         for coordinate, (name, _, place, member) in enumerate(some):
-            asked[name][:, place, first + member, coordinate] = 1.0
-        outputs = [piece.answers[name] for name in asked]
-        found = torch.autograd.grad(outputs, list(entered), list(asked.values()), retain_graph=True, allow_unused=True)
+            grad_outputs[name][:, place, first + member, coordinate] = 1.0
+        outputs = [piece.answers[name] for name in grad_outputs]
+        gradients = torch.autograd.grad(outputs, list(entered), list(grad_outputs.values()), retain_graph=True, allow_unused=True)
         column = 0
-        for leaf, gradient in zip(entered, found, strict=True):
+        for leaf, gradient in zip(entered, gradients, strict=True):
             if gradient is not None:
                 for coordinate, (name, index, _, member) in enumerate(some):
                     own[name][:, index, first + member, column : column + leaf.shape[1]] = gradient[..., coordinate].mT

@@ -127,13 +127,13 @@ class ComposedModel(ComposedPreTrainedModel):
         upper bounds of their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these
         contradict each other. return_dict: False returns a tuple.
         """
-        asked = passed.pop("output_attentions", None)
+        output_attentions = passed.pop("output_attentions", None)
         if passed:
             check_passed(passed)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        given = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)
-        (batch, length), device = given.shape[:2], given.device
+        tokens = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)
+        (batch, length), device = tokens.shape[:2], tokens.device
         cache = self._cache(past_key_values, use_cache)
         columns = 0 if cache is None else cache.get_seq_length()
         seen = None if cache is None else cache.seen()
@@ -142,18 +142,18 @@ class ComposedModel(ComposedPreTrainedModel):
         documents = documents_of(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
         rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, documents=documents)
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
-        inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(given)
+        inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(tokens)
         passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
-        outputs = self._attended(rows, seen, passed) if asked else self.run(rows.tokens, rows.below, **passed)
+        outputs = self._attended(rows, seen, passed) if output_attentions else self.run(rows.tokens, rows.below, **passed)
         if cache is not None:
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.reordered:
             outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
             if outputs.hidden_states is not None:
-                outputs.hidden_states = tuple(rows.outward(one) for one in outputs.hidden_states)
+                outputs.hidden_states = tuple(rows.outward(hidden) for hidden in outputs.hidden_states)
             if getattr(outputs, "router_logits", None) is not None:  # a host's, of all tokens of all rows
                 outputs.router_logits = tuple(
-                    rows.outward(one.reshape(batch, length, -1)).reshape(one.shape) for one in outputs.router_logits
+                    rows.outward(logits.reshape(batch, length, -1)).reshape(logits.shape) for logits in outputs.router_logits
                 )
         return outputs.to_tuple() if return_dict is False else outputs
 
@@ -166,10 +166,10 @@ class ComposedModel(ComposedPreTrainedModel):
                 "output_attentions: weights are read off the values of a text, and those of earlier calls are gone: give the text "
                 "whole, in one call without a cache"
             )
-        found = Attentions(self.backend)
-        with visiting_heads(self, found.collect):
+        attentions = Attentions(self.backend)
+        with visiting_heads(self, attentions.collect):
             outputs = self.run(rows.tokens, rows.below, **options)
-        outputs.attentions = found.by_layer(rows)
+        outputs.attentions = attentions.by_layer(rows)
         return outputs
 
     def run(self, tokens: Tokens, below: int | None = None, **options: Any) -> Any:
@@ -187,22 +187,22 @@ class ComposedModel(ComposedPreTrainedModel):
         finally:
             RUNNING.passed = before
 
-    def _cache(self, given: Any, use_cache: bool | None) -> ComposedCache | None:
-        if given is not None and not isinstance(given, ComposedCache):
+    def _cache(self, past: Any, use_cache: bool | None) -> ComposedCache | None:
+        if past is not None and not isinstance(past, ComposedCache):
             raise TypeError(
-                f"past_key_values is a {type(given).__name__}, and a composed model keeps states of its own: pass what this model "
+                f"past_key_values is a {type(past).__name__}, and a composed model keeps states of its own: pass what this model "
                 "returned, ComposedCache(layers), or nothing. PEFT's prefix tuning and cartridges pass keys and values in a cache, "
                 "which a state cannot hold: use prompt tuning, P-tuning or LoRA"
             )
         if self.both_ways:
-            if given is not None:
+            if past is not None:
                 raise ValueError("past_key_values: a bidirectional model hands nothing on; give it each text whole, in one call")
             return None
         if self.gradient_checkpointing and self.training:
-            if given is not None:
+            if past is not None:
                 raise ValueError("past_key_values: layers with gradient checkpointing take no cache in training; call eval() first")
             return None
-        return new_cache(self.config) if given is None and (self.config.use_cache if use_cache is None else use_cache) else given
+        return new_cache(self.config) if past is None and (self.config.use_cache if use_cache is None else use_cache) else past
 
 
 class Computed(nn.Module):
@@ -223,9 +223,9 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """The host's forward, or a step of the cache's recorder where that serves the call."""
         recorder = getattr(options.get("past_key_values"), "recorder", None)
-        said = {"input_ids": arguments[0], **options} if len(arguments) == 1 else options
-        if recorder is not None and len(arguments) < 2 and recorder.serves(self, said):
-            return recorder.step(said)
+        named_options = {"input_ids": arguments[0], **options} if len(arguments) == 1 else options
+        if recorder is not None and len(arguments) < 2 and recorder.serves(self, named_options):
+            return recorder.step(named_options)
         return super().__call__(*arguments, **options)
 
     def generate(self, *arguments: Any, **options: Any) -> Any:

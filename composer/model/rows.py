@@ -37,11 +37,11 @@ class Rows:
         self.below = columns + length if positions is None else None
         """No real token's position is as large as this. None: only a look at them would show what they are."""
         self._order = self._inverse = None
-        valid = given = _valid(mask, batch, length)
-        if given is not None and length > 1:
-            self._order = (~given).to(torch.uint8).argsort(dim=1, stable=True)
+        valid = real_columns = _valid(mask, batch, length)
+        if real_columns is not None and length > 1:
+            self._order = (~real_columns).to(torch.uint8).argsort(dim=1, stable=True)
             self._inverse = self._order.argsort(dim=1)
-            valid = given.gather(1, self._order)
+            valid = real_columns.gather(1, self._order)
         if length == 1 and seen is not None and valid is None and positions is None and not documents.numbers:
             self.tokens, self.seen = Tokens(seen[:, None]), seen + 1
             return
@@ -126,9 +126,9 @@ def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
     return None if _known(valid) else valid
 
 
-def _known(said: Tensor) -> bool:
+def _known(flags: Tensor) -> bool:
     """Whether all is known to be true. Of a compiler's graph and of fake tensors nothing is: Python cannot look there."""
-    return has_numbers(said) and bool(said.all())
+    return has_numbers(flags) and bool(flags.all())
 
 
 def _changes(numbers: Tensor) -> Tensor:
@@ -152,11 +152,11 @@ def _check_longest(longest: Mapping[str, int], position: Tensor, valid: Tensor |
     if not longest or not has_numbers(position):
         return
     real = position if valid is None else position.masked_fill(~valid, 0)
-    found = int(real.max()) + 1
+    actual = int(real.max()) + 1
     for name, most in longest.items():
-        if most < found:
+        if most < actual:
             raise ValueError(
-                f"{name} is {most}, and the longest document has {found} tokens. Pass {found} or more, or leave it out."
+                f"{name} is {most}, and the longest document has {actual} tokens. Pass {actual} or more, or leave it out."
             )
 
 

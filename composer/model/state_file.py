@@ -78,9 +78,9 @@ def declared_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
     for module in model.modules():
         if isinstance(module, ComposedHeads):
             for group, head in module.named_children():
-                found: Any = anatomy(head)  # pyright: ignore[reportArgumentType]
-                layer = found.place[0]
-                for name, slot in state_size(found.graph, tokens).items():
+                head_anatomy: Any = anatomy(head)  # pyright: ignore[reportArgumentType]
+                layer = head_anatomy.place[0]
+                for name, slot in state_size(head_anatomy.graph, tokens).items():
                     own = f"{group}.{name}"
                     states[f"layers.{layer}.{own}"] = DeclaredState(layer, own, (1, *slot.shape), dtypes[slot.dtype])
     return dict(sorted(states.items()))

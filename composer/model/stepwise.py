@@ -52,8 +52,8 @@ class HeadCall:
 
     def ordinary(self) -> HeadCall:
         """The same inputs; tensors of inference mode are copied."""
-        given = self.tokens.position, self.tokens.segment, self.tokens.valid, self.tokens.index, self.sinks
-        position, segment, valid, index, sinks = (None if of is None else ordinary(of) for of in given)
+        tensors = self.tokens.position, self.tokens.segment, self.tokens.valid, self.tokens.index, self.sinks
+        position, segment, valid, index, sinks = (None if of is None else ordinary(of) for of in tensors)
         assert position is not None
         return self._each(ordinary, Tokens(position, segment, valid, index), sinks)
 
@@ -83,7 +83,7 @@ class Piece:
     shown: Mapping[tuple[str, str], Shown]
     state: State
 
-    def given(self, kind: Kind, graph: HeadGraph) -> dict[str, Any]:
+    def outputs_of(self, kind: Kind, graph: HeadGraph) -> dict[str, Any]:
         """The outputs of this kind, by the names of their nodes."""
         return {
             node.name: self.values[node.name, port.name]
@@ -93,13 +93,13 @@ class Piece:
         }
 
 
-def step_by_step(head: Head, backend: str, given: HeadCall, *, gradients: bool) -> Program:
+def step_by_step(head: Head, backend: str, call: HeadCall, *, gradients: bool) -> Program:
     """The program for such a call, without the forms that join memories to their read, so that each memory has its own answer."""
     apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
-    tokens = given.tokens
+    tokens = call.tokens
     setting = Setting(
-        given.value.device.type,
-        dtype_name(given.value.dtype),
+        call.value.device.type,
+        dtype_name(call.value.dtype),
         documents=tokens.segment is not None,
         padded=tokens.valid is not None,
         gradients=gradients,
@@ -107,18 +107,18 @@ def step_by_step(head: Head, backend: str, given: HeadCall, *, gradients: bool) 
     return lower(anatomy(head).graph, backend, setting, apart)
 
 
-def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
+def pieces(head: Head, call: HeadCall, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
     """The call in pieces, from an empty state, each from the state of the one before. Together they give the output of one call.
 
     bounds: columns at which a piece has to end. gradients: values are leaves, and answers can be differentiated by them; a piece's
     own graph is freed with the piece, that of the states stays. Bidirectional heads take all tokens as one piece.
     """
-    program = step_by_step(head, backend, given, gradients=gradients)
+    program = step_by_step(head, backend, call, gradients=gradients)
     names = [node.name for node, _ in anatomy(head).graph.memories]
-    state = head.empty_state(given.value.shape[0], given.value.dtype, given.value.device)
-    with torch.set_grad_enabled(gradients), without_autocast(given.value.device.type):
-        for columns in _columns(head, given, bounds):
-            own = given.piece(columns)
+    state = head.empty_state(call.value.shape[0], call.value.dtype, call.value.device)
+    with torch.set_grad_enabled(gradients), without_autocast(call.value.device.type):
+        for columns in _columns(head, call, bounds):
+            own = call.piece(columns)
             inputs = {"hidden": own.hidden, "query": own.query, "key": own.key, "value": own.value}
             values: dict[Value, Any] = {(name, name): states for name, states in inputs.items()}
             if own.sinks is not None:
@@ -132,7 +132,7 @@ def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False
                 step.run(anatomy(head).parts, values, context, carried)
                 if not gradients:
                     shown |= _shown_by(step, anatomy(head).parts, values, context)
-                for node, port in _given_by(step):
+                for node, port in _outputs_of(step):
                     if port.kind is Kind.VALUE:
                         entering = values[node, port.name].detach().requires_grad_(gradients)
                         values[node, port.name] = entering
@@ -146,26 +146,26 @@ def pieces(head: Head, given: HeadCall, backend: str, *, gradients: bool = False
 
 
 def _shown_by(step: Step, parts: Modules, values: Mapping[Value, Any], context: CallContext) -> dict[tuple[str, str], Shown]:
-    found: dict[tuple[str, str], Shown] = {}
-    for one in step.covers:
-        if one.node.part is not None and one.node.main:
-            shown = parts[one.node.module](one.node.part.shows, one.call(context), one.all_inputs(values))
-            found |= {(one.node.name, name): what for name, what in shown.items()}
-    return found
+    shown_by_node: dict[tuple[str, str], Shown] = {}
+    for covered in step.covers:
+        if covered.node.part is not None and covered.node.main:
+            shown = parts[covered.node.module](covered.node.part.shows, covered.call(context), covered.all_inputs(values))
+            shown_by_node |= {(covered.node.name, name): what for name, what in shown.items()}
+    return shown_by_node
 
 
-def _given_by(step: Step) -> Iterator[tuple[str, Port]]:
+def _outputs_of(step: Step) -> Iterator[tuple[str, Port]]:
     for covered in step.covers:
         for port in covered.node.operation.gives:
             yield covered.node.name, port
 
 
-def _columns(head: Head, given: HeadCall, bounds: tuple[int, ...]) -> Iterator[slice]:
-    length = given.length
+def _columns(head: Head, call: HeadCall, bounds: tuple[int, ...]) -> Iterator[slice]:
+    length = call.length
     if anatomy(head).shape.both_ways:
         yield slice(0, length)
         return
-    batch, heads = given.query.shape[0], given.query.shape[2]
+    batch, heads = call.query.shape[0], call.query.shape[2]
     most = max(16, min(LONGEST, ROOM // max(1, batch * heads * length)))
     edges = {0, length, *(bound for bound in bounds if 0 < bound < length)}
     start = 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from composer.ablation.ablate import STEPS, ablate
-from composer.ablation.cluster import ray_workers, run_there
+from composer.ablation.cluster import ray_workers, run_on_machine
 from composer.ablation.options import Request
 from composer.ablation.steps import FAILURE, MARK
 from composer.errors import AblationError
@@ -57,9 +57,9 @@ def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_that_does_not_see_the_folder(asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], asked, tmp_path).values()
     folder, step = tmp_path / STEPS, chain.steps[0]
-    assert f"{folder} is not there on " in run_there(step, folder, tmp_path)[FAILURE]
+    assert f"{folder} is not there on " in run_on_machine(step, folder, tmp_path)[FAILURE]
     folder.mkdir()
     (folder / MARK).touch()
-    assert f"{tmp_path / 'elsewhere'} is not there on " in run_there(step, folder, tmp_path / "elsewhere")[FAILURE]
+    assert f"{tmp_path / 'elsewhere'} is not there on " in run_on_machine(step, folder, tmp_path / "elsewhere")[FAILURE]
     monkeypatch.chdir(tmp_path)
-    assert FAILURE not in run_there(step, folder, tmp_path)
+    assert FAILURE not in run_on_machine(step, folder, tmp_path)

@@ -90,7 +90,9 @@ def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> 
         student(ids[:1], use_cache=False)
     assert calls
     for head, given in calls:
-        outputs = [piece.given(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, given, "torch", bounds=(300,))]
+        outputs = [
+            piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, given, "torch", bounds=(300,))
+        ]
         empty = head.empty_state(1, given.value.dtype, given.value.device)
         with torch.no_grad():
             answer, _ = head(given.hidden, given.query, given.key, given.value, given.tokens, empty, "torch")

@@ -31,7 +31,7 @@ def test_pieces_are_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert ends == sorted(set(ends))
     assert {5, 30, LENGTH} <= set(ends)
     assert max(piece.columns.stop - piece.columns.start for piece in found) <= 16
-    outputs = [next(iter(piece.given(Kind.OUTPUT, anatomy(head).graph).values())) for piece in found]
+    outputs = [next(iter(piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values())) for piece in found]
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole, rtol=1e-9, atol=1e-10)
     for piece in found:
         assert piece.answers.keys() == {node.name for node, _ in anatomy(head).graph.memories}
