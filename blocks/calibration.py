@@ -76,10 +76,10 @@ def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float
     held, wanted = attended.held, attended.weights
     scores = scores.masked_fill(~held, -math.inf)
     if rest is not None:
-        there = held.any(-1, keepdim=True)
+        is_held = held.any(-1, keepdim=True)
         scores = torch.cat((scores, rest[..., None]), dim=-1)
-        wanted = torch.cat((wanted, attended.outside[..., None]), dim=-1) * there
-        held = torch.cat((held, there), dim=-1)
+        wanted = torch.cat((wanted, attended.outside[..., None]), dim=-1) * is_held
+        held = torch.cat((held, is_held), dim=-1)
     any_held = held.any(-1, keepdim=True)
     shares = scores.masked_fill(~any_held, 0.0).log_softmax(-1).masked_fill(~held, 0.0)
     return -(wanted * shares).sum() / wanted.sum().clamp(min=torch.finfo(wanted.dtype).tiny)
@@ -87,15 +87,15 @@ def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float
 
 def fitted(start: dict[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor]) -> dict[str, Tensor]:
     """The parameters after a few steps of L-BFGS from their start: no step makes the loss larger, and none is random."""
-    free = {name: one.detach().clone().requires_grad_() for name, one in start.items()}
+    free = {name: parameter.detach().clone().requires_grad_() for name, parameter in start.items()}
     optimiser = torch.optim.LBFGS(list(free.values()), max_iter=STEPS, max_eval=2 * STEPS, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        found = loss(free)
-        found.backward()
-        return found
+        current_loss = loss(free)
+        current_loss.backward()
+        return current_loss
 
     with torch.enable_grad():
         optimiser.step(closure)
-    return {name: one.detach() for name, one in free.items()}
+    return {name: parameter.detach() for name, parameter in free.items()}

@@ -15,7 +15,7 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbroken
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, in_order
 from blocks.registry import Role
-from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
+from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, fits
 
 ConvolvedInput = Literal["q", "k", "v"]
 NAMES = {"q": "query", "k": "key", "v": "value"}
@@ -57,18 +57,20 @@ class Convolution(Part):
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> Self:
-        said = " and ".join(self.inputs) + (" alone" if len(self.inputs) == 1 else "")
+        listed = " and ".join(self.inputs) + (" alone" if len(self.inputs) == 1 else "")
         if self.share == "qk" and not {"q", "k"} <= set(self.inputs):
-            raise FieldError(f"one filter for q and k, and `inputs` has {said}: remove `share`, or convolve both", "share")
+            raise FieldError(f"one filter for q and k, and `inputs` has {listed}: remove `share`, or convolve both", "share")
         if self.per == "key_head" and "k" not in self.inputs:
-            raise FieldError(f"says whose filters the keys have, and `inputs` has {said}: remove `per`, or convolve k, too", "per")
+            raise FieldError(
+                f"says whose filters the keys have, and `inputs` has {listed}: remove `per`, or convolve k, too", "per"
+            )
         return self
 
     def key_heads(self, shape: Shape) -> int:
         """Heads of the convolved keys."""
         return shape.heads if "k" in self.inputs and self.per == "query_head" else shape.key_heads
 
-    def _given(self, shape: Shape) -> dict[str, int]:
+    def _convolved(self, shape: Shape) -> dict[str, int]:
         """What is convolved, and the heads that it comes in with."""
         heads = {"q": shape.heads, "k": shape.key_heads, "v": shape.key_heads}
         return {NAMES[name]: heads[name] for name in self.inputs}
@@ -77,7 +79,7 @@ class Convolution(Part):
         own = shape.heads if self.per == "query_head" else shape.key_heads
         rows = {"weight": own} if self.share == "qk" else {"query": shape.heads, "key": own}
         rows["value"] = shape.key_heads
-        used = {"weight", *self._given(shape)}
+        used = {"weight", *self._convolved(shape)}
         return {
             name: Fresh((heads, shape.head_dim, self.kernel), initialise.current_token)
             for name, heads in rows.items()
@@ -85,22 +87,22 @@ class Convolution(Part):
         }
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        given = self._given(shape).items()
-        return {name: Slot((self.kernel - 1, heads, shape.head_dim), "pairs") for name, heads in given}
+        convolved = self._convolved(shape).items()
+        return {name: Slot((self.kernel - 1, heads, shape.head_dim), "pairs") for name, heads in convolved}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
         says = "weight of the current token, the last tap, and of those before it"
         return {f"taps: {name}": Shown(weight, ("head", "channel", "tap"), says) for name, weight in parameters.items()}
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        heads = self._given(shape) | ({"key": self.key_heads(shape)} if "k" in self.inputs else {})
+        heads = self._convolved(shape) | ({"key": self.key_heads(shape)} if "k" in self.inputs else {})
         return 2 * self.kernel * shape.head_dim * sum(heads.values())
 
     def operation(self, shape: Shape) -> Operation:
-        given = tuple(Port(name, Kind(name), heads, shape.head_dim) for name, heads in self._given(shape).items())
+        ports = tuple(Port(name, Kind(name), heads, shape.head_dim) for name, heads in self._convolved(shape).items())
         return Operation(
-            reads=given,
-            gives=tuple(replace(port, heads=self.key_heads(shape)) if port.kind is Kind.KEY else port for port in given),
+            reads=ports,
+            gives=tuple(replace(port, heads=self.key_heads(shape)) if port.kind is Kind.KEY else port for port in ports),
             forms=(
                 Form(
                     FLA,
@@ -110,31 +112,31 @@ class Convolution(Part):
                     missing=CONVOLUTION.missing,
                     refuses=True,
                 ),
-                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_one), unbroken, decode=True),
+                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_step), unbroken, decode=True),
                 Form(EVERY, "as defined", partial(self._run, filtering=filtered)),
             ),
             slots=self.state(shape),
         )
 
     def _run(
-        self, parameters: Parameters, call: Call, *, filtering: Filtering, **given: Tensor
+        self, parameters: Parameters, call: Call, *, filtering: Filtering, **inputs: Tensor
     ) -> tuple[tuple[Tensor, ...], State]:
-        outputs, state = self.convolve(parameters, given, call.tokens, call.state, filtering)
+        outputs, state = self.convolve(parameters, inputs, call.tokens, call.state, filtering)
         return tuple(outputs.values()), state
 
     def convolve(
         self,
         parameters: Parameters,
-        given: Mapping[str, Float[Tensor, "B T _ D"]],
+        inputs: Mapping[str, Float[Tensor, "B T _ D"]],
         tokens: Tokens,
         state: State,
         filtering: Filtering = filtered,
     ) -> tuple[dict[str, Float[Tensor, "B T _ D"]], State]:
         """Return queries, keys and values, those that are to be convolved, and the inputs that the next call still needs.
 
-        given: by their names, query H heads, key and value K; convolved keys have H or K heads.
+        inputs: by their names, query H heads, key and value K; convolved keys have H or K heads.
         """
-        outputs, carried = dict(given), {}
+        outputs, carried = dict(inputs), {}
         for name in state:
             weight = parameters[name if name in parameters else "weight"]
             outputs[name], carried[name] = filtering(outputs[name], weight, tokens, state[name])

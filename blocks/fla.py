@@ -28,7 +28,7 @@ def kernel(module: str, name: str) -> Kernel:
 
 def missing_of(*kernels: Kernel) -> str | None:
     """What is not installed of all that a form calls."""
-    return next((absent for one in kernels if (absent := one.missing())), None)
+    return next((absent for each_kernel in kernels if (absent := each_kernel.missing())), None)
 
 
 def in_chunks(
@@ -111,7 +111,7 @@ class FlatRows:
         return states.index_select(0, self.last)
 
 
-_found: list[tuple[weakref.ref[Tensor], int, FlatRows]] = []
+_remembered_rows: list[tuple[weakref.ref[Tensor], int, FlatRows]] = []
 """The rows that were asked for last: all layers ask for the same, and finding bounds waits for the device."""
 REMEMBERED = 8
 
@@ -119,19 +119,19 @@ REMEMBERED = 8
 def rows(segment: Int[Tensor, "B T"]) -> FlatRows:
     """The documents of these tokens."""
     version = None if segment.is_inference() else segment._version
-    for tensor, seen, found in _found:
+    for tensor, seen, flat_rows in _remembered_rows:
         if version is not None and tensor() is segment and version == seen:
-            return found
+            return flat_rows
     batch, length = segment.shape
     begins = torch.ones_like(segment, dtype=torch.bool)
     begins[:, 1:] = segment[:, 1:] != segment[:, :-1]
     starts = begins.flatten().nonzero().squeeze(1)
     bounds = torch.cat((starts, starts.new_full((1,), batch * length)))
     of_each = begins.flatten().cumsum(0).view(batch, length) - 1
-    found = FlatRows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
+    flat_rows = FlatRows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
     if version is not None:  # nobody counts what is written to a tensor of inference mode
-        _found[:] = [(weakref.ref(segment), version, found), *_found[: REMEMBERED - 1]]
-    return found
+        _remembered_rows[:] = [(weakref.ref(segment), version, flat_rows), *_remembered_rows[: REMEMBERED - 1]]
+    return flat_rows
 
 
 def one_row(states: Float[Tensor, "B T ..."]) -> Float[Tensor, "1 BT ..."]:

@@ -129,7 +129,7 @@ class Pairs:
         return self.position >= 0
 
     @property
-    def every_one(self) -> bool:
+    def all_present(self) -> bool:
         """Whether every entry is known to be a pair: it has been checked, or they are the call's own and no token is padding."""
         return self.looked or (self.of is not None and self.of.valid is None)
 
@@ -179,7 +179,7 @@ class Features:
         assert value is not None
         return Features(key, value, present, arrival, rate, self.together)
 
-    def there(self, entries: Tensor, absent: float) -> Tensor:
+    def fill_absent(self, entries: Tensor, absent: float) -> Tensor:
         """``B E h …`` with ``absent`` where there is no pair."""
         if self.present is None or (may_look(self.present) and bool(self.present.all())):
             return entries

@@ -45,12 +45,12 @@ def _missing(package: Package) -> str | None:
     from packaging.specifiers import SpecifierSet
 
     try:
-        found = metadata.version(package.name)
+        version = metadata.version(package.name)
     except metadata.PackageNotFoundError:
         return f"{package.name} is not installed: {EXTRA}"
-    if SpecifierSet(package.versions).contains(found, prereleases=True):
+    if SpecifierSet(package.versions).contains(version, prereleases=True):
         return None
-    return f"{package.name} {found} is installed, and {package.versions} is needed: {EXTRA}"
+    return f"{package.name} {version} is installed, and {package.versions} is needed: {EXTRA}"
 
 
 FLASH_LINEAR_ATTENTION = Package("flash-linear-attention", ">=0.6,<0.7")
@@ -105,8 +105,8 @@ def prepare() -> None:
 
 def _device_of(*inputs: Any) -> AbstractContextManager[Any]:
     """Within, the GPU of the first tensor on one is the current one: Triton launches there, wherever tensors are."""
-    given = next((one for one in inputs if isinstance(one, torch.Tensor) and one.is_cuda), None)
-    return nullcontext() if given is None else torch.cuda.device(given.device)
+    tensor = next((candidate for candidate in inputs if isinstance(candidate, torch.Tensor) and candidate.is_cuda), None)
+    return nullcontext() if tensor is None else torch.cuda.device(tensor.device)
 
 
 def needs_gpu(setting: Setting) -> str | None:
@@ -122,5 +122,5 @@ def gently(log_decay: Tensor) -> Tensor:
 
 
 def _in_a_line(error: Exception) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

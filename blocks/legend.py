@@ -30,9 +30,9 @@ else:
         def __getattr__(self, name: str) -> Any:
             import torch
 
-            found = getattr(torch, name)
-            setattr(self, name, found)  # and is not looked for again
-            return found
+            attribute = getattr(torch, name)
+            setattr(self, name, attribute)  # and is not looked for again
+            return attribute
 
     torch = _Torch()
     # Annotations are checked where torch is there before the blocks are (the tests see to it).

@@ -63,7 +63,7 @@ class Position(Part):
         return ()
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What turns queries and keys, in words; empty where nothing does."""
         return ""
 
@@ -131,7 +131,7 @@ class Rope(Position):
         return NoPosition() if turning is None else HostRotation(turning=turning)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         if self.theta is None:
             return "rope"
         return f"rope (theta {self.theta:,.10g}{'' if self.scaling is None else ', scaled'})"

@@ -48,7 +48,8 @@ class Read(TakesPartials):
     ) -> tuple[tuple[Tensor], State]:
         """Both by the memories' names."""
         weighed = [
-            Partial(one.output, one.lse, weight[name], one.maximum) if name in weight else one for name, one in partial.items()
+            Partial(answer.output, answer.lse, weight[name], answer.maximum) if name in weight else answer
+            for name, answer in partial.items()
         ]
         return (self.combine(parameters, weighed),), {}
 

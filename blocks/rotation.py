@@ -53,7 +53,7 @@ class HostRotation(Unnamed, Position):
         return (self.turning,)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return "the model's own rotation"
 
     def rotate(
@@ -70,7 +70,7 @@ class HostRotation(Unnamed, Position):
         is."""
         wide = torch.promote_types(states.dtype, torch.float32)
         flat, table = self._flat(states, position)
-        flat, (cosine, sine), turn = flat.to(wide), (one.to(wide) for one in table), self.turning.apply
+        flat, (cosine, sine), turn = flat.to(wide), (tensor.to(wide) for tensor in table), self.turning.apply
         forth_and_back = turn(turn(torch.ones_like(flat[:, :, :1]), cosine, sine), cosine, -sine)
         return (turn(flat, cosine, -sine) / forth_and_back).to(states.dtype).view(states.shape)
 

@@ -56,16 +56,16 @@ def _tap_by_tap(extended: Tensor, taps: Tensor, segment: Tensor | None, length: 
     return output
 
 
-def filtered_one(
+def filtered_step(
     inputs: Float[Tensor, "B 1 h D"], weight: Float[Tensor, "w D kernel"], _: Tokens, earlier: Float[Tensor, "B P h D"]
 ) -> tuple[Tensor, Tensor]:
     """The same for one token, of the document that the earlier ones belong to: all taps at once."""
     extended, taps = torch.cat((earlier, inputs), dim=1), as_dtype(weight, inputs.dtype).permute(2, 0, 1)
-    given, own = inputs.shape[2], weight.shape[0]
-    if given == own:
+    heads, own = inputs.shape[2], weight.shape[0]
+    if heads == own:
         output = (extended * taps).sum(1, keepdim=True)
     else:
-        shared = min(given, own)
+        shared = min(heads, own)
         past, batch, size = extended.shape[1], *inputs.shape[::3]
         products = extended.view(batch, past, shared, -1, size) * taps.view(past, shared, -1, size)
         output = products.sum(1).view(batch, 1, -1, size)

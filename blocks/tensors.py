@@ -12,9 +12,9 @@ def has_numbers(tensor: Tensor) -> bool:
     return type(tensor) is torch.Tensor and not tensor.is_meta and not torch.compiler.is_compiling()
 
 
-def settled(said: bool) -> bool:
+def settled(condition: bool) -> bool:
     """What is said of a length, as True or False: a compiler that has a symbol for the length decides at the branch."""
-    return True if said else False  # noqa: SIM210
+    return True if condition else False  # noqa: SIM210
 
 
 def may_look(tensor: Tensor) -> bool:
@@ -28,7 +28,7 @@ def derives_by_hand(tensor: Tensor) -> bool:
     return torch.is_grad_enabled() and may_look(tensor)
 
 
-def all_there(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
+def all_present(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
     """Whether each is known to be a pair."""
     return may_look(position) and int(position.min()) >= 0
 

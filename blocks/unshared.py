@@ -47,7 +47,8 @@ class Copies(Part):
                 *(Port(name, kind, shape.key_heads, shape.head_dim) for name, kind in NAMES.values()),
             ),
             gives=tuple(
-                Port(name, kind, shape.heads, shape.head_dim, needed=said in self.inputs) for said, (name, kind) in NAMES.items()
+                Port(name, kind, shape.heads, shape.head_dim, needed=letter in self.inputs)
+                for letter, (name, kind) in NAMES.items()
             ),
             forms=(Form(EVERY, "one product", self._run),),
         )
@@ -56,8 +57,8 @@ class Copies(Part):
         self, parameters: Parameters, call: Call, *, hidden: Tensor, key: Tensor, value: Tensor
     ) -> tuple[tuple[Tensor, Tensor], State]:
         heads, wanted = call.shape.heads, {NAMES[name][0] for name in self.inputs}
-        given = {"key": repeat_heads(key, heads), "value": repeat_heads(value, heads)}
-        own = {name: self.own(parameters[name], hidden, one) if name in wanted else one for name, one in given.items()}
+        shared = {"key": repeat_heads(key, heads), "value": repeat_heads(value, heads)}
+        own = {name: self.own(parameters[name], hidden, states) if name in wanted else states for name, states in shared.items()}
         return (own["key"], own["value"]), {}
 
     def own(

@@ -126,8 +126,8 @@ def __getattr__(name: str) -> Any:
     own = _AS_COMMANDS.get(name, name)
     if own not in _ROOM_OF:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")
-    found = getattr(import_module(f"composer.{_ROOM_OF[own]}"), own)
-    return _checked(own) if callable(found) and not isinstance(found, type) else found
+    attribute = getattr(import_module(f"composer.{_ROOM_OF[own]}"), own)
+    return _checked(own) if callable(attribute) and not isinstance(attribute, type) else attribute
 
 
 @cache

@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", "resolve_spec", "specs_of"]
 
 
-def specs_of(said: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
+def specs_of(specs: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
     """One spec, or several. What is neither counts as one, and reading it says what a spec is."""
-    if isinstance(said, Spec | str | os.PathLike | Mapping) or not isinstance(said, Iterable):
-        return (said,)
-    return tuple(said)
+    if isinstance(specs, Spec | str | os.PathLike | Mapping) or not isinstance(specs, Iterable):
+        return (specs,)
+    return tuple(specs)
 
 
 def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Resolved:
@@ -180,8 +180,8 @@ class BuildOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDty
             "--tokenizer": self.tokenizer,
             "--lolcats": self.lolcats,
         }
-        if given := [flag for flag, value in decided.items() if value]:
-            raise BuildError(f"{self.spec} is a lock, which decides {given[0]}: leave that out, or lock the spec anew.")
+        if flags := [flag for flag, value in decided.items() if value]:
+            raise BuildError(f"{self.spec} is a lock, which decides {flags[0]}: leave that out, or lock the spec anew.")
 
 
 @in_words

@@ -26,27 +26,30 @@ Reference = str | os.PathLike[str]
 """A folder, or a model of the Hub: ``OWNER/NAME``."""
 
 
-def several(said: Reference | Sequence[Reference] | None) -> tuple[str, ...]:
+def several(references: Reference | Sequence[Reference] | None) -> tuple[str, ...]:
     """One or more references, as a tuple of text."""
-    if said is None:
+    if references is None:
         return ()
     return tuple(
-        name_of(one) for one in ([said] if isinstance(said, str | os.PathLike) or not isinstance(said, Iterable) else said)
+        name_of(reference)
+        for reference in (
+            [references] if isinstance(references, str | os.PathLike) or not isinstance(references, Iterable) else references
+        )
     )
 
 
-def check_known(option: str, said: str, known: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
+def check_known(option: str, word: str, known: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
     """Raises ``refusal`` for a word that is not in ``known``."""
     known = list(known)
-    if said not in known:
-        raise refusal(f"{option}: {brief(said)} is not known{nearest(said, known) or '.'} Known: {', '.join(known)}.")
+    if word not in known:
+        raise refusal(f"{option}: {brief(word)} is not known{nearest(word, known) or '.'} Known: {', '.join(known)}.")
 
 
-def named_dtype(said: object, refusal: type[ComposerError] = ComposerError) -> Dtype | None:
+def named_dtype(dtype: object, refusal: type[ComposerError] = ComposerError) -> Dtype | None:
     """A type of weights by its name; ``torch.bfloat16`` is ``bfloat16``, too. Raises ``refusal`` where there is no such type."""
-    if said is None:
+    if dtype is None:
         return None
-    name = dtype_name(said)
+    name = dtype_name(dtype)
     check_known("dtype", name, get_args(Dtype), refusal)
     return name
 
@@ -73,10 +76,10 @@ def _check_argument(name: str, value: object, annotation: str) -> None:
     if not any(_fits(value, alternative) for alternative in alternatives):
         if _PATHS.intersection(alternatives):
             items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
-            for one in items:
-                if not isinstance(one, str | bytes | int | float | Collection | None):
-                    name_of(one)  # which says what to do with a model in memory
-        words = " or ".join(dict.fromkeys(_in_words(one) for one in alternatives))
+            for item in items:
+                if not isinstance(item, str | bytes | int | float | Collection | None):
+                    name_of(item)  # which says what to do with a model in memory
+        words = " or ".join(dict.fromkeys(_in_words(alternative) for alternative in alternatives))
         raise ComposerError(f"{name}: expected {words}, got {brief(value)}")
     _check_text(name, value, is_path=bool(_PATHS.intersection(alternatives)))
 
@@ -102,9 +105,9 @@ def _fits(value: object, alternative: str) -> bool:
     if kind == "Sequence":
         is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
         items = value if isinstance(value, Collection) else ()  # what an iterator yields is left to the function
-        return is_several and all(any(_fits(one, inner) for inner in _split(inside)) for one in items)
+        return is_several and all(any(_fits(item, inner) for inner in _split(inside)) for item in items)
     if kind == "Mapping":
-        return isinstance(value, Mapping) and all(_fits(one, inside.rpartition(", ")[2]) for one in value.values())
+        return isinstance(value, Mapping) and all(_fits(item, inside.rpartition(", ")[2]) for item in value.values())
     if kind == "Callable" or kind in _FUNCTIONS:
         return callable(value)
     return not isinstance(value, bytes | type(None))
@@ -119,7 +122,7 @@ def _in_words(alternative: str) -> str:
 
 def _split(annotation: str) -> list[str]:
     """The alternatives of an annotation, apart from those inside brackets."""
-    return [one.strip() for one in re.split(r"\|(?![^\[]*\])", annotation)]
+    return [alternative.strip() for alternative in re.split(r"\|(?![^\[]*\])", annotation)]
 
 
 def _is_path(value: object) -> bool:
@@ -140,7 +143,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "PartReference": _is_path,
     "Path": _is_path,
     "os.PathLike": _is_path,
-    "Overrides": lambda value: any(_fits(value, one) for one in ("str", "Sequence[str]", "Mapping")),
+    "Overrides": lambda value: any(_fits(value, alternative) for alternative in ("str", "Sequence[str]", "Mapping")),
     "Any": lambda _: True,
 }
 _WORDS = {

@@ -53,9 +53,11 @@ class SpecError(ComposerError):
 
     def __init__(self, *mistakes: Mistake | str) -> None:
         first: dict[object, Mistake] = {}
-        for number, one in enumerate(Mistake(one) if isinstance(one, str) else one for one in mistakes):
+        for number, mistake in enumerate(Mistake(mistake) if isinstance(mistake, str) else mistake for mistake in mistakes):
             # A mistake in a head that others inherit occurs once in each of them; only the first is reported.
-            first.setdefault(number if one.file is None else (one.message, one.file, one.line, one.column), one)
+            first.setdefault(
+                number if mistake.file is None else (mistake.message, mistake.file, mistake.line, mistake.column), mistake
+            )
         self.mistakes = _bounded(list(first.values()))
         super().__init__("\n".join(map(str, self.mistakes)))
 
@@ -64,8 +66,8 @@ def _bounded(mistakes: list[Mistake]) -> tuple[Mistake, ...]:
     """Return the first mistakes, as many as one error has, with the beginnings of long messages, and the number of the others."""
     shown: list[Mistake] = []
     characters = 0
-    for one in mistakes:
-        short = replace(one, message=_beginning(one.message), path=one.path and _beginning(one.path, 200))
+    for mistake in mistakes:
+        short = replace(mistake, message=_beginning(mistake.message), path=mistake.path and _beginning(mistake.path, 200))
         characters += len(str(short))
         # One mistake more than MOST_SHOWN may be a line that counts others.
         if shown and (characters > LONGEST_MESSAGE or (len(shown) == MOST_SHOWN and len(mistakes) > MOST_SHOWN + 1)):
@@ -154,13 +156,13 @@ class InspectionError(ComposerError):
     """A model cannot be inspected as asked, or the output folder holds something else."""
 
 
-def name_of(said: object) -> str:
+def name_of(reference: object) -> str:
     """A path, or the name of a model, as text. Raises SourceError for anything else, such as a model in memory."""
-    if isinstance(said, str | os.PathLike):
-        return os.fspath(said)
+    if isinstance(reference, str | os.PathLike):
+        return os.fspath(reference)
     raise SourceError(
-        f"expected a folder, or the name of a model, got a {type(said).__name__}. What is in memory is written to a folder first: "
-        "model.save_pretrained(FOLDER), and beside it tokenizer.save_pretrained(FOLDER)."
+        f"expected a folder, or the name of a model, got a {type(reference).__name__}. What is in memory is written to a folder "
+        "first: model.save_pretrained(FOLDER), and beside it tokenizer.save_pretrained(FOLDER)."
     )
 
 

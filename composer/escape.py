@@ -54,7 +54,7 @@ def escape_html(text: str) -> str:
 def escape_markdown(text: str) -> str:
     """Return text for one line of Markdown, table cells included: no HTML, no code, no links, no line breaks."""
     line = " ".join(escape_message(text).splitlines())
-    return _MARKDOWN.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), line)
+    return _MARKDOWN.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), line)
 
 
 def markdown_code(text: str) -> str:
@@ -82,12 +82,12 @@ def markdown_link(text: str) -> str:
     return escape_markdown(text)
 
 
-def _in_python(found: re.Match[str]) -> str:
-    return ascii(found[0])[1:-1]
+def _in_python(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
 
 
-def _in_json(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be", "surrogatepass")
+def _in_json(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 

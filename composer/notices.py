@@ -10,19 +10,19 @@ LOG = logging.getLogger("composer")
 _INSIDE = {"composer", "blocks", "converters", "transformers", "torch"}
 
 
-def inform(said: str) -> None:
+def inform(message: str) -> None:
     """Log a message about progress, at level INFO, which Python shows only where the program sets up the log."""
-    LOG.info(said)
+    LOG.info(message)
 
 
-def warn_user(said: str) -> None:
+def warn_user(message: str) -> None:
     """Log a reason to doubt a result, at level WARNING, which Python prints to stderr unless the program sets up the log."""
-    LOG.warning(said)
+    LOG.warning(message)
 
 
-def warn_caller(said: str, kind: type[Warning] = UserWarning) -> None:
+def warn_caller(message: str, kind: type[Warning] = UserWarning) -> None:
     """Issue a warning at the line of the nearest caller outside of this project, transformers and torch."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
-    warnings.warn(said, kind, stacklevel=level)
+    warnings.warn(message, kind, stacklevel=level)

@@ -66,17 +66,17 @@ def read_numbers(
 ) -> tuple[int, ...]:
     """Return the numbers, in their order; in text ``k`` stands for 1,024, where ``thousands``. Raises ValueError."""
     if isinstance(value, str):
-        found: Iterable[object] = [_read(word.strip(), thousands=thousands) for word in value.split(",")]
+        values: Iterable[object] = [_read(word.strip(), thousands=thousands) for word in value.split(",")]
     else:
-        found = () if value is None else value if isinstance(value, Sequence) else (value,)
+        values = () if value is None else value if isinstance(value, Sequence) else (value,)
     example = "512,4k, where 4k is 4,096" if thousands else "0,1,2"
-    return tuple(whole_number(one, least=least, most=most, example=example) for one in found)
+    return tuple(whole_number(number, least=least, most=most, example=example) for number in values)
 
 
 def read_tokens(value: TokenCount, *, least: int = 1) -> int:
     """Return a number of tokens, of which ``"4k"`` is 4,096. Raises ValueError."""
-    found = _read(value.strip(), thousands=True) if isinstance(value, str) else value
-    return whole_number(found, least=least, example="4096 or 4k")
+    count = _read(value.strip(), thousands=True) if isinstance(value, str) else value
+    return whole_number(count, least=least, example="4096 or 4k")
 
 
 def _bound(value: float | None, least: float | None, most: float | None) -> str:
@@ -88,5 +88,5 @@ def _bound(value: float | None, least: float | None, most: float | None) -> str:
 
 def _read(word: str, *, thousands: bool) -> int | str:
     """The number that a word stands for, or the word itself where it is no number."""
-    found = re.fullmatch(r"(-?[0-9]{1,12})([kK]?)" if thousands else r"(-?[0-9]{1,12})()", word)
-    return word if found is None else int(found[1]) * (THOUSAND if found[2] else 1)
+    match = re.fullmatch(r"(-?[0-9]{1,12})([kK]?)" if thousands else r"(-?[0-9]{1,12})()", word)
+    return word if match is None else int(match[1]) * (THOUSAND if match[2] else 1)

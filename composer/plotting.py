@@ -105,10 +105,10 @@ def titled(figure: Any, text: str) -> None:
 
 def legend(figure: Any, *axes: Any, columns: int = 8) -> None:
     """A legend for all these panels, below them, with each label once."""
-    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    if found:
-        across = min(columns, len(found))
-        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=across)
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if handles:
+        across = min(columns, len(handles))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=across)
 
 
 def named_ticks(axis: Any, names: Sequence[str], *, upright: int, most: int) -> None:

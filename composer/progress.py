@@ -73,8 +73,8 @@ def drawn() -> Iterator[Callable[[BarUpdate], None]]:
     assert place is not None, "a display with an id has a handle"
 
     def show(shown: BarUpdate) -> None:
-        said = escape_html(f"{shown.name}  {shown.text or f'{shown.done:,}/{shown.total:,}'}")
-        place.update(HTML(f'<progress value="{shown.done}" max="{shown.total}"></progress> <span>{said}</span>'))
+        label = escape_html(f"{shown.name}  {shown.text or f'{shown.done:,}/{shown.total:,}'}")
+        place.update(HTML(f'<progress value="{shown.done}" max="{shown.total}"></progress> <span>{label}</span>'))
 
     try:
         yield show
@@ -93,10 +93,10 @@ def progress_callback(
         yield progress
     elif progress and in_notebook():
         with drawn() as show:
-            yield lambda *told, **more: show(shown(*told, **more))
+            yield lambda *arguments, **more: show(shown(*arguments, **more))
     elif progress and on_terminal():
         with bars(*(columns or ("name", "bar", "text"))) as show:
-            yield lambda *told, **more: show(shown(*told, **more))
+            yield lambda *arguments, **more: show(shown(*arguments, **more))
     else:
         yield None
 

@@ -25,9 +25,9 @@ except ImportError:  # no Unix
 
 def renderer() -> Any:
     """The function of transformers that renders. Its packages' ``__init__`` would take seconds and are left out."""
-    found = find_spec("transformers")
-    assert found is not None
-    folder = (found.submodule_search_locations or [""])[0]
+    module_spec = find_spec("transformers")
+    assert module_spec is not None
+    folder = (module_spec.submodule_search_locations or [""])[0]
     for name, path in (("transformers", folder), ("transformers.utils", f"{folder}/utils")):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [path]

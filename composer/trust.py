@@ -38,8 +38,8 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
     for key in _IMPLEMENTATIONS:
         if "/" in str(config.get(key) or ""):
             raise refusal(f"{folder / CONFIG} asks for code of its own ({key}: {config[key]}). {_NEVER} Remove that key.")
-    said = _json(folder / TOKENIZER_CONFIG).get("auto_map")
-    wanted = said.get("AutoTokenizer") if isinstance(said, Mapping) else said
+    auto_map = _json(folder / TOKENIZER_CONFIG).get("auto_map")
+    wanted = auto_map.get("AutoTokenizer") if isinstance(auto_map, Mapping) else auto_map
     if wanted:
         raise refusal(
             f"{folder / TOKENIZER_CONFIG} asks for code of its own (auto_map: {brief(wanted)}), so its tokenizer cannot be read. "

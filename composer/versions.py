@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    found = {package: version_of(package) for package in packages}
-    return {package: said for package, said in found.items() if said is not None}
+    versions = {package: version_of(package) for package in packages}
+    return {package: version for package, version in versions.items() if version is not None}
 
 
 @cache

@@ -21,7 +21,7 @@ from composer.spec.document import Spec
 from composer.spec.loading import load_spec, load_specs
 from composer.spec.resolve import Resolved, resolve
 from composer.spec.shipped import shipped_specs
-from composer.spec.writing import said
+from composer.spec.writing import format_value
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
 from docs.gallery_style import STYLE
@@ -112,7 +112,7 @@ def _peculiar(name: str) -> list[str]:
 def _variants(name: str) -> str:
     rows = []
     for variant in read_variants([name]):
-        says = "<br>".join(f"{html.escape(path)} = {html.escape(said(value))}" for path, value in variant.values.items())
+        says = "<br>".join(f"{html.escape(path)} = {html.escape(format_value(value))}" for path, value in variant.values.items())
         rows.append(f"<tr><td><code>{variant.name}</code></td><td>{says}</td></tr>\n")
     return f'<div class="wide"><table><tr><th>variant</th><th>what it says</th></tr>\n{"".join(rows)}</table></div>\n'
 

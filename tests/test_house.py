@@ -208,6 +208,82 @@ def test_the_reader_of_types_sees_what_it_should(tmp_path: Path) -> None:
     assert dict(names_of_types(path)) == {"A1b": False, "Bee": False, "See": True, "D": False, "El": False}
 
 
+VAGUE_NAMES = frozenset({"said", "told", "found", "asked", "given", "there", "one"})
+NAMED_BY_CONTENT = (
+    "blocks/**",
+    "composer",
+    "composer/publishing/**",
+    "composer/runs/**",
+    "composer/selection/**",
+    "composer/spec/**",
+    "composer/tasks/**",
+    "composer/training/**",
+    "composer/viewing/**",
+    "composer/weights/**",
+)
+"""Folders whose names are checked. ``**`` includes the folders below."""
+ALLOWED_VAGUE_NAMES = {
+    "composer/weights/record.py": ["given"],  # a key of composition.json
+}
+"""The names that stay, by file, each as often as it is bound there."""
+MOST_VAGUE_NAMES = 19
+
+
+def names_bound(path: Path) -> Iterator[str]:
+    """The names of variables, arguments, attributes, functions and classes that a file binds, once for each place."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                yield name
+            case ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                yield name
+            case _:
+                pass
+
+
+def vague_names(path: Path) -> list[str]:
+    """The names that do not state what they hold, in the order of the alphabet."""
+    return sorted(name for name in names_bound(path) if name.strip("_") in VAGUE_NAMES)
+
+
+def test_names_state_what_they_hold() -> None:
+    paths = {path for folder in NAMED_BY_CONTENT for path in ROOT.glob(f"{folder}/*.py")}
+    assert len(paths) > 150
+    assert {named(path): names for path in paths if (names := vague_names(path))} == ALLOWED_VAGUE_NAMES
+    assert sum(map(len, ALLOWED_VAGUE_NAMES.values())) <= MOST_VAGUE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("one = 1", ["one"]),
+        ("found: int", ["found"]),
+        ("for given in (): pass", ["given"]),
+        ("(there := 1)", ["there"]),
+        ("[one for one in ()]", ["one"]),
+        ("with open('f') as _told: pass", ["_told"]),
+        ("self.asked = 1", ["asked"]),
+        ("def said(one, /, *given, told=1, **_found): pass", ["_found", "given", "one", "said", "told"]),
+        ("async def there(): pass", ["there"]),
+        ("lambda one: 1", ["one"]),
+        ("class given: pass", ["given"]),
+        ("from module import name as found", ["found"]),
+        ("try: pass\nexcept OSError as told: pass", ["told"]),
+        ("match 1:\n case [one, *there]: pass\n case {**found}: pass", ["found", "one", "there"]),
+        ("print(one, module.found, said=1)", []),
+        ("one_token = not_found = ones = 1", []),
+    ],
+)
+def test_the_reader_of_names_sees_what_it_should(code: str, names: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert vague_names(path) == names
+
+
 def test_why_a_file_failed_is_said_in_one_place() -> None:
     """The system's reason may be missing from an error, so that a message would read "None"."""
     homes = {

@@ -68,11 +68,12 @@ class FeatureMap(Part):
     @model_validator(mode="after")
     def _matrix_options_need_a_matrix(self) -> Self:
         options = ("dim", "bias", "skip", "share", "per", "init")
-        said = [name for name in options if getattr(self, name) != FeatureMap.model_fields[name].default]
-        if not self.linear and said:
-            verb, those = ("shapes", "it") if len(said) == 1 else ("shape", "them")
+        changed = [name for name in options if getattr(self, name) != FeatureMap.model_fields[name].default]
+        if not self.linear and changed:
+            verb, those = ("shapes", "it") if len(changed) == 1 else ("shape", "them")
             raise FieldError(
-                f"{', '.join(said)} {verb} the learned matrix, and there is none: set linear: true or leave {those} out", said[0]
+                f"{', '.join(changed)} {verb} the learned matrix, and there is none: set linear: true or leave {those} out",
+                changed[0],
             )
         return self
 
@@ -181,8 +182,8 @@ class FeatureMap(Part):
             moved = rest + now[BALANCE] if rest is not None and BALANCE in now else rest
             return divergence(attended, self._scores(now, attended), moved)
 
-        found = fitted(start, loss)
-        return {name: found[name] for name in parameters}
+        calibrated_parameters = fitted(start, loss)
+        return {name: calibrated_parameters[name] for name in parameters}
 
     def _scores(self, parameters: Parameters, attended: Attended) -> Float[Tensor, "B Q H T"]:
         """log φ(q)·φ(k) + age · log α."""

@@ -42,7 +42,7 @@ def _joined(
     sides = {"skip": part.skip, "sides": 2 if part.two_sided else 1, "floor": part.floor}
     scale, start = options["scale"], _start(tokens, conv.call.state["query"].shape[1])
     filtered: dict[str, Tensor] = {}
-    found: dict[str, Tensor] = {}
+    mapped_tensors: dict[str, Tensor] = {}
     for name in ("query", "key"):
         own, earlier = filters[name if name in filters else "weight"], conv.call.state[name]
 
@@ -52,15 +52,15 @@ def _joined(
             filtered[name], shares = CONVOLVED_SHARES(x, earlier, own, start, matrix, bias, **sides)
             return shares
 
-        found[name] = part.mapped(parameters, f"{name}_", inputs["conv"][name], scale, at_once)
+        mapped_tensors[name] = part.mapped(parameters, f"{name}_", inputs["conv"][name], scale, at_once)
     plain = partial(SHARES, **sides)
 
     def map_key(pairs: Pairs) -> Tensor:
         keys = pairs.mappable(options["position"])
-        return found["key"] if keys is filtered["key"] else _others(part, parameters, keys, scale, plain)
+        return mapped_tensors["key"] if keys is filtered["key"] else _others(part, parameters, keys, scale, plain)
 
     carried = {name: _last(conv.call.state[name], inputs["conv"][name], tokens) for name in ("query", "key")}
-    mapped = Mapped(found["query"], map_key, scale == "logarithm")
+    mapped = Mapped(mapped_tensors["query"], map_key, scale == "logarithm")
     return [((filtered["query"], filtered["key"]), carried), ((mapped,), {})]
 
 

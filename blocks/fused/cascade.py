@@ -150,10 +150,10 @@ def walked(
     constants |= {"BLOCK": width(size), "SOME": SOME, "EB": competing, "DB": columns, "FB": width(wide, 32)}
     constants |= {"ROW_MAX": row_max, "KEEP": scores.keep, "ERROR": scores.error, "EXPONENTIAL": maximum is not None}
     constants |= {"BY_FEATURE": decay is not None and decay.dim() == 4, "PRECISION": exact, "EXACT": fine}
-    strides = [number for one in weights for number in ((0, 0, 0) if one is None else one.stride())]
-    inputs = (one.contiguous() for one in (query, key, value, position, query_features, key_features))
-    kept = (one.contiguous() for one in (cache.key, cache.value, cache.features, cache.position))
-    further = (None if one is None else one.contiguous() for one in (scores.length, decay, chunks.pieces, chunks.start))
+    strides = [number for weight in weights for number in ((0, 0, 0) if weight is None else weight.stride())]
+    inputs = (tensor.contiguous() for tensor in (query, key, value, position, query_features, key_features))
+    kept = (tensor.contiguous() for tensor in (cache.key, cache.value, cache.features, cache.position))
+    further = (None if tensor is None else tensor.contiguous() for tensor in (scores.length, decay, chunks.pieces, chunks.start))
     nothing = state.new_empty(1)
     written = state, nothing if maximum is None else maximum, nothing if scores.worth is None else scores.worth
     walk[batch * heads,](

@@ -28,7 +28,7 @@ def answer(
 ):  # fmt: skip
     """token, end: the chunk's first of the call, and that behind its last. entered: pairs have fallen into the state at the first,
     whose decay has passed."""
-    column, line, here_and_there = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
+    column, line, offsets = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
     columns, here = column < D, line < end - token
     row = (b * T + token + line) * H + h
     started = (b * T + token) * H + h
@@ -85,7 +85,7 @@ def answer(
     peak = tl.full((BLOCK,), float("-inf"), tl.float32)
     if ROW_MAX:
         for low in range(0, S + 2 * size, SOME):
-            place = low + here_and_there
+            place = low + offsets
             _, _, _, _, sees, logits = near(
                 asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
                 H, K, D, S, DB, PRECISION,
@@ -100,7 +100,7 @@ def answer(
         offset = b * weight_b + (token + line) * weight_t + h * weight_h
         of_window += tl.load(weight + offset, mask=here, other=0.0) * LOG2_E
     for low in range(0, S + 2 * size, SOME):
-        place = low + here_and_there
+        place = low + offsets
         entry, late, old, new, sees, logits = near(
             asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
             H, K, D, S, DB, PRECISION,
@@ -126,11 +126,11 @@ def near(
     sees, and its logits to base 2."""
     column = tl.arange(0, DB)
     entry = standing(own, place, first + size, S)
-    old, new, late, there = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
+    old, new, late, present = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
     keys = tile(held_key, (entry * H + h) * D, column, old, column < D)
     keys += tile(key, (late * K + k) * D, column, new, column < D)
     logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
-    sees = here[:, None] & there[None, :] & ((place < S)[None, :] | (late[None, :] <= own_entry))
+    sees = here[:, None] & present[None, :] & ((place < S)[None, :] | (late[None, :] <= own_entry))
     return entry, late, old, new, sees, logits
 
 

@@ -27,14 +27,14 @@ def add_errors(
     ERROR: tl.constexpr, EXPONENTIAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Of the queries of one chunk. row: of its first token; ERROR: how a weight is compared with what the features make of it."""
-    column, line, here_and_there = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
+    column, line, offsets = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
     here, rows = line < end - token, row + line * H
     for low in range(0, 2 * size, SOME):
-        entry = (first + size + low + here_and_there).to(tl.int64)
-        there = (low + here_and_there < 2 * size) & (entry >= begin) & (entry < E)
-        there = there & (tl.load(position + entry, mask=there, other=-1) >= 0)
+        entry = (first + size + low + offsets).to(tl.int64)
+        present = (low + offsets < 2 * size) & (entry >= begin) & (entry < E)
+        present = present & (tl.load(position + entry, mask=present, other=-1) >= 0)
         asking = tile(query, rows * D, column, here, column < D)
-        near = tile(key, (entry * K + k) * D, column, there, column < D)
+        near = tile(key, (entry * K + k) * D, column, present, column < D)
         exact = tl.exp2(tl.dot(asking, tl.trans(near), input_precision=EXACT) * (scale * LOG2_E))
         products = tl.zeros((BLOCK, SOME), tl.float32)
         of_query, of_key = tl.zeros((BLOCK,), tl.float32), tl.zeros((SOME,), tl.float32)
@@ -43,11 +43,11 @@ def add_errors(
             for at in range(0, F, FB):
                 feature = at + tl.arange(0, FB)
                 of_query = tl.maximum(of_query, largest(query_features, rows * F, feature, here, F))
-                of_key = tl.maximum(of_key, largest(key_features, (entry * N + n) * F, feature, there, F))
+                of_key = tl.maximum(of_key, largest(key_features, (entry * N + n) * F, feature, present, F))
         for at in range(0, F, FB):
             feature = at + tl.arange(0, FB)
             queries = tile(query_features, rows * F, feature, here, feature < F)
-            keys = tile(key_features, (entry * N + n) * F, feature, there, feature < F)
+            keys = tile(key_features, (entry * N + n) * F, feature, present, feature < F)
             if EXPONENTIAL:
                 queries = tl.where((feature < F)[None, :], tl.exp(queries - of_query[:, None]), 0.0)
                 keys = tl.exp(keys - of_key[:, None])
@@ -57,16 +57,16 @@ def add_errors(
         if EXPONENTIAL:
             products = tl.exp(tl.minimum(tl.log(products) + of_query[:, None] + of_key[None, :], MOST_OF_LOGARITHMS))
         error = compared(tl.minimum(exact, MOST), tl.minimum(products, MOST), ERROR)
-        sees = here[:, None] & there[None, :] & (entry[None, :] <= (2 * size + token + line)[:, None])
-        before = tl.load(worth + S + entry, mask=there, other=0.0)
+        sees = here[:, None] & present[None, :] & (entry[None, :] <= (2 * size + token + line)[:, None])
+        before = tl.load(worth + S + entry, mask=present, other=0.0)
         tl.debug_barrier()  # several threads may hold one number: all have read it
-        tl.store(worth + S + entry, before + tl.sum(tl.where(sees, error, 0.0), 0), mask=there)
+        tl.store(worth + S + entry, before + tl.sum(tl.where(sees, error, 0.0), 0), mask=present)
 
 
 @triton.jit
-def largest(features, row, feature, there, F: tl.constexpr):
+def largest(features, row, feature, present, F: tl.constexpr):
     """Of some features of each row."""
-    return tl.max(tl.where((feature < F)[None, :], tile(features, row, feature, there, feature < F), float("-inf")), 1)
+    return tl.max(tl.where((feature < F)[None, :], tile(features, row, feature, present, feature < F), float("-inf")), 1)
 
 
 @triton.jit

@@ -31,14 +31,14 @@ def let_fall(
 ):  # fmt: skip
     """Pointers are those of the program's row and head, decay's apart. row: of the chunk's first token, whose decay passes between
     the scores and what falls in; first: that token's place less what its chunk has before it; begin: the document's first entry."""
-    column, every, here_and_there = tl.arange(0, DB), tl.arange(0, EB), tl.arange(0, SOME)
+    column, every, offsets = tl.arange(0, DB), tl.arange(0, EB), tl.arange(0, SOME)
     columns = column < D
     # What falls stands 2·size before the chunk's first token, which is entry 2·size + first.
     for low in range(0, S + size, SOME):
-        place = low + here_and_there
+        place = low + offsets
         entry = standing(own, place, first, S)
-        asked = place < S + size
-        old, new, late, there = known(held_position, position, entry, asked, begin, h, H, E, S)
+        valid = place < S + size
+        old, new, late, present = known(held_position, position, entry, valid, begin, h, H, E, S)
         if KEEP == "self_recall" or KEEP == "relative_recall":  # noqa: PLR1714 - a kernel has no sets
             numbers = tile(held_value, (entry * H + h) * D, column, old, columns)
             numbers = (numbers + tile(value, (late * K + k) * D, column, new, columns)).to(tl.float32)
@@ -51,7 +51,7 @@ def let_fall(
                     mapped += tl.load(maximum + feature, mask=feature < F, other=float("-inf"))[None, :]
                     largest = tl.maximum(largest, tl.max(mapped, 1))
                 largest = tl.where(largest == float("-inf"), 0.0, largest)
-            found, mass = tl.zeros((SOME, DB), tl.float32), tl.zeros((SOME,), tl.float32)
+            recalled, mass = tl.zeros((SOME, DB), tl.float32), tl.zeros((SOME,), tl.float32)
             for at in range(0, F, FB):
                 feature = at + tl.arange(0, FB)
                 mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
@@ -59,24 +59,24 @@ def let_fall(
                     mapped += tl.load(maximum + feature, mask=feature < F, other=float("-inf"))[None, :]
                     mapped = tl.exp(mapped - largest[:, None])
                 matrix = tile(state, feature * (D + 1), column, feature < F, columns)
-                found = tl.dot(mapped, matrix, found, input_precision=EXACT)
+                recalled = tl.dot(mapped, matrix, recalled, input_precision=EXACT)
                 mass += tl.sum(mapped * tl.load(state + feature * (D + 1) + D, mask=feature < F, other=0.0)[None, :], 1)
-            found *= tl.where(mass > LEAST, 1.0 / tl.where(mass > LEAST, mass, 1.0), 0.0)[:, None]
+            recalled *= tl.where(mass > LEAST, 1.0 / tl.where(mass > LEAST, mass, 1.0), 0.0)[:, None]
             length = tl.sqrt(tl.sum(numbers * numbers, 1))
-            score = tl.sqrt(tl.sum((found - numbers) * (found - numbers), 1))
+            score = tl.sqrt(tl.sum((recalled - numbers) * (recalled - numbers), 1))
             within = (score + length) * ROUNDED
             if KEEP == "relative_recall":
                 score, within = score / tl.maximum(length, 1e-19), within / tl.maximum(length, 1e-19)
         else:
-            score = tl.load(worth + entry, mask=there, other=0.0)
+            score = tl.load(worth + entry, mask=present, other=0.0)
             if KEEP == "place":
                 within = tl.zeros((SOME,), tl.float32)
             elif KEEP == "pair":
-                within = tl.load(resolution + entry, mask=there, other=0.0)
+                within = tl.load(resolution + entry, mask=present, other=0.0)
             else:
                 within = tl.abs(score) * ROUNDED
-        tl.store(scored + place, tl.where(there, score, NONE), mask=asked)
-        tl.store(scored + EB + place, tl.where(there, within, 0.0), mask=asked)
+        tl.store(scored + place, tl.where(present, score, NONE), mask=valid)
+        tl.store(scored + EB + place, tl.where(present, within, 0.0), mask=valid)
     tl.debug_barrier()
     contends = every < S + size
     score = tl.load(scored + every, mask=contends, other=NONE)
@@ -100,7 +100,7 @@ def let_fall(
                 before += lost(decay, row, feature, F, BY_FEATURE)
             peak = before
             for low in range(0, fallen, SOME):
-                place = low + here_and_there
+                place = low + offsets
                 entry, old, new, late = of_fallen(fell, place, fallen, S)
                 mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
                 peak = tl.maximum(peak, tl.max(tl.where((place < fallen)[:, None], mapped, float("-inf")), 0))
@@ -111,7 +111,7 @@ def let_fall(
             left = tl.exp(lost(decay, row, feature, F, BY_FEATURE))
             matrix, masses = matrix * left[:, None], masses * left
         for low in range(0, fallen, SOME):
-            place = low + here_and_there
+            place = low + offsets
             entry, old, new, late = of_fallen(fell, place, fallen, S)
             mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
             if EXPONENTIAL:
@@ -135,13 +135,13 @@ def standing(own, place, first, S: tl.constexpr):
 
 
 @triton.jit
-def known(held_position, position, entry, asked, begin, h, H: tl.constexpr, E, S: tl.constexpr):
+def known(held_position, position, entry, valid, begin, h, H: tl.constexpr, E, S: tl.constexpr):
     """Which stand among those that were held and which among the entries, their places there, and which are pairs of the document
     that begins with this entry (0: the one that goes on)."""
     late = tl.maximum(entry - S, 0).to(tl.int64)  # of a long text, offsets of its numbers leave 32 bits
-    old, new = asked & (entry < S) & (entry >= 0), asked & (entry >= S) & (late < E)
-    there = (tl.load(held_position + entry * H + h, mask=old, other=-1) >= 0) & (begin == 0)
-    return old, new, late, there | ((tl.load(position + late, mask=new, other=-1) >= 0) & (late >= begin))
+    old, new = valid & (entry < S) & (entry >= 0), valid & (entry >= S) & (late < E)
+    present = (tl.load(held_position + entry * H + h, mask=old, other=-1) >= 0) & (begin == 0)
+    return old, new, late, present | ((tl.load(position + late, mask=new, other=-1) >= 0) & (late >= begin))
 
 
 @triton.jit

@@ -75,10 +75,10 @@ def entries(x, earlier, entry, seen, column, low, N: tl.constexpr, D: tl.constex
     """Those of one head, 0 where they are not seen. x: from the token ``low`` on, where the block begins; all earlier ones are in
     the first block."""
     past: tl.constexpr = R - 1
-    found = tile(x, (entry - past - low) * (N * D), column, seen & (entry >= past), column < D)
+    inputs = tile(x, (entry - past - low) * (N * D), column, seen & (entry >= past), column < D)
     if low == 0:
-        found += tile(earlier, entry * (N * D), column, seen & (entry < past), column < D)
-    return found
+        inputs += tile(earlier, entry * (N * D), column, seen & (entry < past), column < D)
+    return inputs
 
 
 @tuned((4, 2), (8, 2), key=["M", "D", "R", "BLOCK"], numbers=["T", "E", "blocks"])
@@ -90,24 +90,24 @@ def back_through_taps(
     """What arrives at a block of entries, B E M D, and at the filters by way of them, blocks B M R D. arrived: at y, B T M D."""
     block, low = tl.program_id(0), tl.program_id(0) * BLOCK
     entry, b, m = low + tl.arange(0, BLOCK), (tl.program_id(1) // M).to(tl.int64), tl.program_id(1) % M
-    inner, there = tl.arange(0, DB), entry < E
+    inner, present = tl.arange(0, DB), entry < E
     channels = inner < D
     n = m // (M // N)
     x, earlier = x + ((b * T + low) * N + n) * D, earlier + (b * (R - 1) * N + n) * D
     arrived, of_entries = arrived + ((b * T + low) * M + m) * D, of_entries + ((b * E + low) * M + m) * D
-    given = entries(x, earlier, entry, there, inner, low, N, D, R).to(tl.float32)
+    inputs = entries(x, earlier, entry, present, inner, low, N, D, R).to(tl.float32)
     total = tl.zeros((BLOCK, DB), dtype=tl.float32)
     for back_by in tl.static_range(R):
         token = entry - (R - 1) + back_by
-        sees = there & (token >= 0) & (token < T)
+        sees = present & (token >= 0) & (token < T)
         if start is not None:
             sees = sees & (tl.load(start + b * T + token, mask=sees, other=0) <= entry)
         numbers = tile(arrived, (token - low) * (M * D), inner, sees, channels).to(tl.float32)
         taps = tl.load(filters + (m // (M // FILTERS) * D + inner) * R + R - 1 - back_by, mask=channels, other=0.0)
         total += numbers * taps.to(tl.float32)[None, :]
         place = (((b * M + m) * blocks + block) * R + R - 1 - back_by) * D
-        tl.store(of_filters + place + inner, tl.sum(numbers * given, 0), mask=channels)
-    put(of_entries, (entry - low) * (M * D), inner, total, there, channels)
+        tl.store(of_filters + place + inner, tl.sum(numbers * inputs, 0), mask=channels)
+    put(of_entries, (entry - low) * (M * D), inner, total, present, channels)
 
 
 BLOCKS = 64, 32

@@ -111,19 +111,19 @@ class _Together(torch.autograd.Function):
             query_features, upstream, share, even, *decay, fall.fallen, fall.start, fall.rows, of_last, *laid, of_state,
             query.shape[1], key.shape[1], sizes.count, sizes.count * sizes.block, fall.reach, **sizes.tiles(of_keys=False),
         )  # fmt: skip
-        of_key, of_value, of_key_features = (torch.empty_like(one) for one in (key, value, key_features))
+        of_key, of_value, of_key_features = (torch.empty_like(tensor) for tensor in (key, value, key_features))
         backward.of_pairs[sizes.of_pairs](
             query, key, value, query_features, key_features, *tables, *laid, *arrived, of_weight, of_key, of_value,
             of_key_features, *sizes.lengths, fall.held, fall.reach, sizes.scale, *_strides(weight),
             ROWS=min(sizes.block, ROWS), **sizes.blocks(),
         )  # fmt: skip
         of_decay = None
-        if any(one is not None for one in decay):
-            asked = (query_features * of_query_features).unflatten(2, (state.shape[1], -1)).sum(3)
+        if any(tensor is not None for tensor in decay):
+            query_terms = (query_features * of_query_features).unflatten(2, (state.shape[1], -1)).sum(3)
             taken, left = key_features * of_key_features, (of_last * last).sum(3)
             if decay[1] is None:
-                asked, taken, left = (one.sum(-1) for one in (asked, taken, left))
-            passed = _less_where_it_fell(asked, taken, fall)
+                query_terms, taken, left = (terms.sum(-1) for terms in (query_terms, taken, left))
+            passed = _less_where_it_fell(query_terms, taken, fall)
             of_decay = passed.flip(1).cumsum(1).flip(1) + left[:, None]
         of_weight = None if weight is None else of_weight
         return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None, None
@@ -243,13 +243,15 @@ def _falls_with(fall: Fall, count: int) -> Int[Tensor, "B e"]:
     return torch.searchsorted(fall.fallen, entry.contiguous(), right=True).clamp(max=fall.fallen.shape[1] - 1)
 
 
-def _less_where_it_fell(asked: Float[Tensor, "B T *N"], taken: Float[Tensor, "B e *N"], fall: Fall) -> Float[Tensor, "B T *N"]:
+def _less_where_it_fell(
+    query_terms: Float[Tensor, "B T *N"], taken: Float[Tensor, "B e *N"], fall: Fall
+) -> Float[Tensor, "B T *N"]:
     """Of each token what it asked, less what the entries have taken that fell with it."""
     if fall.reach == 1:
-        return asked - taken
+        return query_terms - taken
     index = _falls_with(fall, taken.shape[1])
-    rows = in_all_rows(index, asked.shape[1]).flatten()
-    return asked.flatten(0, 1).index_add(0, rows, taken.flatten(0, 1), alpha=-1).view_as(asked)
+    rows = in_all_rows(index, query_terms.shape[1]).flatten()
+    return query_terms.flatten(0, 1).index_add(0, rows, taken.flatten(0, 1), alpha=-1).view_as(query_terms)
 
 
 def _rows(query: Tensor) -> Tensor:

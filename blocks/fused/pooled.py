@@ -38,7 +38,7 @@ def sum_up(
     latent, column = tl.program_id(2) * LB + tl.arange(0, LB), tl.arange(0, DB)
     latents, columns = latent < L, column < D
     top, weight = tl.full((LB,), float("-inf"), tl.float32), tl.zeros((LB,), tl.float32)
-    found = tl.zeros((LB, DB), tl.float32)
+    numerator = tl.zeros((LB, DB), tl.float32)
     end = tl.load(ends + place)
     for low in range(tl.load(begins + place), end, BLOCK):
         token = (low + tl.arange(0, BLOCK)).to(tl.int64)
@@ -51,10 +51,10 @@ def sum_up(
         weights, left = tl.exp2((entry - finite[:, None]) * LOG2_E), tl.exp2((top - finite) * LOG2_E)
         weight = weight * left + tl.sum(weights, 1)
         values = tile(value, (token * K + h // (H // K)) * D, column, here, columns)
-        found = tl.dot(weights.to(value.dtype.element_ty), values, found * left[:, None], input_precision=PRECISION)
+        numerator = tl.dot(weights.to(value.dtype.element_ty), values, numerator * left[:, None], input_precision=PRECISION)
         top = higher
     row = (place * H + h) * L + latent
-    put(summed, row * D, column, found, latents, columns)
+    put(summed, row * D, column, numerator, latents, columns)
     tl.store(total + row, weight, mask=latents)
     tl.store(largest + row, top, mask=latents)
 
@@ -75,9 +75,9 @@ def answer(
         total = tl.zeros((BLOCK, DB), tl.float32)
         for at in range(0, L, LB):
             latent = at + tl.arange(0, LB)
-            asked = tile(shares, row * L, latent, here, latent < L).to(output.dtype.element_ty)
+            weights = tile(shares, row * L, latent, here, latent < L).to(output.dtype.element_ty)
             means = tile(mean, (matrix + latent) * D, column, latent < L, column < D).to(output.dtype.element_ty)
-            total = tl.dot(asked, means, total, input_precision=PRECISION)
+            total = tl.dot(weights, means, total, input_precision=PRECISION)
         put(output, row * D, column, total, here, column < D)
 
 
@@ -92,16 +92,16 @@ def of_means(
     latent, column = tl.program_id(2) * LB + tl.arange(0, LB), tl.arange(0, DB)
     latents, columns, end = latent < L, column < D, tl.load(ends + place)
     matrix = (tl.load(document + place).to(tl.int64) * H + h) * L + latent
-    means, found = tile(mean, matrix * D, column, latents, columns).to(upstream.dtype.element_ty), tl.zeros((LB, DB), tl.float32)
+    means, gradient = tile(mean, matrix * D, column, latents, columns).to(upstream.dtype.element_ty), tl.zeros((LB, DB), tl.float32)
     for low in range(tl.load(begins + place), end, BLOCK):
         token = (low + tl.arange(0, BLOCK)).to(tl.int64)
         here, row = token < end, token * H + h
         arrived = tile(upstream, row * D, column, here, columns)
         of_shares = tl.dot(arrived, tl.trans(means), input_precision=PRECISION)
         put(share_gradient, row * L, latent, of_shares, here, latents)
-        asked = tile(shares, row * L, latent, here, latents).to(upstream.dtype.element_ty)
-        found = tl.dot(tl.trans(asked), arrived, found, input_precision=PRECISION)
-    put(mean_gradient, ((place * H + h) * L + latent) * D, column, found, latents, columns)
+        weights = tile(shares, row * L, latent, here, latents).to(upstream.dtype.element_ty)
+        gradient = tl.dot(tl.trans(weights), arrived, gradient, input_precision=PRECISION)
+    put(mean_gradient, ((place * H + h) * L + latent) * D, column, gradient, latents, columns)
 
 
 @tuned((4, 2), (8, 2), key=["H", "K", "L", "D"])
@@ -118,9 +118,9 @@ def of_tokens(
     for low in range(tl.load(begins + place), end, BLOCK):
         token = (low + tl.arange(0, BLOCK)).to(tl.int64)
         here = token < end
-        values, found = tile(value, (token * K + k) * D, column, here, columns), tl.zeros((BLOCK, DB), tl.float32)
-        for one in range(0, H // K):
-            h = k * (H // K) + one
+        values, gradient = tile(value, (token * K + k) * D, column, here, columns), tl.zeros((BLOCK, DB), tl.float32)
+        for member in range(0, H // K):
+            h = k * (H // K) + member
             for at in range(0, L, LB):
                 latent = at + tl.arange(0, LB)
                 latents, row = latent < L, (belongs * H + h) * L + latent
@@ -131,8 +131,8 @@ def of_tokens(
                 gained = tl.dot(values, tl.trans(slopes), input_precision=PRECISION)
                 gained -= tl.load(even + row, mask=latents, other=0.0)[None, :]
                 put(logit_gradient, (token * H + h) * L, latent, weights * gained, here, latents)
-                found = tl.dot(weights.to(values.dtype), slopes, found, input_precision=PRECISION)
-        put(value_gradient, (token * K + k) * D, column, found, here, columns)
+                gradient = tl.dot(weights.to(values.dtype), slopes, gradient, input_precision=PRECISION)
+        put(value_gradient, (token * K + k) * D, column, gradient, here, columns)
 
 
 def pooled(
@@ -169,7 +169,7 @@ class _Pooled(torch.autograd.Function):
         mean = stretches.joined(summed * left[..., None]) / total.masked_fill(total == 0, 1.0)[..., None]
         mass = (finite + total.log()).masked_fill(total == 0, math.inf)
         output = value.new_empty(*shares.shape[:3], dim)
-        answered = {name: one for name, one in constants.items() if name != "K"}
+        answered = {name: constant for name, constant in constants.items() if name != "K"}
         answer[count, heads](shares, mean, *ends, stretches.document, output, **answered)
         ctx.save_for_backward(shares, logits, value, mean, mass)
         ctx.launch = stretches, constants, answered, tiles
@@ -182,7 +182,7 @@ class _Pooled(torch.autograd.Function):
         stretches, constants, answered, tiles = ctx.launch
         where = stretches.begins, stretches.ends, stretches.document
         count, heads, key_heads = where[0].shape[0], shares.shape[2], value.shape[2]
-        of_shares, of_logits, of_value = (torch.empty_like(one) for one in (shares, logits, value))
+        of_shares, of_logits, of_value = (torch.empty_like(tensor) for tensor in (shares, logits, value))
         brought = mean.new_empty(count, *mean.shape[1:])
         of_means[count, heads, tiles](shares, mean, *where, upstream.contiguous(), of_shares, brought, **answered)
         of_mean = stretches.joined(brought)

@@ -13,16 +13,16 @@ import triton.language as tl
 
 
 @triton.jit
-def tile(pointer, row, column, rows_there, columns_there):
+def tile(pointer, row, column, row_mask, column_mask):
     """The numbers at the offsets row + column, 0 where there is none."""
-    return tl.load(pointer + row[:, None] + column[None, :], mask=rows_there[:, None] & columns_there[None, :], other=0.0)
+    return tl.load(pointer + row[:, None] + column[None, :], mask=row_mask[:, None] & column_mask[None, :], other=0.0)
 
 
 @triton.jit
-def put(pointer, row, column, numbers, rows_there, columns_there):
+def put(pointer, row, column, numbers, row_mask, column_mask):
     """Write them there."""
-    there = rows_there[:, None] & columns_there[None, :]
-    tl.store(pointer + row[:, None] + column[None, :], numbers.to(pointer.dtype.element_ty), mask=there)
+    mask = row_mask[:, None] & column_mask[None, :]
+    tl.store(pointer + row[:, None] + column[None, :], numbers.to(pointer.dtype.element_ty), mask=mask)
 
 
 def tuned(*warps_and_stages: tuple[int, int], key: Sequence[str], numbers: Sequence[str] = (), restore: Sequence[str] = ()) -> Any:
@@ -43,7 +43,7 @@ def tuned(*warps_and_stages: tuple[int, int], key: Sequence[str], numbers: Seque
 
 def _worth_a_try(tried: list[Any], arguments: dict[str, Any], **constants: Any) -> list[Any]:
     """All; of kernels with exact products of float32 one, with the most warps, since each compiles for up to 14 seconds."""
-    return [max(tried, key=lambda one: one.num_warps)] if constants.get("PRECISION") == "ieee" else tried
+    return [max(tried, key=lambda config: config.num_warps)] if constants.get("PRECISION") == "ieee" else tried
 
 
 PRUNED = {"early_config_prune": _worth_a_try}

@@ -74,7 +74,7 @@ def of_queries(
     asking, arrived = tile(query, row * D, column, here, columns), tile(upstream, row * D, column, here, columns)
     of_all, balance = tl.load(mass + row, mask=here, other=float("inf")), tl.load(even + row, mask=here, other=0.0)
     nearest = tl.load(first + b * T + token, mask=here, other=E)
-    found = tl.zeros((BLOCK, DB), tl.float32)
+    gradient = tl.zeros((BLOCK, DB), tl.float32)
     for low in range(tl.min(nearest, 0) // BLOCK * BLOCK, tl.minimum(held + (tl.program_id(0) + 1) * BLOCK, E), BLOCK):
         entry = low + tl.arange(0, BLOCK)
         pair = ((b * E + entry) * K + h // (H // K)) * D
@@ -82,8 +82,8 @@ def of_queries(
         logits = tl.dot(asking, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E) - of_all[:, None]
         shares = tl.exp2(tl.where(reached(position, b, entry, held + token, nearest, E), logits, float("-inf")))
         shares *= tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
-        found = tl.dot(shares.to(keys.dtype), keys, found, input_precision=PRECISION)
-    put(query_gradient, row * D, column, found * scale, here, columns)
+        gradient = tl.dot(shares.to(keys.dtype), keys, gradient, input_precision=PRECISION)
+    put(query_gradient, row * D, column, gradient * scale, here, columns)
 
 
 @tuned((4, 2), (8, 2), (8, 1), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held", "reach"])
@@ -99,21 +99,21 @@ def of_pairs(
     pair, columns = ((b * E + entry) * K + k) * D, column < D
     keys, values = tile(key, pair, column, entry < E, columns), tile(value, pair, column, entry < E, columns)
     of_key, of_value = tl.zeros((ROWS, DB), tl.float32), tl.zeros((ROWS, DB), tl.float32)
-    there = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
+    present = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
     for start in range(tl.maximum(low - held, 0) // BLOCK * BLOCK, tl.minimum(low + ROWS - held + reach, T), BLOCK):
         token = start + tl.arange(0, BLOCK)
         here = token < T
         nearest = tl.load(first + b * T + token, mask=here, other=E)
-        seen = there[:, None] & (entry[:, None] >= nearest[None, :]) & (entry[:, None] <= (held + token)[None, :])
-        for one in range(0, H // K):
-            row = (b * T + token) * H + k * (H // K) + one
+        seen = present[:, None] & (entry[:, None] >= nearest[None, :]) & (entry[:, None] <= (held + token)[None, :])
+        for member in range(0, H // K):
+            row = (b * T + token) * H + k * (H // K) + member
             of_all, balance = tl.load(mass + row, mask=here, other=float("inf")), tl.load(even + row, mask=here, other=0.0)
-            asked, arrived = tile(query, row * D, column, here, columns), tile(upstream, row * D, column, here, columns)
-            logits = tl.dot(keys, tl.trans(asked), input_precision=PRECISION) * (scale * LOG2_E) - of_all[None, :]
+            queries, arrived = tile(query, row * D, column, here, columns), tile(upstream, row * D, column, here, columns)
+            logits = tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * (scale * LOG2_E) - of_all[None, :]
             shares = tl.exp2(tl.where(seen, logits, float("-inf")))
             of_value = tl.dot(shares.to(arrived.dtype), arrived, of_value, input_precision=PRECISION)
             shares *= tl.dot(values, tl.trans(arrived), input_precision=PRECISION) - balance[None, :]
-            of_key = tl.dot(shares.to(asked.dtype), asked, of_key, input_precision=PRECISION)
+            of_key = tl.dot(shares.to(queries.dtype), queries, of_key, input_precision=PRECISION)
     put(key_gradient, pair, column, of_key * scale, entry < E, columns)
     put(value_gradient, pair, column, of_value, entry < E, columns)
 
@@ -121,8 +121,8 @@ def of_pairs(
 @triton.jit
 def reached(position, b, entry, own, nearest, E):
     """Which of the entries are pairs that each query sees, queries in rows."""
-    there = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
-    return there[None, :] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= own[:, None])
+    present = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
+    return present[None, :] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= own[:, None])
 
 
 def with_mass(
@@ -147,8 +147,8 @@ def constants_of(dtype: torch.dtype, heads: int, key_heads: int, dim: int) -> di
 
 class _WithMass(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        *inputs, reach = given
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *inputs, reach = arguments
         query, key = inputs[:2]
         batch, length, heads, dim = query.shape
         entries, constants = key.shape[1], constants_of(query.dtype, heads, key.shape[2], dim)
@@ -169,7 +169,7 @@ class _WithMass(torch.autograd.Function):
         upstream, scale = upstream.contiguous(), 1 / math.sqrt(query.shape[-1])
         mass = (lse / math.log(2)).masked_fill(lse.isneginf(), math.inf)
         even = ((upstream.float() * output.float()).sum(-1) - of_lse).contiguous()
-        of_query, of_key, of_value = (torch.empty_like(one) for one in (query, key, value))
+        of_query, of_key, of_value = (torch.empty_like(tensor) for tensor in (query, key, value))
         of_queries[grid](*inputs, upstream, mass, even, of_query, *sizes, scale, **constants)
         entries = parts(sizes[1], ROWS), key.shape[0] * key.shape[2]
         of_pairs[entries](

@@ -57,14 +57,14 @@ def sum_up(
         place += F
         low = block * BLOCK
         entry = low + tl.arange(0, BLOCK)
-        there = (entry >= first) & (entry < end)
+        present = (entry >= first) & (entry < end)
         if start is not None:
             until = tl.minimum(low + BLOCK, end) - 1
             begin = tl.load(start + b * E + tl.maximum(until, 0))
-            there = there & (entry >= begin)
+            present = present & (entry >= begin)
             goes_on = (until < low) | (begin <= tl.maximum(low - 1, 0))
             summed, mass = tl.where(goes_on, summed, 0.0), tl.where(goes_on, mass, 0.0)
-        keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, there, features)
+        keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, present, features)
         if decay is not None:
             clock = decay + (b * steps + low) * N + n
             whole = tl.load(clock + (BLOCK - 1) * N)
@@ -78,7 +78,7 @@ def sum_up(
             summed *= tl.exp(whole)[:, None]
             mass *= tl.exp(whole)
         keys = keys.to(laid.dtype.element_ty)
-        values = tile(value, ((b * E + entry) * K + n // (N // K)) * D, column, there, columns)
+        values = tile(value, ((b * E + entry) * K + n // (N // K)) * D, column, present, columns)
         summed = tl.dot(tl.trans(keys), values.to(keys.dtype), summed, input_precision=PRECISION)
         mass += tl.sum(keys.to(tl.float32), 0)
     if start is not None:
@@ -143,11 +143,11 @@ def answer(
                 now = tile(clocks_now, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
                 if fallen is not None:
                     now -= over_blocks(clocks, b * steps, n, base, low // BLOCK, feature, N, F, BLOCK)[None, :]
-                for one in range(0, BLOCK):
-                    keys = left_of_one(key_features, clocks, (b * e + low + one) * N + n, (b * steps + low + one) * N + n,
-                                       low + one < e, now, feature, F)  # fmt: skip
-                    found = tl.sum(queries.to(tl.float32) * keys, 1)
-                    products += tl.where((entry == low + one)[None, :], found[:, None], 0.0)
+                for offset in range(0, BLOCK):
+                    keys = decayed_features(key_features, clocks, (b * e + low + offset) * N + n,
+                                            (b * steps + low + offset) * N + n, low + offset < e, now, feature, F)  # fmt: skip
+                    product = tl.sum(queries.to(tl.float32) * keys, 1)
+                    products += tl.where((entry == low + offset)[None, :], product[:, None], 0.0)
             else:
                 keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(queries.dtype)
                 products = tl.dot(queries, tl.trans(keys), products, input_precision=PRECISION)
@@ -163,10 +163,10 @@ def answer(
         total = tl.dot(products, values.to(products.dtype), total, input_precision=PRECISION)
 
     # The state is one more entry of the window's softmax, whose logit is the logarithm of its mass.
-    there = mass > LEAST
-    top = tl.where(there, tl.log2(tl.where(there, mass, 1.0)), float("-inf"))
-    total *= tl.where(there, 1.0 / tl.where(there, mass, 1.0), 0.0)[:, None]
-    sums = tl.where(there, 1.0, 0.0)
+    has_mass = mass > LEAST
+    top = tl.where(has_mass, tl.log2(tl.where(has_mass, mass, 1.0)), float("-inf"))
+    total *= tl.where(has_mass, 1.0 / tl.where(has_mass, mass, 1.0), 0.0)[:, None]
+    sums = tl.where(has_mass, 1.0, 0.0)
 
     asking = tile(query, row * D, column, here, columns)
     nearest, reached = tl.maximum(until, first), held + token
@@ -208,14 +208,14 @@ def answer(
     of_all = tl.where(some, top + tl.log2(sums), float("inf"))
     put(output, row * D, column, total / sums[:, None], token < T, columns)
     tl.store(mass_of_all + row, of_all, mask=token < T)
-    tl.store(share + row, tl.where(there, tl.exp2(-of_all), 0.0), mask=token < T)
+    tl.store(share + row, tl.where(has_mass, tl.exp2(-of_all), 0.0), mask=token < T)
 
 
 @triton.jit
-def left_of_one(key_features, clocks, row, then, there, now, feature, F: tl.constexpr):
+def decayed_features(key_features, clocks, row, then, present, now, feature, F: tl.constexpr):
     """What is left of one entry's features at each token of its block, those before it apart. row, then: of its features and clock;
     now: the tokens' clocks."""
-    key = tl.load(key_features + row * F + feature, mask=there & (feature < F), other=0.0).to(tl.float32)
+    key = tl.load(key_features + row * F + feature, mask=present & (feature < F), other=0.0).to(tl.float32)
     passed = now - tl.load(clocks + then * F + feature, mask=feature < F, other=0.0)[None, :]
     return key[None, :] * tl.exp(tl.minimum(passed, 0.0))
 
@@ -224,8 +224,8 @@ def left_of_one(key_features, clocks, row, then, there, now, feature, F: tl.cons
 def over_blocks(clocks, row, n, base, block, feature, N: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
     """What passes by the clocks of the blocks of entries from ``base`` up to this one. row: of the first entry."""
     passed = tl.zeros(feature.shape, tl.float32)
-    for one in range(base, block):
-        last = ((row + one * BLOCK + BLOCK - 1) * N + n) * F
+    for earlier in range(base, block):
+        last = ((row + earlier * BLOCK + BLOCK - 1) * N + n) * F
         passed += tl.load(clocks + last + feature, mask=feature < F, other=0.0)
     return passed
 
@@ -243,9 +243,9 @@ def bounds(fallen, b, token, first_token, T, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def begins(start, rows, b, E, entry, there):
+def begins(start, rows, b, E, entry, valid):
     """The first entry of the document of each of these, and the first of them that is a pair and in no state yet."""
     begin = tl.zeros_like(entry)
     if start is not None:
-        begin = tl.load(start + b * E + entry, mask=there, other=0)
+        begin = tl.load(start + b * E + entry, mask=valid, other=0)
     return begin, tl.maximum(begin, tl.load(rows + b * 4))

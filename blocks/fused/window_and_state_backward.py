@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from blocks.fused.tiles import put, tile, tuned
-from blocks.fused.window_and_state import LOG2_E, begins, bounds, left_of_one, over_blocks
+from blocks.fused.window_and_state import LOG2_E, begins, bounds, decayed_features, over_blocks
 
 
 @tuned((4, 2), (8, 2), (4, 3), key=["H", "N", "D", "F", "BLOCK"], numbers=["T", "E", "count", "steps", "reach"])
@@ -66,8 +66,8 @@ def of_states(
             if start is not None:
                 begin = tl.load(start + b * E + (E - T) + token, mask=token < T, other=0)
                 reads = reads & (begin <= tl.maximum(low - 1, 0))
-            for one in range(0, H // N):
-                row = (b * T + token) * H + n * (H // N) + one
+            for member in range(0, H // N):
+                row = (b * T + token) * H + n * (H // N) + member
                 queries = tile(query_features, row * F, feature, reads, features)
                 if decay is not None:
                     queries *= tl.exp(tl.load(decay_now + (b * steps + token) * N + n))[:, None]
@@ -119,13 +119,15 @@ def of_queries(
         feature = at + tl.arange(0, FB)
         matrix = tile(laid, (place + feature) * D, column, feature < F, columns)
         mass = tl.load(laid_mass + place + feature, mask=feature < F, other=0.0)
-        found = tl.dot(arrived.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) - balance[:, None] * mass[None, :]
-        found *= (part * tl.exp(since))[:, None]
+        of_features = (
+            tl.dot(arrived.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) - balance[:, None] * mass[None, :]
+        )
+        of_features *= (part * tl.exp(since))[:, None]
         if clocks is not None:
             now = tile(clocks_now, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
-            found *= tl.exp(now)
+            of_features *= tl.exp(now)
         if start is not None:
-            found = tl.where((begin <= tl.maximum(base * BLOCK - 1, 0))[:, None], found, 0.0)
+            of_features = tl.where((begin <= tl.maximum(base * BLOCK - 1, 0))[:, None], of_features, 0.0)
         gone = 0.0
         for low in range(base * BLOCK, stop, BLOCK):
             entry = low + tl.arange(0, BLOCK)
@@ -140,16 +142,18 @@ def of_queries(
             far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
             products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
             if clocks is not None:
-                for one in range(0, BLOCK):
-                    keys = left_of_one(key_features, clocks, (b * e + low + one) * N + n, (b * steps + low + one) * N + n,
-                                       low + one < e, now, feature, F)  # fmt: skip
-                    found += tl.sum(tl.where((entry == low + one)[None, :], products.to(tl.float32), 0.0), 1)[:, None] * keys
+                for offset in range(0, BLOCK):
+                    keys = decayed_features(key_features, clocks, (b * e + low + offset) * N + n,
+                                            (b * steps + low + offset) * N + n, low + offset < e, now, feature, F)  # fmt: skip
+                    of_features += (
+                        tl.sum(tl.where((entry == low + offset)[None, :], products.to(tl.float32), 0.0), 1)[:, None] * keys
+                    )
                 if fallen is not None:
                     now -= over_blocks(clocks, b * steps, n, low // BLOCK, low // BLOCK + 1, feature, N, F, BLOCK)[None, :]
             else:
                 keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(products.dtype)
-                found = tl.dot(products, keys, found, input_precision=PRECISION)
-        put(feature_gradient, row * F, feature, found, here, feature < F)
+                of_features = tl.dot(products, keys, of_features, input_precision=PRECISION)
+        put(feature_gradient, row * F, feature, of_features, here, feature < F)
 
     asking = tile(query, row * D, column, here, columns)
     of_all = tl.load(mass_of_all + row, mask=here, other=float("inf"))
@@ -158,7 +162,7 @@ def of_queries(
     if ROW_MAX:
         of_all += tl.load(largest + row, mask=here, other=0.0)
     nearest, reached = tl.maximum(until, first), held + token
-    found, of_weight = tl.zeros((BLOCK, DB), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    of_query, of_weight = tl.zeros((BLOCK, DB), tl.float32), tl.zeros((BLOCK,), tl.float32)
     low_end, high_end = tl.maximum(base * BLOCK, tl.load(rows + b * 4)), held + tl.minimum(first_token + BLOCK, T)
     for low in range(low_end, high_end, BLOCK):
         entry = low + tl.arange(0, BLOCK)
@@ -169,11 +173,11 @@ def of_queries(
         shares = tl.exp2(tl.where(near, logits, float("-inf")))
         shares *= tl.dot(arrived, tl.trans(values), input_precision=PRECISION) - balance[:, None]
         of_weight += tl.sum(shares, 1)
-        found = tl.dot(shares.to(keys.dtype), keys, found, input_precision=PRECISION)
+        of_query = tl.dot(shares.to(keys.dtype), keys, of_query, input_precision=PRECISION)
     if ROW_MAX:
         entry = tl.load(place_of_largest + row, mask=here, other=0)
-        found -= of_weight[:, None] * tile(key, ((b * E + entry) * K + k) * D, column, here, columns)
-    put(query_gradient, row * D, column, found * scale, here, columns)
+        of_query -= of_weight[:, None] * tile(key, ((b * E + entry) * K + k) * D, column, here, columns)
+    put(query_gradient, row * D, column, of_query * scale, here, columns)
     tl.store(weight_gradient + row, of_weight, mask=here)
 
 
@@ -197,7 +201,7 @@ def of_pairs(
     block, low = tl.program_id(0) * ROWS // BLOCK, tl.program_id(0) * ROWS
     entry, column = low + tl.arange(0, ROWS), tl.arange(0, DB)
     b, k = (tl.program_id(1) // K).to(tl.int64), tl.program_id(1) % K
-    columns, laid_there = column < D, block < count
+    columns, is_laid = column < D, block < count
     pair = ((b * E + entry) * K + k) * D
     values = tile(value, pair, column, entry < E, columns)
     end = tl.load(rows + b * 4 + 1)
@@ -215,24 +219,24 @@ def of_pairs(
         clock, left = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)
         if decay is not None:
             clock += tl.load(decay + (b * steps + entry) * N + n, mask=entry < steps, other=0.0)
-            whole = tl.load(decay + (b * steps + block * BLOCK + BLOCK - 1) * N + n, mask=laid_there, other=0.0)
+            whole = tl.load(decay + (b * steps + block * BLOCK + BLOCK - 1) * N + n, mask=is_laid, other=0.0)
             left = tl.exp(tl.minimum(whole - clock, 0.0))
         left = tl.where(enters, left, 0.0)
         for at in range(0, F, FB):
             feature = at + tl.arange(0, FB)
             features = feature < F
             place = ((b * N + n) * count + block) * F + feature
-            matrix = tile(laid, place * D, column, features & laid_there, columns)
-            mass = tl.load(laid_mass + place, mask=features & laid_there, other=0.0)
+            matrix = tile(laid, place * D, column, features & is_laid, columns)
+            mass = tl.load(laid_mass + place, mask=features & is_laid, other=0.0)
             mapped, remains = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, features), left[:, None]
             if clocks is not None:
                 whole = tl.load(clocks + ((b * steps + block * BLOCK + BLOCK - 1) * N + n) * F + feature,
-                                mask=features & laid_there, other=0.0)  # fmt: skip
+                                mask=features & is_laid, other=0.0)  # fmt: skip
                 then = tile(clocks, ((b * steps + entry) * N + n) * F, feature, entry < steps, features)
                 remains *= tl.exp(tl.minimum(whole[None, :] - then, 0.0))
             of_value = tl.dot((mapped * remains).to(matrix.dtype), matrix, of_value, input_precision=PRECISION)
-            found = tl.dot(values.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) + mass[None, :]
-            found *= remains
+            of_features = tl.dot(values.to(matrix.dtype), tl.trans(matrix), input_precision=PRECISION) + mass[None, :]
+            of_features *= remains
             mapped = mapped.to(matrix.dtype)
             for asking in range(asking_first, blocks):
                 token = asking * BLOCK + tl.arange(0, BLOCK)
@@ -243,12 +247,12 @@ def of_pairs(
                 gone, gone_of = 0.0, tl.zeros((FB,), tl.float32)
                 if fallen is not None:
                     if decay is not None:
-                        for one in range(base, block):
-                            gone += tl.load(decay + (b * steps + one * BLOCK + BLOCK - 1) * N + n)
+                        for earlier in range(base, block):
+                            gone += tl.load(decay + (b * steps + earlier * BLOCK + BLOCK - 1) * N + n)
                     if clocks is not None:
                         gone_of += over_blocks(clocks, b * steps, n, base, block, feature, N, F, BLOCK)
-                for one in range(0, H // N):
-                    row = (b * T + token) * H + n * (H // N) + one
+                for member in range(0, H // N):
+                    row = (b * T + token) * H + n * (H // N) + member
                     counts = tl.where(far, tl.load(share + row, mask=token < T, other=0.0)[None, :], 0.0)
                     if decay is not None:
                         since = tl.load(decay_now + (b * steps + token) * N + n) - gone
@@ -260,20 +264,20 @@ def of_pairs(
                         products = tl.zeros((ROWS, BLOCK), tl.float32)
                         for of_block in range(0, BLOCK):
                             late = asking * BLOCK + of_block
-                            asks = tl.load(query_features + ((b * T + late) * H + n * (H // N) + one) * F + feature,
+                            asks = tl.load(query_features + ((b * T + late) * H + n * (H // N) + member) * F + feature,
                                            mask=features & (late < T), other=0.0).to(tl.float32)  # fmt: skip
                             now = tl.load(clocks_now + ((b * steps + late) * N + n) * F + feature, mask=features, other=0.0)
                             asks = asks[None, :] * tl.exp(tl.minimum((now - gone_of)[None, :] - then, 0.0))
                             its = (token == late)[None, :]
                             products += tl.where(its, tl.sum(mapped.to(tl.float32) * asks, 1)[:, None], 0.0)
-                            found += tl.sum(tl.where(its, slopes, 0.0), 1)[:, None] * asks
+                            of_features += tl.sum(tl.where(its, slopes, 0.0), 1)[:, None] * asks
                     else:
                         queries = tile(query_features, row * F, feature, token < T, features).to(matrix.dtype)
                         products = tl.dot(mapped, tl.trans(queries), input_precision=PRECISION)
-                        found = tl.dot(slopes.to(matrix.dtype), queries, found, input_precision=PRECISION)
+                        of_features = tl.dot(slopes.to(matrix.dtype), queries, of_features, input_precision=PRECISION)
                     products = (products * counts).to(matrix.dtype)
                     of_value = tl.dot(products, arrived.to(matrix.dtype), of_value, input_precision=PRECISION)
-            put(feature_gradient, ((b * e + entry) * N + n) * F, feature, found, entry < e, features)
+            put(feature_gradient, ((b * e + entry) * N + n) * F, feature, of_features, entry < e, features)
 
     keys, of_key = tile(key, pair, column, entry < E, columns), tl.zeros((ROWS, DB), tl.float32)
     for asking in range(tl.maximum(low - held, 0) // BLOCK, blocks):
@@ -282,24 +286,24 @@ def of_pairs(
         until, _, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
         _, first = begins(start, rows, b, E, held + token, here)
         near = (entry[:, None] >= tl.maximum(until, first)[None, :]) & (entry[:, None] <= (held + token)[None, :])
-        for one in range(0, H // K):
-            h = k * (H // K) + one
+        for member in range(0, H // K):
+            h = k * (H // K) + member
             row = (b * T + token) * H + h
             of_all = tl.load(mass_of_all + row, mask=here, other=float("inf"))
             if weight is not None:
                 of_all -= tl.load(weight + b * weight_b + token * weight_t + h * weight_h, mask=here, other=0.0) * LOG2_E
             if ROW_MAX:
                 of_all += tl.load(largest + row, mask=here, other=0.0)
-            asked, arrived = tile(query, row * D, column, here, columns), tile(upstream, row * D, column, here, columns)
-            logits = tl.dot(keys, tl.trans(asked), input_precision=PRECISION) * (scale * LOG2_E) - of_all[None, :]
+            query_rows, arrived = tile(query, row * D, column, here, columns), tile(upstream, row * D, column, here, columns)
+            logits = tl.dot(keys, tl.trans(query_rows), input_precision=PRECISION) * (scale * LOG2_E) - of_all[None, :]
             shares = tl.exp2(tl.where(near, logits, float("-inf")))
             of_value = tl.dot(shares.to(arrived.dtype), arrived, of_value, input_precision=PRECISION)
             balance = tl.load(even + row, mask=here, other=0.0)
             shares *= tl.dot(values, tl.trans(arrived), input_precision=PRECISION) - balance[None, :]
             if ROW_MAX:
                 of_largest = tl.load(weight_gradient + row, mask=here, other=0.0)
-                place_of_one = tl.load(place_of_largest + row, mask=here, other=-1)
-                shares -= tl.where(place_of_one[None, :] == entry[:, None], of_largest[None, :], 0.0)
-            of_key = tl.dot(shares.to(asked.dtype), asked, of_key, input_precision=PRECISION)
+                largest_entry = tl.load(place_of_largest + row, mask=here, other=-1)
+                shares -= tl.where(largest_entry[None, :] == entry[:, None], of_largest[None, :], 0.0)
+            of_key = tl.dot(shares.to(query_rows.dtype), query_rows, of_key, input_precision=PRECISION)
     put(key_gradient, pair, column, of_key * scale, entry < E, columns)
     put(value_gradient, pair, column, of_value, entry < E, columns)

@@ -25,7 +25,7 @@ from blocks.legend import Bool, Float, Int
     (2, 2), (4, 2), (8, 2), key=["H", "K", "N", "D", "F", "E"], numbers=["held", "size", "weight_b", "weight_h"], restore=["state"]
 )
 def step(
-    query, key, value, position, index, query_features, fallen_features, fallen_value, fallen_there, decay, weight,
+    query, key, value, position, index, query_features, fallen_features, fallen_value, fallen_present, decay, weight,
     ring_key, ring_value, ring_position, state, output, held, size, scale, weight_b, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     BLOCK: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
@@ -40,11 +40,11 @@ def step(
     reach = tl.where(size == 0, held, (now % tl.maximum(size, 1)).to(tl.int32) + size)
     new_key = tl.load(key + (b * K + k) * D + column, mask=columns, other=0.0)
     new_value = tl.load(value + (b * K + k) * D + column, mask=columns, other=0.0)
-    there = tl.load(fallen_there + b * E + taken, mask=takes, other=0) != 0
-    falls = tl.sum(there.to(tl.int32), 0) > 0
-    values = tile(fallen_value, ((b * E + taken) * K + k) * D, column, there, columns).to(tl.float32)
-    for one in range(0, H // N):
-        h = n * (H // N) + one
+    present = tl.load(fallen_present + b * E + taken, mask=takes, other=0) != 0
+    falls = tl.sum(present.to(tl.int32), 0) > 0
+    values = tile(fallen_value, ((b * E + taken) * K + k) * D, column, present, columns).to(tl.float32)
+    for member in range(0, H // N):
+        h = n * (H // N) + member
         total, mass = tl.zeros((DB,), tl.float32), 0.0
         for at in range(0, F, FB):
             feature = at + tl.arange(0, FB)
@@ -55,14 +55,14 @@ def step(
                 left = tl.exp(tl.load(decay + (b * N + n) * G + feature % G, mask=features, other=0.0))
                 matrix, masses = matrix * left[:, None], masses * left
             if falls:
-                keys = tile(fallen_features, ((b * E + taken) * N + n) * F, feature, there, features)
+                keys = tile(fallen_features, ((b * E + taken) * N + n) * F, feature, present, features)
                 if E == 1:
                     matrix += tl.sum(keys, 0)[:, None] * tl.sum(values, 0)[None, :]
                 else:
                     matrix = tl.dot(tl.trans(keys), values, matrix, input_precision=PRECISION)
                 masses += tl.sum(keys, 0)
             # The others of its queries read the state as it was handed in.
-            if one == H // N - 1:
+            if member == H // N - 1:
                 tl.debug_barrier()  # several threads may hold one number: all have read it
                 put(state, row, column, matrix, features, columns)
                 tl.store(state + row + D, masses, mask=features)
@@ -70,8 +70,8 @@ def step(
             total += tl.sum(asking[:, None] * matrix, 0)
             mass += tl.sum(asking * masses, 0)
 
-        asked = tl.load(query + (b * H + h) * D + column, mask=columns, other=0.0).to(tl.float32) * (scale * LOG2_E)
-        own = tl.sum(asked * new_key.to(tl.float32), 0)
+        scaled_query = tl.load(query + (b * H + h) * D + column, mask=columns, other=0.0).to(tl.float32) * (scale * LOG2_E)
+        own = tl.sum(scaled_query * new_key.to(tl.float32), 0)
         shift = 0.0
         if weight is not None:
             shift += tl.load(weight + b * weight_b + h * weight_h) * LOG2_E
@@ -81,7 +81,7 @@ def step(
                 place = low + tl.arange(0, BLOCK)
                 keys = tile(ring_key, ((b * held + place) * K + k) * D, column, place < held, columns).to(tl.float32)
                 seen = visible(ring_position + b * held, place, slot, held, reach)
-                peak = tl.maximum(peak, tl.max(tl.where(seen, tl.sum(keys * asked[None, :], 1), float("-inf")), 0))
+                peak = tl.maximum(peak, tl.max(tl.where(seen, tl.sum(keys * scaled_query[None, :], 1), float("-inf")), 0))
             shift -= peak
         some = mass > LEAST
         top = tl.where(some, tl.log2(tl.where(some, mass, 1.0)), float("-inf"))
@@ -95,7 +95,7 @@ def step(
             row = ((b * held + place) * K + k) * D
             keys = tile(ring_key, row, column, place < held, columns).to(tl.float32)
             seen = visible(ring_position + b * held, place, slot, held, reach)
-            logits = tl.where(seen, tl.sum(keys * asked[None, :], 1) + shift, float("-inf"))
+            logits = tl.where(seen, tl.sum(keys * scaled_query[None, :], 1) + shift, float("-inf"))
             higher = tl.maximum(top, tl.max(logits, 0))
             weights, left = tl.exp2(logits - higher), tl.exp2(top - higher)
             entries = tile(ring_value, row, column, place < held, columns).to(tl.float32)
@@ -115,9 +115,9 @@ def step(
 @triton.jit
 def visible(ring_position, place, slot, held, reach):
     """Which entries of the ring the token sees beside its own pair: those of ``reach`` tokens before it."""
-    there = (place < held) & (place != slot)
-    there = there & (tl.load(ring_position + place, mask=place < held, other=-1) >= 0)
-    return there & ((slot - place + held) % held <= reach)
+    present = (place < held) & (place != slot)
+    present = present & (tl.load(ring_position + place, mask=place < held, other=-1) >= 0)
+    return present & ((slot - place + held) % held <= reach)
 
 
 def stepped(
@@ -137,7 +137,7 @@ def stepped(
     row_max: bool,
 ) -> Float[Tensor, "B 1 H D"]:
     """The head's output. ring: keys, values and positions, with the state written over. log_decay: B 1 N, or B 1 N F."""
-    features, values, there = (one.contiguous() for one in fallen)
+    features, values, present = (tensor.contiguous() for tensor in fallen)
     batch, _, heads, dim = query.shape
     _, entries, state_heads, wide = features.shape
     key_heads = key.shape[2]
@@ -148,9 +148,9 @@ def stepped(
     constants |= {"G": wide if log_decay is not None and log_decay.dim() == 4 else 1, "ROW_MAX": row_max}
     strides = (0, 0) if weight is None else (weight.stride(0), weight.stride(2))
     decay = None if log_decay is None else log_decay.contiguous()
-    inputs = (one.contiguous() for one in (query, key, value, position, index, query_features))
+    inputs = (tensor.contiguous() for tensor in (query, key, value, position, index, query_features))
     step[batch * state_heads,](
-        *inputs, features, values, there, decay, weight, *ring, state, output,
+        *inputs, features, values, present, decay, weight, *ring, state, output,
         ring[0].shape[1], size, 1 / math.sqrt(dim), *strides, **constants, PRECISION="ieee",
     )  # fmt: skip
     return output

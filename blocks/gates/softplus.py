@@ -73,12 +73,12 @@ class Softplus(PerOwnHead):
         return replace(plain, gives=(*plain.gives, step), forms=(Form(EVERY, "as defined", self._both),))
 
     def _both(self, parameters: Parameters, call: Call, *, hidden: Tensor) -> tuple[tuple[Tensor, Tensor], State]:
-        return self._given(parameters, hidden, call.shape), {}
+        return self._decay_and_step(parameters, hidden, call.shape), {}
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
-        return self._given(parameters, hidden, shape)[0]
+        return self._decay_and_step(parameters, hidden, shape)[0]
 
-    def _given(self, parameters: Parameters, hidden: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    def _decay_and_step(self, parameters: Parameters, hidden: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
         """The decay and the step, of each state head."""
         step = torch.nn.functional.softplus(logits(parameters, hidden))
         decay = decayed(step, parameters["rate"])

@@ -84,9 +84,9 @@ class Memory(Part):
 
     def problem(self, shape: Shape) -> Problem | None:
         """Of its direction and its gate."""
-        said, gate = self.problem_both_ways(), self.gates
-        if shape.both_ways and said:
-            return f"{said}, and the spec says `direction: bidirectional`; change one of them", ()
+        problem, gate = self.problem_both_ways(), self.gates
+        if shape.both_ways and problem:
+            return f"{problem}, and the spec says `direction: bidirectional`; change one of them", ()
         if gate is not None and gate.rank_of_decay not in self.decay_ranks:
             fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
             forgets = f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}"

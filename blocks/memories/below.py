@@ -33,7 +33,7 @@ class Below(Protocol):
         """How far what the state, as it stands, answers to each pair's own key is from the pair's value."""
         ...
 
-    def fall(self, index: Int[Tensor, "B M H"], there: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
+    def fall(self, index: Int[Tensor, "B M H"], present: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
         """Let some of the pairs, where they are there, fall in at the token in this column."""
         ...
 

@@ -118,7 +118,7 @@ class Delta(Recurrent):
             return super().answer(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=recurrence)
         every = [self.features(features, pairs), *self._further(parameters, call.shape, features, pairs, hidden)]
         if recurrence.decode:
-            return self._one_after_the_other(call, features.query, every, decay, recurrence)
+            return self._run_in_order(call, features.query, every, decay, recurrence)
         along = replace(call, tokens=_stretched(call.tokens, self.steps))
         nothing = [torch.zeros_like(features.query)] * (self.steps - 1)
         if decay is not None:
@@ -126,7 +126,7 @@ class Delta(Recurrent):
         answer, state = self.recall(along, _between([*nothing, features.query]), _joined(every), decay, recurrence)
         return (replace(answer, output=answer.output[:, self.steps - 1 :: self.steps]),), state
 
-    def _one_after_the_other(
+    def _run_in_order(
         self, call: Call, query: Tensor, every: list[Features], decay: Tensor | None, recurrence: Form
     ) -> tuple[tuple[Partial], State]:
         """The steps of one token."""
@@ -179,7 +179,7 @@ class Delta(Recurrent):
             key, rate = (repeat_heads(of, call.shape.state_heads) for of in (pairs.key, pairs.rate))
             # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
             value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
-            rate = pairs.there(rate, 0.0)
+            rate = pairs.fill_absent(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
         return Partial(self._scaled(output, query.shape[-1]), None), {"state": matrix}
 

@@ -14,16 +14,16 @@ from blocks.legend import Float, Tensor, torch
 
 @dataclass(frozen=True)
 class Fading:
-    """Running sums of a call. asked: at its tokens; since: for each entry, those held and the call's own, what a logit falls by is
+    """Running sums of a call. totals: at its tokens; since: for each entry, those held and the call's own, what a logit falls by is
     their difference."""
 
-    asked: Float[Tensor, "B T H"]
+    totals: Float[Tensor, "B T H"]
     since: Float[Tensor, "B S H"]
     dtype: torch.dtype
 
     def left(self) -> Float[Tensor, "B S H"]:
         """What each entry has fallen by at the last token."""
-        return (self.asked[:, -1:] - self.since).to(self.dtype)
+        return (self.totals[:, -1:] - self.since).to(self.dtype)
 
 
 def fading(held: Float[Tensor, "B E H"], decay: Float[Tensor, "B T H"], tokens: Tokens) -> Fading:

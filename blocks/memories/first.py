@@ -45,7 +45,7 @@ class First(Holding):
         return 4 * self.size * shape.heads * shape.head_dim
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
-        kept = max((one.size for one in above if isinstance(one, First)), default=0)
+        kept = max((memory.size for memory in above if isinstance(memory, First)), default=0)
         if kept >= self.size:
             yield (
                 f"the first {kept} pairs stay in another memory above, so this one stays empty; set `size` to more, or remove it",
@@ -62,16 +62,19 @@ class First(Holding):
         tokens, size = call.tokens, self.size
         entries = self.pairs_of(call.state).joined(pairs.kept(self.turn))
         stays = pairs.present & (pairs.position < size)
-        there = torch.cat((call.state["position"] >= 0, stays), dim=1)
-        entry, segment = torch.arange(there.shape[1], device=there.device), tokens.extended_segment(size)
+        present = torch.cat((call.state["position"] >= 0, stays), dim=1)
+        entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extended_segment(size)
         # Handed on are those of the document that the row ends in, in their order, and as many that are none behind them.
-        held = there if segment is None else there & (segment == tokens.last_segment())
-        order = torch.where(held, entry, entry + there.shape[1]).argsort(1)[:, :size]
+        held = present if segment is None else present & (segment == tokens.last_segment())
+        order = torch.where(held, entry, entry + present.shape[1]).argsort(1)[:, :size]
         kept, few = _picked(held, order), entries.each(lambda of: _picked(of, order))
         if segment is None:  # there are no others, however many tokens
             seen, visible = few, kept[:, None] & (order[:, None] <= entry[size:, None])
         else:
-            seen, visible = entries, there[:, None] & (entry <= entry[size:, None]) & (segment[:, size:, None] == segment[:, None])
+            seen, visible = (
+                entries,
+                present[:, None] & (entry <= entry[size:, None]) & (segment[:, size:, None] == segment[:, None]),
+            )
         answer = dense(call.turn(query, self.turn), seen.key, seen.value, visible, call.shape.softcap)
         carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
         carried = only(carried, kept)

@@ -18,8 +18,8 @@ from blocks.memories.base import Memory
 from blocks.memories.fading import Fading, fading
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, fla, native_one, native_one_fits, single
-from blocks.tensors import accumulating, all_there, settled
+from blocks.softmax import dense, fla, native_step, native_step_fits, single
+from blocks.tensors import accumulating, all_present, settled
 
 
 class Full(Memory):
@@ -82,7 +82,7 @@ class Full(Memory):
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         masked = partial(self.answer, attention=self._masked)
-        one = partial(self.answer_one, attention=single)
+        step_run = partial(self.answer_step, attention=single)
         kernel, fits = (fla.FORGETTING, _kernel_fits) if self.fades else (fla.ATTENTION, _packed_fits)
         forms = (
             Form(REFERENCE, "all pairs, masked", masked),
@@ -90,11 +90,11 @@ class Full(Memory):
         )
         blocks = Form(TORCH, "blocks of 512 queries", masked)
         if self.fades:
-            return (*forms, Form(TORCH, "one query against all pairs", one, unbroken, decode=True), blocks)
-        step = partial(self.answer_one, attention=native_one)
+            return (*forms, Form(TORCH, "one query against all pairs", step_run, unbroken, decode=True), blocks)
+        step = partial(self.answer_step, attention=native_step)
         return (
             *forms,
-            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_one_fits, decode=True),
+            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_step_fits, decode=True),
             Form(
                 TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_fits,
                 picks="FlashAttention's kernel or cuDNN's",
@@ -129,7 +129,7 @@ class Full(Memory):
     ) -> tuple[tuple[Partial], State]:
         """Answer the queries."""
         turn, tokens, state = self.turn, call.tokens, call.state
-        query = self._asked(query, call)
+        query = self._rotate_and_scale(query, call)
         earlier = state["key"].shape[1]
         key, value = _grown(state["key"], pairs.turned(turn)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
@@ -140,7 +140,7 @@ class Full(Memory):
             position = position.masked_fill(segment != tokens.last_segment(), -1)
         return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
 
-    def answer_one(
+    def answer_step(
         self,
         parameters: Parameters,
         call: Call,
@@ -157,15 +157,15 @@ class Full(Memory):
         if window is not None:
             at, own = _counted(position, pairs, call.tokens)
             seen = position.masked_fill(at <= own - window, -1)
-        elif pairs.of is not None and pairs.of.once(("all",), lambda: all_there(position)):
+        elif pairs.of is not None and pairs.of.once(("all",), lambda: all_present(position)):
             seen = None
         faded = self._faded(call, decay)
         # Of the only token all pairs are as faded as they will be handed on.
         hiding = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
-        answer = attention(self._asked(query, call), key, value, seen, hiding, call.shape.softcap)
+        answer = attention(self._rotate_and_scale(query, call), key, value, seen, hiding, call.shape.softcap)
         return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
 
-    def _asked(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
+    def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
         """The queries, turned, and as much longer as the text is long."""
         query = call.turn(query, self.turn)
         if self.length_scale is None:
@@ -190,7 +190,7 @@ class Full(Memory):
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
         visible = self._visible(position, pairs, call, key.shape[1] - query.shape[1])
-        return dense(query, key, value, visible, call.shape.softcap, None if faded is None else (faded.asked, faded.since))
+        return dense(query, key, value, visible, call.shape.softcap, None if faded is None else (faded.totals, faded.since))
 
     def _by_kernel(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None

@@ -61,6 +61,6 @@ def _zeros(pairs: Pairs, like: Tensor) -> Tensor:
     return like.new_zeros(*pairs.value.shape[:2], *like.shape[2:])
 
 
-def only(pairs: Pairs, there: Bool[Tensor, "B E"]) -> Pairs:
+def only(pairs: Pairs, present: Bool[Tensor, "B E"]) -> Pairs:
     """The pairs, where some of them are none."""
-    return replace(pairs, position=pairs.position.masked_fill(~there, -1))
+    return replace(pairs, position=pairs.position.masked_fill(~present, -1))

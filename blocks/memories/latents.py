@@ -82,7 +82,7 @@ class Latents(Memory):
                 FLA, "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32",
                 partial(self.answer, means=_by_kernels), fla.fits, missing=cumulative_fla.missing, refuses=True,
             ),
-            Form(TORCH, "one step of eq. 19", self.answer_one, unbroken, decode=True),
+            Form(TORCH, "one step of eq. 19", self.answer_step, unbroken, decode=True),
             *(
                 Form(
                     form.backend,
@@ -158,7 +158,7 @@ class Latents(Memory):
         output, state = means(query.softmax(-1), key, value, call.tokens.segment, call.state)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), state
 
-    def answer_one(
+    def answer_step(
         self, parameters: Parameters, call: Call, *, hidden: Float[Tensor, "B 1 C"], value: Float[Tensor, "B 1 K D"]
     ) -> tuple[tuple[Partial], State]:
         """The same for one token: what is left of each latent's mean and what the token brings to it add up to 1."""

@@ -48,16 +48,16 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     # Of all entries' features only a score of the window has a use.
     most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
 
-    def asked(_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def map_features(_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Features of the queries, of the keys that may fall and of those that are held, and a scale that has been taken out."""
         fallen = mapped.key(extended.each(lambda entries: entries[:, :most]))
         held = mapped.key(cache.pairs_of(sparse.call.state))
         as_they_are = state.call.shape.even or state.call.shape.exponential
         return (*((mapped.query, None) if as_they_are else scaled(mapped.query)), fallen, held)  # pyright: ignore
 
-    features, log_scale, fallen, held = state.compute(asked)
+    features, log_scale, fallen, held = state.compute(map_features)
     logits = inputs["read"]["weight"]
-    weights = tuple(weight_over(one, state, logits, log_scale, features) for one in (window, sparse))
+    weights = tuple(weight_over(memory, state, logits, log_scale, features) for memory in (window, sparse))
     summed, numbers = to_write_over(state.call), _sum_of(window)
     pieces, rows, start, ends = tokens.once(("pieces", size), lambda: _pieces(tokens, size))
 
@@ -68,11 +68,11 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
             length = None if log_scale is None else log_scale.exp()
         elif keep.reads == "pair":
             worth, resolution = _worth(keep, before, extended, sparse.call.place)
-        given = Cache(before["key"], before["value"], held, before["position"])
+        cache = Cache(before["key"], before["value"], held, before["position"])
         entries = query, extended.key, extended.value, extended.position, features, fallen
         passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
         chunks, scores = Chunks(size, pieces, rows, start), Scores(_called(keep), worth, resolution, length)
-        return (*WALKED(*entries, given, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
+        return (*WALKED(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
     output, members, worth = read.compute(answer)
     if numbers is not None:
@@ -136,7 +136,7 @@ def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
     every = {"key": entries.key, "value": entries.value, "convolved": entries.convolved, "position": entries.position[..., None]}
     every |= entries.numbers
     first = ends[:, None, None]
-    there: Bool[Tensor, "B S H"] = torch.where(old, first == 0, among_entries >= first)
+    present: Bool[Tensor, "B S H"] = torch.where(old, first == 0, among_entries >= first)
 
     def chosen(name: str, before: Tensor) -> Tensor:
         after = every[name]
@@ -145,7 +145,7 @@ def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
         return torch.where(was_held, before[row, among_held, head], new.to(before.dtype))
 
     kept = {name: chosen(name, before) for name, before in held.items()}
-    return kept | {"position": kept["position"].masked_fill(~there, -1)}
+    return kept | {"position": kept["position"].masked_fill(~present, -1)}
 
 
 def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:

@@ -25,12 +25,12 @@ class Looks:
     def look(self, pairs: Features, fallen: Features | None) -> None:
         """Ask for these from now on. fallen: what has fallen of others since the last look."""
         if fallen is not None:
-            keys, values = fallen.there(fallen.key, 0.0).transpose(1, 2), fallen.value.to(self.matrix.dtype).transpose(1, 2)
+            keys, values = fallen.fill_absent(fallen.key, 0.0).transpose(1, 2), fallen.value.to(self.matrix.dtype).transpose(1, 2)
             self.matrix = self.matrix + keys.mT @ values
             if self.divisor is None:
                 self.sums = self.sums + keys.sum(2)[..., None]
         value, queries = pairs.value.to(self.matrix.dtype), self.asking(pairs.key)
-        keys = pairs.there(pairs.key, 0.0)  # a key of 0 enters nothing
+        keys = pairs.fill_absent(pairs.key, 0.0)  # a key of 0 enters nothing
         self.value, self.keys, self.queries = (of.transpose(1, 2).contiguous() for of in (value, keys, queries))
         self.numerators, self.masses = self.queries @ self.matrix, self.queries @ self.sums
         self.products, self.unseen = None, []

@@ -89,7 +89,7 @@ class Recurrent(Memory):
 
     def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
         """The same, of keys that have been mapped."""
-        return Features(key, pairs.value, None if pairs.every_one else pairs.present, pairs.arrival, together=pairs.together)
+        return Features(key, pairs.value, None if pairs.all_present else pairs.present, pairs.arrival, together=pairs.together)
 
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form

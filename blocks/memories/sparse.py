@@ -23,14 +23,14 @@ from blocks.part import Parameters, Slot, State
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, falling
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense, native, native_fits, native_one, native_one_fits, single
+from blocks.softmax import dense, native, native_fits, native_step, native_step_fits, single
 from blocks.tensors import accumulating, as_dtype, repeat_heads, take
 
 Attend = Callable[..., Partial]
 Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
 """Of a form: its backend, the end of its description, what computes attention, and where that fits."""
 STEP = "what falls in at the token, then one query against what is kept"
-STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_one, native_one_fits), (TORCH, "", single, unbroken))
+STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_step, native_step_fits), (TORCH, "", single, unbroken))
 FALLS = "one fall after the other"
 BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_fits), (EVERY, "", dense, anywhere))
 BLOCK = 64
@@ -85,7 +85,7 @@ class Sparse(Holding):
         return self.size
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
-        wrong = [name for number, (name, one) in enumerate(below.items()) if number or not isinstance(one, Recurrent)]
+        wrong = [name for number, (name, memory) in enumerate(below.items()) if number or not isinstance(memory, Recurrent)]
         for name in wrong:
             yield (
                 "what falls out of a sparse cache goes into one state; "
@@ -117,8 +117,10 @@ class Sparse(Holding):
         """Alone: above a state, the two are one step (``blocks.memories.sparse_above_state``)."""
         if shape.features:
             return ()
-        steps = [Form(on, STEP + how, partial(self.answer_one, attention=one), fits, decode=True) for on, how, one, fits in STEPS]
-        falls = [Form(on, FALLS + how, partial(self.answer, attention=one), fits) for on, how, one, fits in BLOCKS]
+        steps = [
+            Form(on, STEP + how, partial(self.answer_step, attention=attend), fits, decode=True) for on, how, attend, fits in STEPS
+        ]
+        falls = [Form(on, FALLS + how, partial(self.answer, attention=attend), fits) for on, how, attend, fits in BLOCKS]
         return (*steps, *falls)
 
     def answer(
@@ -128,7 +130,7 @@ class Sparse(Holding):
         partial, state = self.attend(parameters, query, pairs, call, below=None, attention=attention)
         return (partial, None), state
 
-    def answer_one(
+    def answer_step(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
         """The same for one token."""
@@ -183,8 +185,8 @@ class Sparse(Holding):
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Let what falls in a block fall in, one group of pairs after the other: which of the eligible are kept after the last, and
         the number of the fall, from 1, at which each falls on; one more than there are if it is kept."""
-        there, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
-        gone, left = torch.zeros_like(there), torch.full_like(eligible["position"], falls.shape[1] // together + 1)
+        present, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
+        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], falls.shape[1] // together + 1)
         if below is not None:
             below.look(self._falling(eligible, call), eligible["mapped"])
         for first in range(0, falls.shape[1], together):
@@ -193,7 +195,7 @@ class Sparse(Holding):
                 below.reach(column)
             if self.keep.reads == "state" or worth is None:
                 worth = self._worth(eligible, below, call.place)
-            pairs = there[:, among]
+            pairs = present[:, among]
             if segment is not None:
                 pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
             score, resolution = (of[:, among] for of in worth)
@@ -224,9 +226,9 @@ class Sparse(Holding):
                 every = self._falling(eligible, call)
                 eligible |= {"mapped": repeat_heads(below.map(every), query.shape[2]), "norm": _norm(eligible["value"])}
                 below.look(every, eligible["mapped"])
-            there = eligible["position"] >= 0
-            gone = torch.zeros_like(there)
-            fall = falling(*self._worth(eligible, below, call.place), there, gone, there.shape[1] - self.size)
+            present = eligible["position"] >= 0
+            gone = torch.zeros_like(present)
+            fall = falling(*self._worth(eligible, below, call.place), present, gone, present.shape[1] - self.size)
             held, dropped = selected(eligible, self._stay(gone.scatter(1, fall, True))), selected(eligible, fall)
             fallen, state = self._falling(dropped, call), {name: held[name] for name in state}
             if below is not None:

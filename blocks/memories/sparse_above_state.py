@@ -77,10 +77,10 @@ class Falling:
             answered = self.memory.predict(self.pairs.key, self.seen)
             return torch.linalg.vector_norm(answered - self.pairs.value, dim=-1)
 
-    def fall(self, index: Tensor, there: Tensor, column: Tensor) -> None:
+    def fall(self, index: Tensor, present: Tensor, column: Tensor) -> None:
         """Let some of the pairs, where they are there, fall in at the token in this column."""
         self.groups += 1
-        self.falls.append((index, there, column[:, None].expand(index.shape[:2])))
+        self.falls.append((index, present, column[:, None].expand(index.shape[:2])))
         if self.looks is not None and self.looked is self.pairs:
             self.looks.fall(index)
 
@@ -90,11 +90,11 @@ class Falling:
             self.fallen.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.falls, strict=True))))
             self.falls = []
 
-    def _of(self, index: Tensor, there: Tensor, column: Tensor) -> Features:
+    def _of(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
         pairs = self.pairs
         numbers = {} if pairs.rate is None else {"rate": pairs.rate}
         held = selected_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
-        return Features(held["key"], held["value"], there, column, held.get("rate"), self.together)
+        return Features(held["key"], held["value"], present, column, held.get("rate"), self.together)
 
     def _last(self) -> Features | None:
         """What fell last."""
@@ -102,7 +102,7 @@ class Falling:
             return self._of(*self.falls[-1])
         return self.fallen[-1].cut(slice(-self.together, None)) if self.fallen else None
 
-    def answer_one(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
+    def answer_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """The state's answer to the only token, at which these pairs fall, and what it hands on."""
         taken = None
         if pairs is not None and keys is not None:
@@ -174,14 +174,14 @@ def _answer(
     return [((exact, None), held), ((rest,), summed)]
 
 
-def _answer_one(
+def _answer_step(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """The same in a step of decode."""
     cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
-    given = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
-    exact, *falling, held = given
-    rest, summed = state.compute(lambda _: below.answer_one(*falling))
+    answers = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
+    exact, *falling, held = answers
+    rest, summed = state.compute(lambda _: below.answer_step(*falling))
     return [((exact, None), held), ((rest,), summed)]
 
 
@@ -209,8 +209,8 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     of_steps = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
     of_falls = [each for each in memory.recurrences if not each.decode]
     steps = [
-        replace(each, says=f"{STEP}{how}; {each.says}", decode=True, run=partial(_answer_one, recurrence=each, attention=attention),
-                fits=partial(_both_fit, (fits, each.fits)))
+        replace(each, says=f"{STEP}{how}; {each.says}", decode=True,
+                run=partial(_answer_step, recurrence=each, attention=attention), fits=partial(_both_fit, (fits, each.fits)))
         for _, how, attention, fits in STEPS for each in of_steps
     ]  # fmt: skip
     falls = [
@@ -222,7 +222,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
 
 
 def _both_fit(fits: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:
-    return next(filter(None, (one(setting) for one in fits)), None)
+    return next(filter(None, (check(setting) for check in fits)), None)
 
 
 SPARSE_ABOVE_STATE = Pattern(

@@ -21,7 +21,7 @@ from blocks.part import FieldError, Fresh, Parameters, Problem, Slot, State
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.additive.together import together
-from blocks.recurrences.stabilised import stabilise, stabilise_one
+from blocks.recurrences.stabilised import stabilise, stabilise_step
 from blocks.tensors import accumulating, as_dtype, least_mass, repeat_heads, with_ones
 
 SHORTEST_GROUP = 16
@@ -85,12 +85,12 @@ class StateMemory(Recurrent):
         ), ()
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
-        said = [name for name, there in (("input_scale", self.input_scale != "none"), ("skip", self.skip)) if there]
-        if said and above:
+        set_options = [name for name, is_set in (("input_scale", self.input_scale != "none"), ("skip", self.skip)) if is_set]
+        if set_options and above:
             yield (
-                f"`{said[0]}` is of the token whose pair comes in, and pairs fall into this state later; let it see every pair "
-                f"(`flow: parallel`, or the edge `pairs -> {self.called}`), or remove it",
-                (said[0],),
+                f"`{set_options[0]}` is of the token whose pair comes in, and pairs fall into this state later; let it see every "
+                f"pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or remove it",
+                (set_options[0],),
             )
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
@@ -176,7 +176,7 @@ class StateMemory(Recurrent):
                 value = with_ones(value)
             # A pair that is not there enters nothing: with a value (and a one) of 0, the smaller of the two to fill, unless its
             # key could move the maximum.
-            key, value = (pairs.there(key, -math.inf), value) if shape.exponential else (key, pairs.there(value, 0.0))
+            key, value = (pairs.fill_absent(key, -math.inf), value) if shape.exponential else (key, pairs.fill_absent(value, 0.0))
 
         carried: State = {}
         matrix, log_scale = state["state"], None
@@ -186,7 +186,7 @@ class StateMemory(Recurrent):
             carried["maximum"] = torch.zeros_like(state["maximum"])
         elif shape.exponential:
             rest = log_decay, segment, state["maximum"]
-            stable = stabilise_one(query, key, *rest) if key is None or recurrence.decode else stabilise(query, key, *rest)
+            stable = stabilise_step(query, key, *rest) if key is None or recurrence.decode else stabilise(query, key, *rest)
             query, key, log_decay, log_scale = stable.query, stable.key, stable.log_decay, stable.log_scale
             carried["maximum"] = stable.maximum
         elif self.normalise and not shape.even:
@@ -229,7 +229,7 @@ class StateMemory(Recurrent):
         """The same with the sums of a token's whole document, before and after it."""
         query, taken, tokens = features.query, self.features(features, pairs), call.tokens
         dtype, exponential = pairs.value.dtype, call.shape.exponential
-        key = taken.there(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
+        key = taken.fill_absent(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
         value = repeat_heads(pairs.value.to(accumulating(dtype)), call.shape.state_heads)
         if self.normalise:
             value = with_ones(value)

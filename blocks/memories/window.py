@@ -17,10 +17,10 @@ from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
 from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
 from blocks.part import Parameters, Slot, State
-from blocks.softmax import dense, fla, native_fits, native_one, native_one_fits, single, triton, windowed
+from blocks.softmax import dense, fla, native_fits, native_step, native_step_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
 from blocks.softmax.visible import Visible
-from blocks.tensors import accumulating, all_there, may_look, take
+from blocks.tensors import accumulating, all_present, may_look, take
 
 
 class Window(Holding):
@@ -91,8 +91,8 @@ class Window(Holding):
             own,
             *kernels,
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
-            Form(TORCH, step + native, partial(self.answer_one, attention=native_one), native_one_fits, decode=True),
-            Form(TORCH, step, partial(self.answer_one, attention=single), unbroken, decode=True),
+            Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_fits, decode=True),
+            Form(TORCH, step, partial(self.answer_step, attention=single), unbroken, decode=True),
             Form(TORCH, "blocks of queries against their window" + native, partial(self.answer, attention=natively), native_fits),
             Form(TORCH, blocks, partial(self.answer, attention=_blocks)),
         )
@@ -137,7 +137,7 @@ class Window(Holding):
                 extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
         carried = self.carried(call, extended)
-        fall = self._one_a_token if self.shape == "sliding" else self._chunks
+        fall = self._pair_per_token if self.shape == "sliding" else self._chunks
         return (answer, fall(extended, segment, tokens)), carried
 
     def entries(self, call: Call, pairs: Pairs) -> Pairs:
@@ -153,7 +153,7 @@ class Window(Holding):
             held_on = replace(held_on, position=held_on.position.masked_fill(~current, -1))
         return state_of(held_on.each(lambda entries: by_place(entries, tokens)), call.state)
 
-    def answer_one(
+    def answer_step(
         self,
         parameters: Parameters,
         call: Call,
@@ -175,7 +175,7 @@ class Window(Holding):
             carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
         position = carried["position"]
         # Where each token's pair comes in, the windows of a size hold the same positions in all layers.
-        full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_there(position))
+        full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_present(position))
         answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
         return (answer, fallen), carried
 
@@ -184,7 +184,7 @@ class Window(Holding):
         if self.shape == "terraced":
             return self._chunk_that_falls(call.state, call.tokens)
         fallen = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
-        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_there(fallen.position)):
+        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_present(fallen.position)):
             fallen.looked = True
         return fallen
 
@@ -243,10 +243,10 @@ class Window(Holding):
             return torch.cat((ends[:, : self.size], entries, ends[:, self.size :]), dim=1)
 
         segment = None if tokens.segment is None else around(tokens.segment)
-        given = around(key), around(pairs.value), around(pairs.present), segment, 2 * self.size - 1
-        return (windowed(query, *given, own=tokens.segment, softcap=call.shape.softcap), None), {}
+        arguments = around(key), around(pairs.value), around(pairs.present), segment, 2 * self.size - 1
+        return (windowed(query, *arguments, own=tokens.segment, softcap=call.shape.softcap), None), {}
 
-    def _one_a_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
+    def _pair_per_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
         length = tokens.position.shape[1]
         fallen = extended.each(lambda entries: entries[:, :length])
         position = fallen.position
@@ -269,10 +269,10 @@ class Window(Holding):
         last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
         arrival = torch.minimum(column, last)
         entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)
-        there, arrival = (of.repeat_interleave(size, dim=1) for of in (column < length, arrival))
+        present, arrival = (of.repeat_interleave(size, dim=1) for of in (column < length, arrival))
         if segment is not None:
-            there = there & (take(segment, entry) == take(segment, arrival + self.held))
-        fallen = only(extended.each(lambda entries: take(entries, entry)), there)
+            present = present & (take(segment, entry) == take(segment, arrival + self.held))
+        fallen = only(extended.each(lambda entries: take(entries, entry)), present)
         return replace(fallen, arrival=arrival, together=size)
 
 
@@ -291,5 +291,5 @@ def _with_mass(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softc
 def _blocks(
     query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None, *, by_kernel: bool = False
 ) -> Partial:
-    given = pairs.value, pairs.present, visible.segment, visible.held, visible.reach
-    return windowed(query, key, *given, softcap=softcap, by_kernel=by_kernel)
+    arguments = pairs.value, pairs.present, visible.segment, visible.held, visible.reach
+    return windowed(query, key, *arguments, softcap=softcap, by_kernel=by_kernel)

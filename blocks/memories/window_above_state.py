@@ -19,7 +19,7 @@ from blocks.memories.window import Window
 from blocks.operation import TRITON, Bound, Call, Form, Kind, Pattern, Setting, unbroken
 from blocks.part import Part, State
 from blocks.reads import Shared
-from blocks.recurrences.stabilised import stabilise_one
+from blocks.recurrences.stabilised import stabilise_step
 from blocks.tensors import repeat_heads
 
 TOGETHER = Kernel("blocks.fused.joint", "together", TRITON_PACKAGE)
@@ -33,9 +33,9 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     window, state, read = bound["window"], bound["state"], bound["read"]
     extended: Pairs = window.compute(_entries, window, inputs["window"]["pairs"])
     query = window.call.turn(inputs["window"]["query"], _window(window).turn)
-    given = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
-    asked, rest = state.compute(_features, state, *given)
-    output, summed = read.compute(_together, query, extended, asked, rest, _shared(read).asks_maximum)
+    arguments = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    state_features, rest = state.compute(_features, state, *arguments)
+    output, summed = read.compute(_together, query, extended, state_features, rest, _shared(read).asks_maximum)
     carried = window.compute(lambda _: _window(window).carried(window.call, extended))
     return [((None, None), carried), ((None,), {"state": summed}), ((output,), {})]
 
@@ -63,19 +63,19 @@ def _features(
     if decay is not None and tokens.valid is not None:
         decay = decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (decay.dim() - 2)), 0.0)
     weight = weight_over(window, state, logits, log_scale, query)
-    asked = query, repeat_heads(key, shape.state_heads)
-    return asked, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
+    state_features = query, repeat_heads(key, shape.state_heads)
+    return state_features, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
 
 
 def _together(
     parameters: Any,
     query: Float[Tensor, "B T H D"],
     extended: Pairs,
-    asked: tuple[Tensor, Tensor],
+    state_features: tuple[Tensor, Tensor],
     rest: tuple[Any, ...],
     row_max: bool,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B N F V"]]:
-    return TOGETHER(query, extended.key, extended.value, *asked, *rest, row_max=row_max)
+    return TOGETHER(query, extended.key, extended.value, *state_features, *rest, row_max=row_max)
 
 
 def fall_of(window: Window, extended: Pairs, tokens: Tokens) -> Fall:
@@ -123,20 +123,20 @@ def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, 
     return start, torch.where(count > 0, start.gather(1, held + last)[:, 0], 0), count
 
 
-def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     """The same for one token. What no kernel has to know of, as a key before its convolution, is written beside it."""
     window, state, read = bound["window"], bound["state"], bound["read"]
     pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).turn)
     fallen = window.compute(lambda _: _window(window).falling(window.call, pairs))
-    given = window, fallen, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
-    asked, taken, decay, weight, summed = state.compute(_features_of_one, state, *given)
+    arguments = window, fallen, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)
     held, call = to_write_over(window.call), window.call
     query, ring = call.turn(inputs["window"]["query"], _window(window).turn), tuple(held[name] for name in RING)
     further = {"size": 0 if _window(window).shape == "sliding" else _window(window).size, "row_max": _shared(read).asks_maximum}
 
     def answer(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]
-        return STEPPED(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), asked, *rest, **further)
+        return STEPPED(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), query_features, *rest, **further)
 
     output = read.compute(answer)
     others = {name: entries for name, entries in held.items() if name not in RING}
@@ -145,7 +145,7 @@ def _run_one(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]
     return [((None, None), held), ((None,), summed), ((output,), {})]
 
 
-def _features_of_one(
+def _step_features(
     parameters: Any,
     state: Bound,
     window: Bound,
@@ -160,19 +160,19 @@ def _features_of_one(
     if fallen is None:
         keys = query.new_zeros(batch, 1, shape.state_heads, shape.features)
         values = query.new_zeros(batch, 1, shape.key_heads, shape.head_dim)
-        there = torch.zeros(batch, 1, dtype=torch.bool, device=query.device)
+        present = torch.zeros(batch, 1, dtype=torch.bool, device=query.device)
     else:
-        keys, values, there = repeat_heads(features.key(fallen), shape.state_heads), fallen.value, fallen.present
+        keys, values, present = repeat_heads(features.key(fallen), shape.state_heads), fallen.value, fallen.present
     log_scale = None
     if shape.exponential:
-        keys = keys.masked_fill(~there[..., None, None], -math.inf)
-        stable = stabilise_one(query, keys, decay, None, summed["maximum"])
+        keys = keys.masked_fill(~present[..., None, None], -math.inf)
+        stable = stabilise_step(query, keys, decay, None, summed["maximum"])
         query, decay, log_scale, summed["maximum"] = stable.query, stable.log_decay, stable.log_scale, stable.maximum
         assert stable.key is not None
         keys = stable.key
     elif not shape.even:
         query, log_scale = scaled(query)
-    return query, (keys, values, there), decay, weight_over(window, state, logits, log_scale, query), summed
+    return query, (keys, values, present), decay, weight_over(window, state, logits, log_scale, query), summed
 
 
 def weight_over(
@@ -223,7 +223,7 @@ def _fits(setting: Setting) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
 
 
-def _fits_one(setting: Setting) -> str | None:
+def _step_fits(setting: Setting) -> str | None:
     """The ``fits`` of a step of decode."""
     sizes = setting.shape
     assert sizes is not None, "lowering says what the state works on"
@@ -238,9 +238,9 @@ def _fits_one(setting: Setting) -> str | None:
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     says = "one token against ring and state, which are written over, in one pass"
-    one = Form(TRITON, says, _run_one, _fits_one, decode=True, missing=STEPPED.missing, refuses=True)
+    step = Form(TRITON, says, _run_step, _step_fits, decode=True, missing=STEPPED.missing, refuses=True)
     says = "blocks of queries against the state before them, what has fallen since and the window, in one pass"
-    return (one, Form(TRITON, says, _run, _fits, missing=TOGETHER.missing, refuses=True))
+    return (step, Form(TRITON, says, _run, _fits, missing=TOGETHER.missing, refuses=True))
 
 
 WINDOW_ABOVE_STATE = Pattern(

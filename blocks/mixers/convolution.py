@@ -13,7 +13,7 @@ from blocks.legend import Float, Tensor
 from blocks.mixers.base import Mixer
 from blocks.operation import EVERY, FLA, Form, unbroken
 from blocks.part import Fresh, Parameters, Slot, State
-from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_one, fits
+from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, fits
 
 
 class ConvolutionMixer(Mixer):
@@ -48,7 +48,7 @@ class ConvolutionMixer(Mixer):
                 missing=CONVOLUTION.missing,
                 refuses=True,
             ),
-            Form(EVERY, "all taps at once", partial(self.follow, filtering=filtered_one), unbroken, decode=True),
+            Form(EVERY, "all taps at once", partial(self.follow, filtering=filtered_step), unbroken, decode=True),
             Form(EVERY, "as defined", partial(self.follow, filtering=filtered)),
         )
 

@@ -32,7 +32,7 @@ def block_of(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
         while sums.shape[1] * chunk > padded.shape[1]:
             sums = sums.unflatten(1, (-1, 2)).sum(2)
             lowest.append(sums.min())
-        gentle = [bool(one >= STEEPEST) for one in torch.stack(lowest).tolist()] if lowest else []
+        gentle = [bool(least >= STEEPEST) for least in torch.stack(lowest).tolist()] if lowest else []
     return 1 << sum(gentle)
 
 

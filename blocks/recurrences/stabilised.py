@@ -48,7 +48,7 @@ def stabilise(
     return Stabilised(query, (log_key - finite).exp(), decay + shift, log_scale, running[:, -1])
 
 
-def stabilise_one(
+def stabilise_step(
     log_query: Float[Tensor, "B 1 H F"],
     log_key: Float[Tensor, "B E n F"] | None,
     log_decay: Tensor | None,

@@ -78,13 +78,13 @@ class WindowScore(Score):
 def falling(
     score: Float[Tensor, "B E H"],
     resolution: Float[Tensor, "B E H"],
-    there: Bool[Tensor, "B E H"],
+    present: Bool[Tensor, "B E H"],
     gone: Bool[Tensor, "B E H"],
     count: int,
 ) -> Int[Tensor, "B M H"]:
     """Which ``count`` pairs fall of those that compete, by their age. Pairs stand by their age.
 
-    there: which are pairs; a place without one is worth -inf. gone: which do not compete.
+    present: which are pairs; a place without one is worth -inf. gone: which do not compete.
 
     The bar is the smallest score that stays by scores alone. Two scores are equal where they differ by no more than the sum of
     their resolutions, which are their rounding errors. Pairs below the bar fall, and of those equal to it the youngest.
@@ -93,7 +93,7 @@ def falling(
     age = torch.arange(score.shape[1], device=score.device)[:, None]
     if count == score.shape[1]:
         return age.expand_as(score)
-    score = score.masked_fill(~there, -math.inf)
+    score = score.masked_fill(~present, -math.inf)
     smallest = score.masked_fill(gone, math.inf).topk(count + 1, dim=1, largest=False)
     resolution = resolution.nan_to_num(0.0, posinf=0.0)  # where a score is infinite
     # The difference of two infinities is no number, and compares as equal.

@@ -89,11 +89,11 @@ def _answer(run: Kernel, query: Tensor, key: Tensor, value: Tensor, document: In
     """document: of each entry; None: one a row."""
     held = key.shape[1] - query.shape[1]
     queries = torch.cat((query.new_zeros(query.shape[0], held, *query.shape[2:]), query), dim=1)
-    given = [of.to(value.dtype) for of in (queries, key, value)]
+    inputs = [of.to(value.dtype) for of in (queries, key, value)]
     scale = 1 / math.sqrt(query.shape[-1])
     if document is None:
-        output = run(*given, scale=scale, **further)
+        output = run(*inputs, scale=scale, **further)
     else:
-        output = run(*(one_row(of) for of in given), scale=scale, cu_seqlens=rows(document).bounds, **further)
+        output = run(*(one_row(of) for of in inputs), scale=scale, cu_seqlens=rows(document).bounds, **further)
         output = output.unflatten(1, document.shape).squeeze(0)
     return Partial(output[:, held:].to(query.dtype), None)

@@ -8,7 +8,7 @@ from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting, unbroken
 from blocks.softmax.single import rows
-from blocks.tensors import accumulating, all_there, as_dtype
+from blocks.tensors import accumulating, all_present, as_dtype
 
 
 def native(
@@ -33,7 +33,7 @@ def native(
     return Partial(as_dtype(output.transpose(1, 2), query.dtype), lse.transpose(1, 2))
 
 
-def native_one(
+def native_step(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B S K D"],
     value: Float[Tensor, "B S K D"],
@@ -43,7 +43,7 @@ def native_one(
 ) -> Partial:
     """``single`` by the kernel, which is told what to hide only where something is hidden. Where every entry is a pair, ``hiding``
     leaves the query some."""
-    if position is None or all_there(position):
+    if position is None or all_present(position):
         return native(query, key, value, hiding, all_see=True)
     # The logarithms of 0 and of 1: one operation fewer than ``hidden`` takes, which is the faster one of many queries.
     absent = (rows(position) >= 0).to(accumulating(query.dtype)).log()
@@ -61,6 +61,6 @@ def native_fits(setting: Setting) -> str | None:
     return None if setting.device == "cpu" else "PyTorch's attention gives its lse on a CPU alone"
 
 
-def native_one_fits(setting: Setting) -> str | None:
+def native_step_fits(setting: Setting) -> str | None:
     """The ``fits`` of their steps of decode."""
     return native_fits(setting) or unbroken(setting)

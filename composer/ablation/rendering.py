@@ -11,7 +11,7 @@ from typing import Any
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
 from composer.plotting import MAP, TEACHER, WIDTH, colour, look, panels, titled, within_shares
 from composer.runs.report import write_pictures
-from composer.spec.writing import said as value_in_a_line
+from composer.spec.writing import format_value as value_in_a_line
 from composer.tables import Table
 
 MISSING = "–"

@@ -57,7 +57,7 @@ def answers_on(
             resolved = _resolved(variant_spec, target.size if target else size)
         except SpecError as error:
             if variant is not None and vary is not None:
-                error = together([(variant, error)], vary, told_apart=True)
+                error = together([(variant, error)], vary, name_variants=True)
             yield _wrong(source, error)
             continue
         says, hashed = _heads_in_words(variant_spec, resolved), resolved.hash if resolved else None

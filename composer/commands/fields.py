@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from blocks.part import Closed, Part
 from composer.spec.fields import bounds, is_model, kind_words, parts_of
-from composer.spec.writing import said
+from composer.spec.writing import format_value
 from composer.tables import Table
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a file or a folder"}
@@ -33,7 +33,7 @@ class FieldFacts(Closed):
         """The default in words."""
         if self.required:
             return "(required)"
-        return f"{self.default:g}" if isinstance(self.default, float) else said(self.default)
+        return f"{self.default:g}" if isinstance(self.default, float) else format_value(self.default)
 
 
 def field_facts(name: str, field: FieldInfo, words: str | None = None) -> FieldFacts:

@@ -36,7 +36,7 @@ from composer.spec.overrides import each
 from composer.spec.places import dotted
 from composer.spec.problems import without_source
 from composer.spec.sweep import refuse_sweep
-from composer.spec.writing import said, to_yaml
+from composer.spec.writing import format_value, to_yaml
 from composer.tables import Readable, Table, View
 from composer.weights.config import dimensions
 from composer.weights.sources import describe_model
@@ -190,7 +190,7 @@ class SpecDifferences(Readable, Closed):
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """A row for each difference: its place, and both values."""
-        return tuple((*_where(row), f"{said(row.first)} → {said(row.second)}") for row in self.differences)
+        return tuple((*_where(row), f"{format_value(row.first)} → {format_value(row.second)}") for row in self.differences)
 
     def summary(self) -> tuple[str, ...]:
         """Remarks below the rows: how the specs were compared, or that they mean the same."""

@@ -25,7 +25,7 @@ class NotNone:
 
 
 ArgumentFact = Known | NotNone
-NO_NUMBERS = {"may_look": False, "derives_by_hand": False, "has_numbers": False, "all_there": False}
+NO_NUMBERS = {"may_look": False, "derives_by_hand": False, "has_numbers": False, "all_present": False}
 """Functions that say whether Python may read numbers. The file never does."""
 ALWAYS = {"torch.is_grad_enabled()": True}
 NOTHING = "repeat(None)"

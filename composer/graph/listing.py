@@ -44,7 +44,7 @@ def turns(program: Program) -> list[str]:
     ways: dict[str, list[str]] = {}
     for node in (covered.node for step in program.steps for covered in step.covers):
         if node.main and isinstance(node.part, Memory) and any(port.kind in ASKING for port in node.operation.reads):
-            ways.setdefault(node.part.turn.told, []).append(node.name)
+            ways.setdefault(node.part.turn.description, []).append(node.name)
     return [
         f"# Queries and keys are {f'turned by {turn}' if turn else 'not turned'} in {', '.join(names)}."
         for turn, names in ways.items()

@@ -85,14 +85,14 @@ def _of_export(folder: Path, repo_id: str, results: Sequence[object]) -> Content
 
     record = read_export(folder)
     assert record is not None, "the folder has its file"
-    found = differences(folder, record)
-    _refuse_changed(folder, [name for name in found if name in record.files and name != CARD])
+    changed = differences(folder, record)
+    _refuse_changed(folder, [name for name in changed if name in record.files and name != CARD])
     text = read_text_file(folder / CARD, PushError, MOST_RECORD).replace('"FOLDER"', json.dumps(repo_id))
     files: dict[str, Path | bytes] = {name: folder / name for name in record.files}
     card = with_results(text, repo_id, results)
     stored = record.model_copy(update={"files": record.files | {CARD: hashlib.sha256(card).hexdigest()}})
     files |= {CARD: card, EXPORT: f"{stored.model_dump_json(indent=2)}\n".encode()}
-    return Contents("export", files, tuple(name for name in found if name not in record.files))
+    return Contents("export", files, tuple(name for name in changed if name not in record.files))
 
 
 def _refuse_changed(folder: Path, names: Sequence[str]) -> None:

@@ -65,8 +65,8 @@ class PushReport(Readable, Closed):
 
 def check_repo_id(repo_id: str) -> None:
     """Raise PushError for a name that is not OWNER/NAME."""
-    found = NAMED.fullmatch(f"{HUB}{repo_id}")
-    if found is None or found["file"] is not None or found["revision"] is not None:
+    match = NAMED.fullmatch(f"{HUB}{repo_id}")
+    if match is None or match["file"] is not None or match["revision"] is not None:
         raise PushError(f"{repo_id!r} is no repository of the Hub; expected OWNER/NAME.")
 
 
@@ -109,7 +109,7 @@ def push_contents(contents: Contents, repo_id: str, branch: str, *, private: boo
 
 def _make_branch(api: HfApi, repo_id: str, branch: str) -> bool:
     """Create a branch where there is none. Return whether it was created: it begins with the files of the main one."""
-    if branch == MAIN or branch in {one.name for one in api.list_repo_refs(repo_id).branches}:
+    if branch == MAIN or branch in {ref.name for ref in api.list_repo_refs(repo_id).branches}:
         return False
     api.create_branch(repo_id, branch=branch)
     return True

@@ -56,7 +56,7 @@ def _resolved(folder: Path) -> dict[str, Any] | None:
 def _read(folder: Path, name: str, most: int) -> Mapping[str, Any]:
     """The contents of a JSON file of the folder; empty where there is none, or none that can be read."""
     try:
-        found = read_json(within(folder, name), most)
+        content = read_json(within(folder, name), most)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return content if isinstance(content, Mapping) else {}

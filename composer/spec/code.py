@@ -43,12 +43,12 @@ class Listing(Readable, Closed):
     def text(self) -> str:
         """A function for each group of heads, with the lines that differ in decode."""
         lines = [f"# {self.name} on {self.on}: {heading(self.backend, self.device, self.dtype)}"]
-        for one in self.heads:
-            heads = f"{plural(one.heads, 'query head')} ({plural(one.key_heads, 'key head')})"
-            lines.append(f"\n# {heads} in {layers_in_words(one.layers)}")
-            lines.append(f"def {one.head.replace('-', '_')}({', '.join(one.inputs)}):")
-            pieces, decode = [IN_PIECES] if one.in_pieces else [], [DECODE, *one.decode] if one.decode else []
-            lines += [f"    {line}" for line in (*one.turns, *one.prefill, *pieces, *decode)]
+        for group in self.heads:
+            heads = f"{plural(group.heads, 'query head')} ({plural(group.key_heads, 'key head')})"
+            lines.append(f"\n# {heads} in {layers_in_words(group.layers)}")
+            lines.append(f"def {group.head.replace('-', '_')}({', '.join(group.inputs)}):")
+            pieces, decode = [IN_PIECES] if group.in_pieces else [], [DECODE, *group.decode] if group.decode else []
+            lines += [f"    {line}" for line in (*group.turns, *group.prefill, *pieces, *decode)]
         return "\n".join(lines)
 
     def view(self) -> View:
@@ -58,8 +58,8 @@ class Listing(Readable, Closed):
 def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "cpu", dtype: str = "float32") -> Listing:
     """The listing of every group of heads, each once. Raises BuildError for a backend that none of their parts has."""
     setting = Setting(device=device, dtype=dtype)
-    found = [(name, layers, compiled(head, shape)) for (name, _), (head, shape, layers) in resolved.kinds().items()]
-    check_backend(backend, (made.graph for _, _, made in found))
+    compiled_heads = [(name, layers, compiled(head, shape)) for (name, _), (head, shape, layers) in resolved.kinds().items()]
+    check_backend(backend, (made.graph for _, _, made in compiled_heads))
     heads = tuple(
         Code(
             head=name,
@@ -72,6 +72,6 @@ def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "
             in_pieces=takes_pieces(made.graph, backend, device),
             decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),
         )
-        for name, layers, made in found
+        for name, layers, made in compiled_heads
     )
     return Listing(name=resolved.name, on=on, backend=backend, device=device, dtype=dtype, heads=heads)

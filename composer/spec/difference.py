@@ -46,15 +46,19 @@ def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
     """The differences head by head, for any source. Raises GraphError for a sweep, and for a name of a head that does not exist."""
     for spec in (first, second):
         refuse_sweep(spec)
-    one, other = (spec.head and _head(complete_head(spec.head, None)) for spec in (first, second))
-    found = [*_between(one, other, ("head",)), *_between(_rules(first), _rules(second), ("layers",)), *_trunks(first, second)]
-    return [Difference(layers=None, path=path, first=one, second=other) for path, one, other in found]
+    first_head, other = (spec.head and _head(complete_head(spec.head, None)) for spec in (first, second))
+    differences = [
+        *_between(first_head, other, ("head",)),
+        *_between(_rules(first), _rules(second), ("layers",)),
+        *_trunks(first, second),
+    ]
+    return [Difference(layers=None, path=path, first=value, second=other) for path, value, other in differences]
 
 
 def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]:
     """The differences layer by layer, on the same source, with equal ones joined. Empty exactly where the hashes are equal."""
     layers: dict[str, list[int]] = {}
-    found: dict[str, tuple[FieldPath, Any, Any]] = {}
+    by_key: dict[str, tuple[FieldPath, Any, Any]] = {}
     ones, others = _heads(first), _heads(second)
     compared: dict[Any, list[tuple[str, tuple[FieldPath, Any, Any]]]] = {}
     for number, pair in enumerate(zip(first.layers, second.layers, strict=True)):
@@ -63,31 +67,33 @@ def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]
             compared[pair] = [(repr(difference), difference) for difference in differences]
         for key, difference in compared[pair]:
             layers.setdefault(key, []).append(number)
-            found.setdefault(key, difference)
-    return [Difference(layers=tuple(layers[key]), path=path, first=one, second=other) for key, (path, one, other) in found.items()]
+            by_key.setdefault(key, difference)
+    return [
+        Difference(layers=tuple(layers[key]), path=path, first=value, second=other) for key, (path, value, other) in by_key.items()
+    ]
 
 
-def _between_layers(one: tuple[_Group, ...], other: tuple[_Group, ...]) -> Iterator[tuple[FieldPath, Any, Any]]:
+def _between_layers(groups: tuple[_Group, ...], other: tuple[_Group, ...]) -> Iterator[tuple[FieldPath, Any, Any]]:
     """The differences of two layers: of their heads, where each has one group, else of their groups."""
-    if len(one) == len(other) == 1:
-        return _between(one[0].head, other[0].head, ("head",))
-    return _between(one, other, ("groups",))
+    if len(groups) == len(other) == 1:
+        return _between(groups[0].head, other[0].head, ("head",))
+    return _between(groups, other, ("groups",))
 
 
 def _trunks(first: Spec, second: Spec) -> Iterator[tuple[FieldPath, Any, Any]]:
-    one, other = (spec.trunk and spec.trunk.complete() for spec in (first, second))
-    return _between(one, other, ("trunk",))
+    trunk, other = (spec.trunk and spec.trunk.complete() for spec in (first, second))
+    return _between(trunk, other, ("trunk",))
 
 
 def _rules(spec: Spec) -> tuple[_Rule, ...]:
     heads = heads_of(spec)
     rules = []
     for number, rule in enumerate(spec.layers):
-        said = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]
-        for _, name in said:
+        uses = [(None, rule.use)] if isinstance(rule.use, str) else [(_lowest(group.heads), group.head) for group in rule.use]
+        for _, name in uses:
             if name not in heads:
                 raise unknown(name, heads, ("layers", number, "use"))
-        groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in said)
+        groups = tuple(_Group(heads=count, head=_head(complete_head(heads[name], None))) for count, name in uses)
         rules.append(_Rule(at=rule.at, use=groups))
     return tuple(rules)
 
@@ -118,8 +124,8 @@ def _between(first: Any, second: Any, path: FieldPath) -> Iterator[tuple[FieldPa
             if name != "name":
                 yield from _between(getattr(first, name), getattr(second, name), (*path, name))
     elif isinstance(first, tuple) and isinstance(second, tuple) and _kinds(first) == _kinds(second) != []:
-        for index, (one, other) in enumerate(zip(first, second, strict=True)):
-            yield from _between(one, other, (*path, index))
+        for index, (item, other) in enumerate(zip(first, second, strict=True)):
+            yield from _between(item, other, (*path, index))
     else:
         yield path, meaning(first), meaning(second)
 

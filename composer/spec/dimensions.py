@@ -24,7 +24,7 @@ class Dimensions(Closed):
     rope_theta: float | None
     """None: the source turns in a way of its own, which its own code computes."""
     rope_scaling: Llama3Scaling | None = None
-    attention: str = Field(default=ATTENTION, exclude_if=lambda said: said == ATTENTION)
+    attention: str = Field(default=ATTENTION, exclude_if=lambda value: value == ATTENTION)
     """The name of a layer's attention in the model, with ``{layer}`` for its index."""
 
     @model_validator(mode="after")

@@ -121,17 +121,17 @@ class Vary(Closed):
         return math.prod(len(values) for values in self.grid.values()) * sides
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(value: Any, other: Any) -> bool:
     """Whether two values say the same: a bare word is the part of that kind, and true is not 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, dict) or isinstance(other, dict):
-        return {"kind": one} == other or one == {"kind": other}
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_alike(value[key], other[key]) for key in value)
+    if isinstance(value, dict) or isinstance(other, dict):
+        return {"kind": value} == other or value == {"kind": other}
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        return len(value) == len(other) and all(map(_alike, value, other))
+    if isinstance(value, float) and isinstance(other, float) and math.isnan(value):
         return math.isnan(other)
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def setting_steps(path: str) -> tuple[str, ...]:

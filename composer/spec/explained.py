@@ -29,11 +29,11 @@ def _of_group(group: GroupCost) -> tuple[Table, ...]:
             why = part.decode_why_not_faster or part.why_not_faster
             if why != part.why_not_faster:
                 reasons.setdefault(why, []).append(f"{part.part} in decode")
-    said = tuple(("·", f"{', '.join(names)}: {reason}") for reason, names in reasons.items())
+    lines = tuple(("·", f"{', '.join(names)}: {reason}") for reason, names in reasons.items())
     growth = ", grows with the text" if group.state_grows else ", the same at any length"
     return (
         Table(f"{group.head}: {heads} in {layers_in_words(group.layers)}", ("part", "kind", "form"), tuple(parts)),
-        Table("Why not faster:", ("", ""), said, under=True),
+        Table("Why not faster:", ("", ""), lines, under=True),
         Table("In each of these layers:", ("", ""), _figures(group, growth), under=True),
     )
 

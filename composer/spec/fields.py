@@ -40,30 +40,32 @@ def alternatives_of(field: FieldInfo) -> Alternatives:
 
 def limits(annotation: Any) -> dict[str, float]:
     """The bounds of the numbers in an annotation: ``gt``, ``ge``, ``lt`` and ``le``."""
-    found = bounds(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else {}
+    bounds_by_name = bounds(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else {}
     for member in get_args(annotation):
-        found |= limits(member)
-    return found
+        bounds_by_name |= limits(member)
+    return bounds_by_name
 
 
 def bounds(beside: Iterable[Any]) -> dict[str, float]:
     """The bounds in pydantic's metadata of a type, by their names there."""
-    known = [one for said in beside for one in (said.metadata if isinstance(said, FieldInfo) else (said,))]
-    return {name: getattr(one, name) for one in known for name in ("gt", "ge", "lt", "le") if hasattr(one, name)}
+    known = [constraint for entry in beside for constraint in (entry.metadata if isinstance(entry, FieldInfo) else (entry,))]
+    return {
+        name: getattr(constraint, name) for constraint in known for name in ("gt", "ge", "lt", "le") if hasattr(constraint, name)
+    }
 
 
 def under(here: Alternatives, step: str | int) -> Alternatives:
     """The alternatives under a key or an index of any of these alternatives."""
-    found: list[Any] = []
+    members: list[Any] = []
     for kind in here:
         origin, arguments = get_origin(kind), get_args(kind)
         if is_model(kind):
-            found += alternatives_of(kind.model_fields[step]) if step in kind.model_fields else ()
+            members += alternatives_of(kind.model_fields[step]) if step in kind.model_fields else ()
         elif origin is dict and isinstance(step, str):
-            found += alternatives(arguments[1])
+            members += alternatives(arguments[1])
         elif origin in (tuple, list) and isinstance(step, int):
-            found += (one for argument in arguments if argument is not Ellipsis for one in alternatives(argument))
-    return tuple(found)
+            members += (alternative for argument in arguments if argument is not Ellipsis for alternative in alternatives(argument))
+    return tuple(members)
 
 
 def is_model(kind: Any) -> bool:

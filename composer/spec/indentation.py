@@ -75,5 +75,5 @@ def _item(lines: list[str], line: int, column: int) -> tuple[int, str] | None:
 
 
 def _key(lines: list[str], line: int) -> _Key | None:
-    found = _KEY.match(lines[line]) if line < len(lines) else None
-    return found and _Key(line, len(found[1]), found[2].strip("\"'"), bool(found[3]))
+    match = _KEY.match(lines[line]) if line < len(lines) else None
+    return match and _Key(line, len(match[1]), match[2].strip("\"'"), bool(match[3]))

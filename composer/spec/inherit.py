@@ -56,31 +56,31 @@ def spelled(node: SpecNode) -> SpecNode:
 
 def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> SpecNode:
     """The document merged over everything that it extends. folder: its relative names start there. Raises SpecError."""
-    said = document.child("extends")
+    extends = document.child("extends")
     own = _without(document, ("extends",))
-    if said is None:
+    if extends is None:
         return own
-    if not isinstance(said.value, str):
-        raise SpecError(at(said.where, ("extends",), "expected a file, or the name of a shipped spec"))
-    if said.value.startswith(HUB):
-        remedy = f"write it to a file beside this one, and extend that: `compose show {said.value} > FILE.yaml`"
-        raise SpecError(at(said.where, ("extends",), f"a spec of the Hub cannot be extended: {remedy}"))
-    path = find_spec(said.value, folder)
-    sweep, separator, variant = said.value.rpartition(SEPARATOR)
+    if not isinstance(extends.value, str):
+        raise SpecError(at(extends.where, ("extends",), "expected a file, or the name of a shipped spec"))
+    if extends.value.startswith(HUB):
+        remedy = f"write it to a file beside this one, and extend that: `compose show {extends.value} > FILE.yaml`"
+        raise SpecError(at(extends.where, ("extends",), f"a spec of the Hub cannot be extended: {remedy}"))
+    path = find_spec(extends.value, folder)
+    sweep, separator, variant = extends.value.rpartition(SEPARATOR)
     if path is None and separator and find_spec(sweep, folder) is not None:
         remedy = f"extend {brief(sweep)} with `vary: null` and say what {brief(variant)} says differently, or write it out first"
         command = f"`compose show {sweep} --expand -o FOLDER`"
-        raise SpecError(at(said.where, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
+        raise SpecError(at(extends.where, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
     if path is None:
         through = f" (through {_arrows(chain)})" if len(chain) > 1 else ""
-        raise SpecError(at(said.where, ("extends",), not_found(said.value, folder) + through))
+        raise SpecError(at(extends.where, ("extends",), not_found(extends.value, folder) + through))
     if path.resolve() in (file.resolve() for file in chain):
-        raise SpecError(at(said.where, ("extends",), f"goes round in a circle: {_arrows((*chain, path))}"))
+        raise SpecError(at(extends.where, ("extends",), f"goes round in a circle: {_arrows((*chain, path))}"))
     if len(chain) >= MOST_FILES or sum(file.stat().st_size for file in chain) > MOST_BYTES:
         most = f"more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
-        raise SpecError(at(said.where, ("extends",), f"a chain of {most}, which began with {shown(chain[0])}"))
+        raise SpecError(at(extends.where, ("extends",), f"a chain of {most}, which began with {shown(chain[0])}"))
     parent = read_file(path, shown(path))
-    _check_own(parent, own, said)
+    _check_own(parent, own, extends)
     base = inherited(parent, path.parent, here, (*chain, path))
     return merged(_without(base, OWN), own, here)
 
@@ -90,45 +90,49 @@ def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
 
     That comes after the file's own ``extends`` and after overrides, so what they say of a head is said of those that extend it.
     """
-    said = document.child("heads")
-    if said is None or not isinstance(said.value, dict):
+    heads_node = document.child("heads")
+    if heads_node is None or not isinstance(heads_node.value, dict):
         return document
     assert isinstance(document.value, dict)
-    extending = sum(node.child("extends") is not None for node in said.value.values())
+    extending = sum(node.child("extends") is not None for node in heads_node.value.values())
     if extending * count(document) > MOST_VALUES:
         raise SpecError(
-            at(said.where, ("heads",), f"{extending:,} heads that extend others: more than {MOST_VALUES:,} values in all")
+            at(heads_node.where, ("heads",), f"{extending:,} heads that extend others: more than {MOST_VALUES:,} values in all")
         )
-    known = {"head": document.child("head"), **said.value}
+    known = {"head": document.child("head"), **heads_node.value}
     heads = {name: node for name, node in known.items() if node is not None and node.value is not None}
-    made = {name: _head(("heads", name), heads, under(under(here, "heads"), name)) for name in said.value if name in heads}
-    return SpecNode({**document.value, "heads": SpecNode(said.value | made, said.place, said.key)}, document.place, document.key)
+    made = {name: _head(("heads", name), heads, under(under(here, "heads"), name)) for name in heads_node.value if name in heads}
+    return SpecNode(
+        {**document.value, "heads": SpecNode(heads_node.value | made, heads_node.place, heads_node.key)},
+        document.place,
+        document.key,
+    )
 
 
 def heads_extended(document: SpecNode) -> set[str]:
     """The heads of a document that others of its heads extend."""
     heads = document.child("heads")
-    found = [node.child("extends") for node in heads.value.values()] if heads and isinstance(heads.value, dict) else []
-    return {said.value for said in found if said and isinstance(said.value, str)}
+    references = [node.child("extends") for node in heads.value.values()] if heads and isinstance(heads.value, dict) else []
+    return {reference.value for reference in references if reference and isinstance(reference.value, str)}
 
 
 def _head(path: FieldPath, heads: dict[str, SpecNode], here: Alternatives, chain: tuple[str, ...] = ()) -> SpecNode:
     name = str(path[-1])
-    node, said = heads[name], heads[name].child("extends")
-    if said is None or name == "head":  # `head` extends none, and its schema says so
+    node, extends = heads[name], heads[name].child("extends")
+    if extends is None or name == "head":  # `head` extends none, and its schema says so
         return node
 
     def error(message: str) -> SpecError:
-        return SpecError(at(said.where, (*path, "extends"), message))
+        return SpecError(at(extends.where, (*path, "extends"), message))
 
-    if not isinstance(said.value, str) or said.value not in heads:
-        guess = nearest(said.value, heads) or "."
-        raise error(f"expected the name of a head, got {brief(plain(said))}{guess} Heads: {listed(heads)}")
-    if said.value in (*chain, name):
-        raise error(f"goes round in a circle: {' → '.join((*chain, name, said.value))}")
+    if not isinstance(extends.value, str) or extends.value not in heads:
+        guess = nearest(extends.value, heads) or "."
+        raise error(f"expected the name of a head, got {brief(plain(extends))}{guess} Heads: {listed(heads)}")
+    if extends.value in (*chain, name):
+        raise error(f"goes round in a circle: {' → '.join((*chain, name, extends.value))}")
     if len(chain) >= MOST_HEADS:
         raise error(f"a chain of more than {MOST_HEADS} heads, which began with {chain[0]}")
-    base = _head(("heads", said.value), heads, here, (*chain, name))
+    base = _head(("heads", extends.value), heads, here, (*chain, name))
     return merged(base, _without(node, ("extends",)), here)
 
 
@@ -137,7 +141,7 @@ def _without(document: SpecNode, keys: tuple[str, ...]) -> SpecNode:
     return SpecNode({key: node for key, node in document.value.items() if key not in keys}, document.place, document.key)
 
 
-def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:
+def _check_own(parent: SpecNode, child: SpecNode, extends: SpecNode) -> None:
     """Raises SpecError where two files of a chain have different versions: defaults belong to a version."""
     for key in OWN:
         if parent.child(key) is None:
@@ -145,44 +149,44 @@ def _check_own(parent: SpecNode, child: SpecNode, said: SpecNode) -> None:
     ours, theirs = child.child("compose"), parent.child("compose")
     if ours and theirs and ours.value != theirs.value:
         message = f"{theirs.where} says compose: {brief(theirs.value)}, and this file says compose: {brief(ours.value)}"
-        raise SpecError(at(said.where, ("extends",), message))
+        raise SpecError(at(extends.where, ("extends",), message))
 
 
-def find_spec(said: str, folder: Path) -> Path | None:
+def find_spec(reference: str, folder: Path) -> Path | None:
     """The path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
     ``.yaml``, else the folder of a built model. A spec of the Hub is fetched first. Raises SpecError where that fails."""
-    if said.startswith(HUB):
-        return spec_on_hub(said)
-    path = folder / said
-    if os.path.exists(path) and not os.path.isdir(path) and not is_gguf(said):
+    if reference.startswith(HUB):
+        return spec_on_hub(reference)
+    path = folder / reference
+    if os.path.exists(path) and not os.path.isdir(path) and not is_gguf(reference):
         return path
-    return shipped_specs().get(said.removesuffix(".yaml")) or (path if is_built(path) else None)
+    return shipped_specs().get(reference.removesuffix(".yaml")) or (path if is_built(path) else None)
 
 
-def own_source(said: object) -> Path | None:
+def own_source(reference: object) -> Path | None:
     """The folder of a built model that is named in place of a spec, for its sizes; None for any other, and for one with a trunk."""
-    if not isinstance(said, str | os.PathLike):
+    if not isinstance(reference, str | os.PathLike):
         return None
-    path = find_spec(os.fspath(said), Path())
+    path = find_spec(os.fspath(reference), Path())
     return path if path is not None and path.is_dir() and read_file(path, shown(path)).child("trunk") is None else None
 
 
-def not_found(said: str, folder: Path) -> str:
+def not_found(reference: str, folder: Path) -> str:
     """The message that there is no such spec, with the most similar name."""
-    if said.startswith(HUB):
-        return f"{brief(said)} is no spec of the Hub; expected {FORM}"
-    if lost := lost_link(folder / said):
+    if reference.startswith(HUB):
+        return f"{brief(reference)} is no spec of the Hub; expected {FORM}"
+    if lost := lost_link(folder / reference):
         return lost
-    if is_gguf(said):
-        return f"{brief(said)} names a GGUF file, which is a source and no spec: name a spec, and the file with --from"
-    if os.path.isdir(folder / said):
-        return f"{brief(said)} is a folder, and no built model; a spec is one YAML file, or a model that was built from one"
+    if is_gguf(reference):
+        return f"{brief(reference)} names a GGUF file, which is a source and no spec: name a spec, and the file with --from"
+    if os.path.isdir(folder / reference):
+        return f"{brief(reference)} is a folder, and no built model; a spec is one YAML file, or a model that was built from one"
     shipped = list(shipped_specs())
-    directory, name = os.path.split(said)
+    directory, name = os.path.split(reference)
     beside = [os.path.join(directory, file) for file in _yaml_files(folder / directory)]
-    guess = nearest(said, (*beside, *shipped), 3) or nearest(name.removesuffix(".yaml"), shipped, 3) or "."
+    guess = nearest(reference, (*beside, *shipped), 3) or nearest(name.removesuffix(".yaml"), shipped, 3) or "."
     where = "here" if shown(folder) == "." else f"in {shown(folder)}"
-    return f"no file {brief(said)} {where}, and no shipped spec of that name{guess} `compose show` lists the shipped ones"
+    return f"no file {brief(reference)} {where}, and no shipped spec of that name{guess} `compose show` lists the shipped ones"
 
 
 def _yaml_files(folder: Path) -> list[str]:

@@ -43,7 +43,7 @@ def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec])
     if None in chosen:
         layer = chosen.index(None)
         raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
-    return tuple(one for one in chosen if one is not None)
+    return tuple(groups for groups in chosen if groups is not None)
 
 
 def last_rules(spec: Spec, layers: int) -> list[int | None]:
@@ -65,8 +65,8 @@ def last_rules(spec: Spec, layers: int) -> list[int | None]:
 def unknown(name: str, heads: Mapping[str, HeadSpec], path: FieldPath) -> GraphError:
     own = [head for head in heads if head != SOURCE]
     guess = nearest(name, [*own, SOURCE])
-    there = f"{guess} There" if guess else "; there"
-    return GraphError(f'there is no head "{name}"{there} are: {listed([*own, f"{SOURCE} (its own attention)"])}', path)
+    introduction = f"{guess} There" if guess else "; there"
+    return GraphError(f'there is no head "{name}"{introduction} are: {listed([*own, f"{SOURCE} (its own attention)"])}', path)
 
 
 def named(use: str | tuple[HeadsOf, ...]) -> set[str]:
@@ -112,11 +112,11 @@ def _count(group: HeadsOf, heads: int, per_key: int, path: FieldPath) -> int:
     whole = isinstance(group.heads, int)
     count = Fraction(group.heads) if whole else Fraction(group.heads) * heads
     if count % per_key:
-        said = f"{count} query heads" if whole else f"{group.heads} of {heads} query heads, which is {count}"
+        described = f"{count} query heads" if whole else f"{group.heads} of {heads} query heads, which is {count}"
         wanted = (
             f"{per_key} of them share each key head: take a multiple of {per_key}" if per_key > 1 else "it can take whole ones only"
         )
-        raise GraphError(f'"{group.head}" takes {said}, and {wanted}', path)
+        raise GraphError(f'"{group.head}" takes {described}, and {wanted}', path)
     return int(count)
 
 
@@ -147,10 +147,10 @@ def _overridden(naming: list[int], overriding: list[int]) -> GraphError:
     """The error of a head that rules name, on layers that later rules give to other heads."""
     first, later = (" and ".join(_some_rules(numbers)) for numbers in (naming, overriding))
     named_by = f"{first} {'names' if len(naming) == 1 else 'name'}"
-    given_by = f"{later} {'gives' if len(overriding) == 1 else 'give'}"
+    overridden_by = f"{later} {'gives' if len(overriding) == 1 else 'give'}"
     return GraphError(
-        f"no layer is left with this head: {named_by} it, and {given_by} all of those layers another. A later rule overrides an "
-        "earlier one: let the rule for fewer layers come last, or remove this head and its rule",
+        f"no layer is left with this head: {named_by} it, and {overridden_by} all of those layers another. A later rule overrides "
+        "an earlier one: let the rule for fewer layers come last, or remove this head and its rule",
         ("layers", overriding[0]),
     )
 

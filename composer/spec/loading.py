@@ -64,8 +64,8 @@ def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | Non
     if variant is not None or (isinstance(source, Spec) and source.vary is None):
         return None, {None: load_spec(source, overrides)}
     document = load_document(source)
-    said = document.child("vary")
-    if said is None or said.value is None:
+    vary_node = document.child("vary")
+    if vary_node is None or vary_node.value is None:
         return None, {None: _overridden(document, overrides)}
     vary = _vary(document, overrides)
     return vary, {**_expanded(document, vary, overrides)}
@@ -82,7 +82,7 @@ def expand(source: SpecLike, overrides: Overrides = (), *, parts: PartReference 
 def load_specs(source: str, overrides: Overrides = ()) -> dict[str, Spec]:
     """The spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
     _, specs = variants_of(source, overrides)
-    return {source if name is None else f"{source}{SEPARATOR}{name}": one for name, one in specs.items()}
+    return {source if name is None else f"{source}{SEPARATOR}{name}": spec for name, spec in specs.items()}
 
 
 def load_document(source: SpecLike) -> SpecNode:
@@ -97,11 +97,11 @@ def load_document(source: SpecLike) -> SpecNode:
     return inherited(read_file(path, shown(path)), path.parent, (Spec,), (path,))
 
 
-def names_a_spec(said: str) -> bool:
+def names_a_spec(word: str) -> bool:
     """Whether a word is a spec's, and no folder's: a shipped one's, or a YAML file's, with the variant of a sweep or without."""
-    if Path(said).expanduser().is_dir():
+    if Path(word).expanduser().is_dir():
         return False
-    names = (said, said.rpartition(SEPARATOR)[0])
+    names = (word, word.rpartition(SEPARATOR)[0])
     return any(name.removesuffix(".yaml") in shipped_specs() or (name.endswith(".yaml") and Path(name).is_file()) for name in names)
 
 

@@ -20,7 +20,7 @@ def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:
         groups = [{"head": group["head"], "heads": group["heads"]} for group in layer]
         use = groups[0]["head"] if len(groups) == 1 else groups
         rules.setdefault(repr(use), (use, []))[1].append(number)
-    said = [{"at": numbers if len(numbers) > 1 else numbers[0], "use": use} for use, numbers in rules.values() if use != DEFAULT]
+    layers = [{"at": numbers if len(numbers) > 1 else numbers[0], "use": use} for use, numbers in rules.values() if use != DEFAULT]
     document: dict[str, Any] = {"compose": resolved["compose"], "name": resolved["name"]}
     document |= {key: resolved[key] for key in ("paper", "direction") if resolved.get(key) is not None}
     if resolved.get("trunk") is None:
@@ -31,8 +31,8 @@ def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:
         document["head"] = heads.pop(DEFAULT)
     if heads:
         document["heads"] = heads
-    if said:
-        document["layers"] = said
+    if layers:
+        document["layers"] = layers
     if resolved.get("recipe") is not None:
         document["recipe"] = resolved["recipe"]
     return document

@@ -14,7 +14,7 @@ from blocks.part import FieldError, FieldPath
 from composer.errors import MOST_SHOWN, SpecError
 from composer.spec.fields import Alternatives, choices, fields, is_model, limits, parts, under
 from composer.spec.places import Place, SpecNode, at, brief, nearest
-from composer.spec.writing import said
+from composer.spec.writing import format_value
 
 PATTERNS = {
     r"^[a-z][a-z0-9_-]*$": "a name (lower-case letters, digits, - and _, a letter first)",
@@ -52,7 +52,7 @@ class Fault:
         return self.error["type"]
 
     @property
-    def given(self) -> Any:
+    def value(self) -> Any:
         return self.error["input"]
 
     @property
@@ -73,10 +73,10 @@ class Fault:
 def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel]) -> SpecError:
     """All that is wrong, one line each, in the order of the document."""
     faults = [_fault(details, document, model) for details in error.errors(include_url=False)]
-    told = [(_place(fault, document), fault, others) for fault, others in _settled(faults)]
-    told.sort(key=lambda one: (one[0].file, one[0].line or 0, one[0].column or 0) if one[0] else ("", 0, 0))
-    lines = [at(place, fault.path, _message(fault, others)) for place, fault, others in told[:MOST_SHOWN]]
-    more = [f"and {len(told) - MOST_SHOWN:,} more mistakes"] if len(told) > MOST_SHOWN else []
+    placed = [(_place(fault, document), fault, others) for fault, others in _settled(faults)]
+    placed.sort(key=lambda entry: (entry[0].file, entry[0].line or 0, entry[0].column or 0) if entry[0] else ("", 0, 0))
+    lines = [at(place, fault.path, _message(fault, others)) for place, fault, others in placed[:MOST_SHOWN]]
+    more = [f"and {len(placed) - MOST_SHOWN:,} more mistakes"] if len(placed) > MOST_SHOWN else []
     return SpecError(*lines, *more)
 
 
@@ -92,13 +92,13 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
     for number, step in enumerate(loc):
         known = parts(here)
         last = number == len(loc) - 1
-        said = node.child(step) if node else None
+        child = node.child(step) if node else None
         if step in known:
             here = (known[step],)
         elif step == "[key]":
             of_key = True
-        elif said is not None or isinstance(step, int) or (last and error["type"] in ("missing", "extra_forbidden")):
-            path, above, around, here, node = (*path, step), (*above, around), here, under(here, step), said
+        elif child is not None or isinstance(step, int) or (last and error["type"] in ("missing", "extra_forbidden")):
+            path, above, around, here, node = (*path, step), (*above, around), here, under(here, step), child
         elif step == "kind":  # of a bare word
             path, above, around, here = (*path, step), (*above, around), here, under(here, step)
         elif fork is None:
@@ -120,16 +120,16 @@ def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
             fork = fault.path[: fault.fork]
             deepest[fork] = max(deepest.get(fork, 0), len(fault.path))
             beside.setdefault((fork, fault.path), []).append(fault)
-    told: set[Fault] = set()
+    reported: set[Fault] = set()
     for fault in faults:
-        if fault.type == "too_short" and len(fault.given) >= fault.context["min_length"]:
+        if fault.type == "too_short" and len(fault.value) >= fault.context["min_length"]:
             continue  # the items of this value have faults of their own
         fork = fault.path[: fault.fork]
         if fault.fork is None:
             yield fault, []
-        elif len(fault.path) == deepest[fork] and fault not in told:
-            others = [one for one in beside[fork, fault.path] if one is not fault]
-            told.update(others)
+        elif len(fault.path) == deepest[fork] and fault not in reported:
+            others = [other for other in beside[fork, fault.path] if other is not fault]
+            reported.update(others)
             yield fault, others
 
 
@@ -146,25 +146,25 @@ def _place(fault: Fault, document: SpecNode) -> Place | None:
 
 
 def _message(fault: Fault, others: list[Fault]) -> str:
-    if fault.type == "literal_error" and fault.key == "kind" and is_outside(fault.given):
-        return unregistered(fault.given, choices(fault.here))
+    if fault.type == "literal_error" and fault.key == "kind" and is_outside(fault.value):
+        return unregistered(fault.value, choices(fault.here))
     if fault.type in _WHOLE:
         return _WHOLE[fault.type](fault)
     if fault.type in ("value_error", "assertion_error"):
         return str(fault.context["error"])
-    *most, last = dict.fromkeys(_expected(one) for one in (fault, *others))
-    most = [one.replace('" or "', '", "') for one in most]
+    *most, last = dict.fromkeys(_expected(alternative) for alternative in (fault, *others))
+    most = [text.replace('" or "', '", "') for text in most]
     wanted = f"{', '.join(most)} or {last}" if most else last
-    if fault.given is None:
+    if fault.value is None:
         return f"null, and nothing is inherited that it could remove; expected {wanted}, or leave the key out"
-    hint = nearest(fault.given, choices(fault.here)) or _unquoted(fault) if isinstance(fault.given, str) else ""
-    if not others and fault.type == "string_type" and isinstance(fault.given, int | float):
+    hint = nearest(fault.value, choices(fault.here)) or _unquoted(fault) if isinstance(fault.value, str) else ""
+    if not others and fault.type == "string_type" and isinstance(fault.value, int | float):
         hint = "; put it in quotes"  # a number that was meant as text, such as 2410.10254
     if fault.type in ("tuple_type", "list_type") and not others:
-        hint = _listed(fault.given)
+        hint = _listed(fault.value)
     if others and not hint and fault.description:
         hint = f". {fault.description}"
-    return f"expected {wanted}, got {brief(fault.given)}{hint}"
+    return f"expected {wanted}, got {brief(fault.value)}{hint}"
 
 
 def unknown_key(path: FieldPath, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
@@ -186,7 +186,7 @@ def _missing(fault: Fault) -> str:
 
 def _unknown_kind(fault: Fault) -> str:
     known = list(parts(fault.here))
-    tag = fault.given.get("kind") if isinstance(fault.given, dict) else fault.given
+    tag = fault.value.get("kind") if isinstance(fault.value, dict) else fault.value
     if is_outside(tag):
         return unregistered(tag, known)
     return f"unknown kind {brief(tag)}{nearest(tag, known) or '.'} Known kinds: {', '.join(known)}"
@@ -199,22 +199,22 @@ def unregistered(kind: str, known: Iterable[str] = ()) -> str:
 
 
 def _no_kind(fault: Fault) -> str:
-    known, given = parts(fault.here), fault.given if isinstance(fault.given, dict) else {}
-    meant = [key for key in given if key in known]
+    known, mapping = parts(fault.here), fault.value if isinstance(fault.value, dict) else {}
+    meant = [key for key in mapping if key in known]
     if len(meant) == 1:
-        inside = given[meant[0]] if isinstance(given[meant[0]], dict) else {}
-        rest = {key: value for key, value in given.items() if key != meant[0]}
-        return f"missing; write {said({'kind': meant[0], **inside, **rest}, bare=False)}"
-    having = [kind for kind, model in known.items() if given and given.keys() <= model.model_fields.keys()]
-    those = f" Those with {' and '.join(given)}: {', '.join(having)}." if having and len(having) < len(known) else ""
+        inside = mapping[meant[0]] if isinstance(mapping[meant[0]], dict) else {}
+        rest = {key: value for key, value in mapping.items() if key != meant[0]}
+        return f"missing; write {format_value({'kind': meant[0], **inside, **rest}, bare=False)}"
+    having = [kind for kind, model in known.items() if mapping and mapping.keys() <= model.model_fields.keys()]
+    those = f" Those with {' and '.join(mapping)}: {', '.join(having)}." if having and len(having) < len(known) else ""
     return f"missing.{those} Known kinds: {', '.join(known)}"
 
 
-def _listed(given: Any) -> str:
+def _listed(value: Any) -> str:
     """A single value, written as a list of one."""
-    if isinstance(given, dict):
-        return "; begin each of its items with a dash, as in `- kind: …`" if "kind" in given else "; begin each item with a dash"
-    return f"; write [{given}]" if isinstance(given, str) and given.isidentifier() else ""
+    if isinstance(value, dict):
+        return "; begin each of its items with a dash, as in `- kind: …`" if "kind" in value else "; begin each item with a dash"
+    return f"; write [{value}]" if isinstance(value, str) and value.isidentifier() else ""
 
 
 _WHOLE: dict[str, Callable[[Fault], str]] = {
@@ -266,7 +266,7 @@ def _fitting(fault: Fault) -> str:
 
 def _unquoted(fault: Fault) -> str:
     """A number in quotes, or with underscores as in Python, is text in YAML 1.2."""
-    text = fault.given.replace("_", "")
+    text = fault.value.replace("_", "")
     return f"; write {text}" if fault.type in NUMBERS and _NUMBER.fullmatch(text) else ""
 
 

@@ -50,54 +50,54 @@ def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNod
 
     ``head.memory.0.size=32`` says the same as a child with that memory's size; lists keep their other items; null removes.
     """
-    said = f"--set {shortened(override, LONGEST)}"
-    path, found, text = override.partition("=")
+    option = f"--set {shortened(override, LONGEST)}"
+    path, separator, text = override.partition("=")
     steps = setting_steps(path.strip())
-    if not found or not all(steps):
-        raise SpecError(f"{said}: expected path=value, such as head.memory.0.size=32")
+    if not separator or not all(steps):
+        raise SpecError(f"{option}: expected path=value, such as head.memory.0.size=32")
     if steps == ("extends",):
-        raise SpecError(f"{said}: extends is settled before overrides: say it in a file")
-    return setting(document, steps, read_value(text, said), here, Place(said))
+        raise SpecError(f"{option}: extends is settled before overrides: say it in a file")
+    return setting(document, steps, read_value(text, option), here, Place(option))
 
 
-def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None) -> SpecNode:
-    """The document with ``value`` at this place. said: the place of the override. Raises SpecError where there is no such place."""
+def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternatives, place: Place | None) -> SpecNode:
+    """The document with ``value`` at this place. place: of the override. Raises SpecError where there is no such place."""
     if len(steps) > DEEPEST:
-        raise SpecError(at(said, steps[:4], f"nested deeper than {DEEPEST} levels"))
+        raise SpecError(at(place, steps[:4], f"nested deeper than {DEEPEST} levels"))
     whole = heads_inherited(document, here)  # the items of a list that a head has taken over are counted there
-    return merged(document, _child(whole, steps, value, here, said), here)
+    return merged(document, _child(whole, steps, value, here, place), here)
 
 
 def _child(
-    node: SpecNode | None, steps: Steps, value: SpecNode, here: Alternatives, said: Place | None, done: FieldPath = ()
+    node: SpecNode | None, steps: Steps, value: SpecNode, here: Alternatives, place: Place | None, done: FieldPath = ()
 ) -> SpecNode:
     """The value of a child document at this place, which sets the rest of the path when it is merged over ``node``."""
     if not steps:
         return value
     step, rest = steps[0], steps[1:]
     if node is not None and isinstance(node.value, tuple):
-        index = _index(node.value, step, said, done)
+        index = _index(node.value, step, place, done)
         inside, path = under(here, index), (*done, index)
         before, item, after = node.value[:index], node.value[index], node.value[index + 1 :]
         if not rest and value.value is None:
             return SpecNode((*before, *after), node.place, node.key)
-        new = merged(item, _child(item, rest, value, inside, said, path), inside)
+        new = merged(item, _child(item, rest, value, inside, place, path), inside)
         return SpecNode((*before, new, *after), node.place, node.key)
     if node is not None and parts(here):
         node = spelled(node)
     if node is not None and node.value is not None and not isinstance(node.value, dict):
-        raise SpecError(at(said, done, f'is {brief(node.value)} and has no key "{step}"'))
+        raise SpecError(at(place, done, f'is {brief(node.value)} and has no key "{step}"'))
     if re.fullmatch(r"-?\d+", step):
         why = "it is no list" if node is not None and node.value is not None else "the spec says nothing there"
-        raise SpecError(at(said, done, f"has no item {step}: {why}"))
+        raise SpecError(at(place, done, f"has no item {step}: {why}"))
     if rest and fields(here) and not under(here, step):
-        raise SpecError(at(said, (*done, step), unknown_key((*done, step), here)))
+        raise SpecError(at(place, (*done, step), unknown_key((*done, step), here)))
     child = node.child(step) if node is not None else None
-    new = _child(child, rest, value, under(here, step), said, (*done, step))
+    new = _child(child, rest, value, under(here, step), place, (*done, step))
     if rest and child is None and isinstance(new.value, dict) and "kind" not in new.value:
         new = _of_default(node, new, step, here)
     if not rest or child is None or child.value is None:
-        new = SpecNode(new.value, said, said)
+        new = SpecNode(new.value, place, place)
     return SpecNode({step: new})
 
 
@@ -113,13 +113,13 @@ def _of_default(node: SpecNode | None, new: SpecNode, step: str, here: Alternati
     return SpecNode({"kind": SpecNode(words[0]), **new.value}, new.place, new.key)
 
 
-def _index(items: tuple[SpecNode, ...], step: str, said: Place | None, done: FieldPath) -> int:
+def _index(items: tuple[SpecNode, ...], step: str, place: Place | None, done: FieldPath) -> int:
     """An index of the list, counted from its start."""
     count = len(items)
     choices = f"0 to {count - 1}, or -1 for the last" if count else "none: it is empty"
     if not re.fullmatch(r"-?\d{1,9}", step):
-        raise SpecError(at(said, done, f'is a list of {count}: say an index ({choices}), not "{step}"'))
+        raise SpecError(at(place, done, f'is a list of {count}: say an index ({choices}), not "{step}"'))
     index = int(step)
     if not -count <= index < count:
-        raise SpecError(at(said, done, f"has no item {step}; its items are {choices}"))
+        raise SpecError(at(place, done, f"has no item {step}; its items are {choices}"))
     return index % count

@@ -116,11 +116,11 @@ def brief(value: object) -> str:
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
     """``; did you mean "size"?``, or nothing where no name is similar. most: the most guesses."""
-    said, known = str(word)[:LONGEST], list(dict.fromkeys(known))
+    text, known = str(word)[:LONGEST], list(dict.fromkeys(known))
     if len(known) > MOST_COMPARED:  # similar names are of similar length
-        known = sorted(known, key=lambda one: abs(len(one) - len(said)))[:MOST_COMPARED]
-    begun = [one for one in known if len(said) >= SHORTEST and one.startswith(said)]
-    near = (difflib.get_close_matches(said, known, n=most) or begun)[:most]
+        known = sorted(known, key=lambda name: abs(len(name) - len(text)))[:MOST_COMPARED]
+    begun = [name for name in known if len(text) >= SHORTEST and name.startswith(text)]
+    near = (difflib.get_close_matches(text, known, n=most) or begun)[:most]
     return f"; did you mean {' or '.join(map(brief, near))}?" if near else ""
 
 

@@ -26,10 +26,10 @@ def problems(spec: Spec, size: Dimensions | None) -> list[GraphError]:
 
     size: of the source; None where there is none.
     """
-    found = list(islice(_problems(spec, size), MOST_SHOWN + 1))
-    if len(found) > MOST_SHOWN:
-        found[MOST_SHOWN:] = [GraphError(f"and more mistakes: only the first {MOST_SHOWN} are shown")]
-    return found
+    errors = list(islice(_problems(spec, size), MOST_SHOWN + 1))
+    if len(errors) > MOST_SHOWN:
+        errors[MOST_SHOWN:] = [GraphError(f"and more mistakes: only the first {MOST_SHOWN} are shown")]
+    return errors
 
 
 def _problems(spec: Spec, size: Dimensions | None) -> Iterator[GraphError]:
@@ -120,8 +120,8 @@ def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[FieldPath]) -> I
                 refuse_odd(complete, trunk, spec.trunk)
             for count in sorted(used.get(str(path[-1]), ())):
                 shape = replace(dimensions.shape(count), both_ways=spec.direction == "bidirectional")
-                if found := mistakes(complete, shape, path):
-                    yield from found
+                if errors := mistakes(complete, shape, path):
+                    yield from errors
                     break
         except GraphError as error:
             yield error

@@ -149,16 +149,16 @@ def read_text(text: str, shown: str) -> SpecNode:
     if root is None:
         raise SpecError(at(Place(shown, 1, 1), (), "empty: a spec begins with `compose: 1`"))
     if not isinstance(root.value, dict):
-        given = "a list" if isinstance(root.value, tuple) else json.dumps(root.value, ensure_ascii=False)
-        raise SpecError(at(root.place, (), f"expected a mapping that begins with `compose: 1`, got {given}"))
+        actual = "a list" if isinstance(root.value, tuple) else json.dumps(root.value, ensure_ascii=False)
+        raise SpecError(at(root.place, (), f"expected a mapping that begins with `compose: 1`, got {actual}"))
     return root
 
 
-def read_value(text: str, said: str) -> SpecNode:
-    """Read the value of an override; messages name ``said`` as the place of everything in it. Raises SpecError."""
-    root = _Document(text, said, lines=False).read()
+def read_value(text: str, option: str) -> SpecNode:
+    """Read the value of an override; messages name ``option`` as the place of everything in it. Raises SpecError."""
+    root = _Document(text, option, lines=False).read()
     if root is None:
-        raise SpecError(f"{said}: nothing stands after `=`; to remove a key, say null")
+        raise SpecError(f"{option}: nothing stands after `=`; to remove a key, say null")
     return root
 
 
@@ -186,10 +186,10 @@ class _Document:
 
     def read(self) -> SpecNode | None:
         """The document, or None where the text holds none."""
-        found = FORBIDDEN.search(self.text)
-        if found:
-            place = self.count(found.start()) if self.lines else Place(self.shown)
-            raise SpecError(at(place, (), f"the character U+{ord(found[0]):04X} may not stand in YAML: remove it"))
+        match = FORBIDDEN.search(self.text)
+        if match:
+            place = self.count(match.start()) if self.lines else Place(self.shown)
+            raise SpecError(at(place, (), f"the character U+{ord(match[0]):04X} may not stand in YAML: remove it"))
         root = self.by_pyyaml() if UNLIKE.search(self.text) or not yaml.__with_libyaml__ else self.by_libyaml()
         return None if root is None else self.node(root)
 

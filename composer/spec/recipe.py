@@ -80,7 +80,7 @@ class Transfer(Stage):
     at: Literal["heads", "output", "model"] = "heads"
     """Where that is compared: head by head; after the output projection; or at the model's end, in the last hidden states, behind
     the final norm. The first two hand each layer the teacher's hidden states; at the end, all layers learn together."""
-    init: Literal["parts", "calibrated"] = Field(default="parts", exclude_if=lambda said: said == "parts")
+    init: Literal["parts", "calibrated"] = Field(default="parts", exclude_if=lambda value: value == "parts")
     """parts: fresh parameters start as each part says. calibrated: maps, gates and weights of memories that can start from what the
     teacher attends to, on the first few rows."""
     cross_entropy: NonNegativeFloat = 0.0
@@ -88,8 +88,8 @@ class Transfer(Stage):
 
     @field_validator("cross_entropy")
     @classmethod
-    def _of_layers_that_learn_apart(cls, weight: float, said: ValidationInfo) -> float:
-        if weight and said.data.get("at") == "model":
+    def _of_layers_that_learn_apart(cls, weight: float, info: ValidationInfo) -> float:
+        if weight and info.data.get("at") == "model":
             raise ValueError(
                 "compares attention weights layer by layer, and `at: model` lets layers differ as long as the model's end does "
                 "not: say 0 and learn by mse, or compare at: heads"

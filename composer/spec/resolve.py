@@ -48,7 +48,7 @@ class Resolved(Closed):
     name: str
     paper: str | None = None
     dimensions: Dimensions
-    direction: Literal["causal", "bidirectional"] = Field(default="causal", exclude_if=lambda said: said == "causal")
+    direction: Literal["causal", "bidirectional"] = Field(default="causal", exclude_if=lambda value: value == "causal")
     heads: dict[Name, HeadSpec]
     layers: tuple[tuple[Group, ...], ...]
     trunk: TrunkSpec | None = Field(default=None, exclude_if=lambda trunk: trunk is None)
@@ -65,9 +65,9 @@ class Resolved(Closed):
         """SHA-256 of the canonical JSON of what it means, in hexadecimal."""
         return self._hash({name: without_names(head) for name, head in self.heads.items()})
 
-    def has_hash(self, said: str | None) -> bool:
+    def has_hash(self, digest: str | None) -> bool:
         """Whether this is its hash, or was before edges were compared without the names of memories."""
-        return said in (self.hash, self._hash(self.heads))
+        return digest in (self.hash, self._hash(self.heads))
 
     def _hash(self, complete: Mapping[str, HeadSpec]) -> str:
         heads = {name: meaning(head) for name, head in complete.items()}
@@ -78,7 +78,7 @@ class Resolved(Closed):
             whole["direction"] = self.direction
         if self.trunk is not None:
             # Its theta has gone into the positions that turn by it.
-            whole["trunk"] = {name: said for name, said in meaning(self.trunk).items() if name != "theta"}
+            whole["trunk"] = {name: value for name, value in meaning(self.trunk).items() if name != "theta"}
         text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -194,8 +194,10 @@ def reserved(name: str, path: FieldPath) -> GraphError:
 
 def _check_lock(spec: Spec, size: Dimensions) -> None:
     """A spec that says the sizes of its source is for such sources alone."""
-    wanted, found = ({} if one is None else one.model_dump(exclude=NO_SIZES) for one in (spec.dimensions, size))
-    other = [f"{name} {count:,} (here {found[name]:,})" for name, count in wanted.items() if count != found[name]]
+    wanted, actual = (
+        {} if dimensions is None else dimensions.model_dump(exclude=NO_SIZES) for dimensions in (spec.dimensions, size)
+    )
+    other = [f"{name} {count:,} (here {actual[name]:,})" for name, count in wanted.items() if count != actual[name]]
     if other:
         raise GraphError(
             f"this spec was resolved for a model of {', '.join(other)}. Resolve the spec that it was made of on this one, or let "
@@ -204,13 +206,14 @@ def _check_lock(spec: Spec, size: Dimensions) -> None:
         )
 
 
-def refuse_odd(head: HeadSpec, trunk: TrunkSpec, said: TrunkSpec) -> None:
-    """Raises GraphError where positions turn pairs of coordinates, and the trunk's heads have an odd number. said: as written."""
+def refuse_odd(head: HeadSpec, trunk: TrunkSpec, written: TrunkSpec) -> None:
+    """Raises GraphError where positions turn pairs of coordinates, and the trunk's heads have an odd number. written: before its
+    sizes are completed."""
     odd = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=1)
     turned = head.value_position is not None or any(memory.turn.misfit(odd) for memory in head.memory)
     if turned and trunk.head_dim and trunk.head_dim % 2:
-        key = "width" if said.head_dim is None else "head_dim"
-        remedy = "choose another `width`, or say an even `head_dim`" if said.head_dim is None else "make it even"
+        key = "width" if written.head_dim is None else "head_dim"
+        remedy = "choose another `width`, or say an even `head_dim`" if written.head_dim is None else "make it even"
         raise GraphError(
             f"positions turn pairs of coordinates, and heads of this trunk have {trunk.head_dim}; {remedy}, or, in the head, "
             "`position: none`" + (" and no `value_position`" if head.value_position is not None else ""),
@@ -252,8 +255,8 @@ def meaning(value: Any) -> Any:
     """The fields of a schema that are not at their defaults, without names. So a new field of a part changes no older hash."""
     if isinstance(value, BaseModel):
         defaults = _defaults(type(value))
-        said = {name: item for name, item in value if name == "kind" or (name != "name" and item != defaults[name])}
-        return {name: meaning(item) for name, item in said.items()}
+        set_fields = {name: item for name, item in value if name == "kind" or (name != "name" and item != defaults[name])}
+        return {name: meaning(item) for name, item in set_fields.items()}
     return [meaning(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -62,8 +62,8 @@ def json_schema() -> Schema:
         written[name] = _mapping(definitions[base], definitions, over=name != base)
         if name.endswith(NAMED):
             written[name]["properties"] = {"extends": _EXTENDS_HEAD, **written[name]["properties"]}
-        found = {_name(one) for one in _inside(written[name]) if "$ref" in one}
-        wanted += found - written.keys() - set(wanted)
+        names = {_name(node) for node in _inside(written[name]) if "$ref" in node}
+        wanted += names - written.keys() - set(wanted)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A spec of Composer",
@@ -90,7 +90,7 @@ def _value(schema: Schema, definitions: dict[str, Schema], over: bool, null: boo
     around = {key: schema[key] for key in _AROUND if key in schema}
     rest = {key: value for key, value in schema.items() if key not in _AROUND}
     options = [dict(option) for option in rest.get("anyOf", [rest])]
-    made = [one for option in options for one in _option(option, definitions, over)]
+    made = [alternative for option in options for alternative in _option(option, definitions, over)]
     if null and {"type": "null"} not in made:
         made.append({"type": "null"})
     return {**around, **(made[0] if len(made) == 1 and "$ref" not in made[0] else {"anyOf": made})}

@@ -56,12 +56,12 @@ def variant_names(vary: Vary) -> list[str]:
 
 def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
     """The documents, by their variants' names. Raises SpecError where a path leads nowhere."""
-    common, said = without_vary(document), document.child("vary")
-    assert said is not None
+    common, vary_node = without_vary(document), document.child("vary")
+    assert vary_node is not None
     if vary.count * count(common) > MOST_VALUES:
         message = f"{vary.count:,} variants of a document of {count(common):,} values; at most {MOST_VALUES:,} in all"
-        raise SpecError(at(said.where, ("vary",), message))
-    lists = {path: node for key in ("grid", "zip") if (part := said.child(key)) is not None for path, node in _items(part)}
+        raise SpecError(at(vary_node.where, ("vary",), message))
+    lists = {path: node for key in ("grid", "zip") if (part := vary_node.child(key)) is not None for path, node in _items(part)}
     for path, node in lists.items():
         if setting_steps(path)[0] in OWN:
             raise SpecError(at(node.key or node.where, ("vary",), f'a sweep cannot vary "{path}": that is settled before it'))
@@ -96,10 +96,10 @@ def without_vary(document: SpecNode) -> SpecNode:
     return SpecNode({key: node for key, node in _items(document) if key != "vary"}, document.place)
 
 
-def together(problems: list[tuple[str, SpecError]], vary: Vary, *, told_apart: bool = False) -> SpecError:
+def together(problems: list[tuple[str, SpecError]], vary: Vary, *, name_variants: bool = False) -> SpecError:
     """The mistakes of some variants as one error: each mistake once, at its first place, with the variants that have it.
 
-    told_apart: name the variants in any case, as there are others that were not checked.
+    name_variants: name the variants in any case, as there are others that were not checked.
     """
     first: dict[tuple[str | None, str], Mistake] = {}
     having: dict[tuple[str | None, str], list[str]] = {}
@@ -108,12 +108,12 @@ def together(problems: list[tuple[str, SpecError]], vary: Vary, *, told_apart: b
             same = (mistake.path, mistake.message)
             first.setdefault(same, mistake)
             having.setdefault(same, []).append(name)
-    told = [
-        replace(first[same], message=first[same].message + _in(names, vary, told_apart))
+    mistakes = [
+        replace(first[same], message=first[same].message + _in(names, vary, name_variants))
         for same, names in islice(having.items(), MOST_SHOWN)
     ]
     more = [f"and {len(having) - MOST_SHOWN:,} more mistakes"] if len(having) > MOST_SHOWN else []
-    return SpecError(*told, *more)
+    return SpecError(*mistakes, *more)
 
 
 def refuse_sweep(spec: Spec) -> None:
@@ -127,16 +127,16 @@ def refuse_sweep(spec: Spec) -> None:
         )
 
 
-def _in(names: list[str], vary: Vary, told_apart: bool) -> str:
+def _in(names: list[str], vary: Vary, name_variants: bool) -> str:
     """Which variants: several by their names, one with what it says, too."""
     names = list(dict.fromkeys(names))
-    if len(names) == vary.count > 1 and not told_apart:
+    if len(names) == vary.count > 1 and not name_variants:
         return ""
     if len(names) > 1:
         return f" (in the variants {listed(map(brief, names))})"
     row = rows(vary)[variant_names(vary).index(names[0])]
-    said = ", ".join(f"{path}={brief((vary.grid | vary.zip)[path][index])}" for path, index in row)
-    return f" (in the variant {brief(names[0])}: {said})"
+    settings = ", ".join(f"{path}={brief((vary.grid | vary.zip)[path][index])}" for path, index in row)
+    return f" (in the variant {brief(names[0])}: {settings})"
 
 
 def _items(node: SpecNode) -> Iterator[tuple[str, SpecNode]]:
@@ -145,9 +145,11 @@ def _items(node: SpecNode) -> Iterator[tuple[str, SpecNode]]:
 
 
 def _named(document: SpecNode, name: str) -> SpecNode:
-    said = document.child("name")
-    assert said is not None
-    return SpecNode(dict(_items(document)) | {"name": SpecNode(f"{said.value}-{name}", said.place, said.key)}, document.place)
+    name_node = document.child("name")
+    assert name_node is not None
+    return SpecNode(
+        dict(_items(document)) | {"name": SpecNode(f"{name_node.value}-{name}", name_node.place, name_node.key)}, document.place
+    )
 
 
 def _word(path: str, values: tuple[object, ...], index: int, *, alone: bool) -> str:

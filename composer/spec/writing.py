@@ -48,13 +48,13 @@ def as_written(value: Any) -> Any:
     return [as_written(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def said(value: Any, *, bare: bool = True) -> str:
+def format_value(value: Any, *, bare: bool = True) -> str:
     """A value on one line, as one would write it. bare: a part without keys is its word alone."""
     value = as_written(value) if bare else value
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {said(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {format_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(said, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     return value if isinstance(value, str) else json.dumps(value)
 
 

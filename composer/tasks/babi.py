@@ -98,14 +98,14 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
             been[person].add(here[person])
             continue
         thing = rng.choice(near if deed == "take" else held)
-        there = rng.choice(("", " there"))
+        adverb = rng.choice(("", " there"))
         if deed == "take":
             holder[thing] = person
-            yield Fact(f"{person} {rng.choice(TOOK)} the {thing}{there}.", "take", person, thing)
+            yield Fact(f"{person} {rng.choice(TOOK)} the {thing}{adverb}.", "take", person, thing)
         elif deed == "leave":
             lies[thing] = place
             del holder[thing]
-            yield Fact(f"{person} {rng.choice(LEFT)} the {thing}{there}.", "leave", person, thing)
+            yield Fact(f"{person} {rng.choice(LEFT)} the {thing}{adverb}.", "leave", person, thing)
         else:
             holder[thing] = rng.choice(beside)
             yield Fact(f"{person} {rng.choice(GAVE)} the {thing} to {holder[thing]}.", "give", person, thing, holder[thing])
@@ -121,8 +121,8 @@ def _map(rng: random.Random) -> tuple[Fact, ...]:
     middle, *others = rng.sample(PLACES, 3)
     facts = []
     for place, side in zip(others, rng.sample(list(OPPOSITE), 2), strict=True):
-        one, way, other = (place, side, middle) if rng.random() < 0.5 else (middle, OPPOSITE[side], place)
-        facts.append(Fact(f"The {one} is {way} of the {other}.", "lie", one, way, other))
+        subject, way, other = (place, side, middle) if rng.random() < 0.5 else (middle, OPPOSITE[side], place)
+        facts.append(Fact(f"The {subject} is {way} of the {other}.", "lie", subject, way, other))
     return tuple(facts)
 
 
@@ -164,12 +164,12 @@ def _things(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
 
 
 def _before(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
-    known, found = _Known(facts), []
+    known, questions = _Known(facts), []
     for thing, trail in known.trails.items():
         if len(trail) > 1:
             (before, went), (now, came) = trail[-2:]
-            found.append((f"Where was the {thing} before the {now}?", before, (known.touched[thing], came, went)))
-    return found
+            questions.append((f"Where was the {thing} before the {now}?", before, (known.touched[thing], came, went)))
+    return questions
 
 
 def _sides(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
@@ -178,18 +178,18 @@ def _sides(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     (middle,) = first & second
     sides = {fact.what if fact.to == middle else OPPOSITE[fact.what] for fact in facts}
     row = len({*sides, *(OPPOSITE[side] for side in sides)}) == 2
-    found: list[AnsweredQuestion] = []
-    for number, (_, _, one, side, other) in enumerate(facts):
+    questions: list[AnsweredQuestion] = []
+    for number, (_, _, subject, side, other) in enumerate(facts):
         if not row or other == middle:
-            found.append((f"What is {side} of the {other}?", one, (number,)))
-        if not row or one == middle:
-            found.append((f"What is the {one} {side} of?", other, (number,)))
-    return found
+            questions.append((f"What is {side} of the {other}?", subject, (number,)))
+        if not row or subject == middle:
+            questions.append((f"What is the {subject} {side} of?", other, (number,)))
+    return questions
 
 
 def _gifts(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
     """A question has the answer of the last gift that it fits."""
-    found: dict[str, AnsweredQuestion] = {}
+    questions: dict[str, AnsweredQuestion] = {}
     for number, (_, deed, who, thing, to) in enumerate(facts):
         if deed == "give":
             for text, answer in (
@@ -199,8 +199,8 @@ def _gifts(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
                 (f"Who gave the {thing}?", who),
                 (f"Who received the {thing}?", to),
             ):
-                found[text] = (text, answer, (number,))
-    return list(found.values())
+                questions[text] = (text, answer, (number,))
+    return list(questions.values())
 
 
 ASKED = {1: _people, 2: _things, 3: _before, 4: _sides, 5: _gifts}

@@ -45,8 +45,8 @@ class Babilong(Task):
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         question = self._question(rng, writer, length, split)
-        for said in (*question.facts, f"{question.text} {question.answer}"):
-            writer.check(said)
+        for sentence in (*question.facts, f"{question.text} {question.answer}"):
+            writer.check(sentence)
         shares = sorted(rng.random() for _ in question.facts)
         haystack = Haystack(self.haystack, random.Random(rng.getrandbits(64)), split)
 
@@ -80,11 +80,11 @@ class Babilong(Task):
         """1 where the answer is the only label in the first sentence, in lower case; those of the question do not count."""
         assert sample.prompt
         assert sample.answers
-        said = re.split(r"\.|<context>|<example>", written.lower())[0]
+        first_sentence = re.split(r"\.|<context>|<example>", written.lower())[0]
         # By its first word: the sentence before it may have been cut, and has no end then.
         question = re.split(r"\b(?=(?:Where|What|Who)\b)", sample.prompt)[-1].lower()
-        found = {label for label in self.labels if label in said and label not in question}
-        return float(found == {sample.answers[0].lower()})
+        labels = {label for label in self.labels if label in first_sentence and label not in question}
+        return float(labels == {sample.answers[0].lower()})
 
     def _question(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Question:
         """One that fits without any background."""
@@ -153,9 +153,9 @@ def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
     """All questions that a split may ask. Raises ``TaskError`` where the folder has none of the task."""
     files = files_of(folder, number)
     wanted = files["train" if split == "train" else "test"]
-    (found, *_) = wanted or files["train"] or files["test"]
+    (path, *_) = wanted or files["train"] or files["test"]
     whole = bool(files["train"] and files["test"])
-    return _of_split(found, None if whole else split, stamp(found))
+    return _of_split(path, None if whole else split, stamp(path))
 
 
 @lru_cache(maxsize=16)
@@ -193,11 +193,11 @@ def read(path: Path) -> list[list[Question]]:
     stories: list[list[Question]] = []
     facts: dict[str, str] = {}
     for place, line in enumerate(lines, start=1):
-        number, _, said = line.strip().partition(" ")
+        number, _, content = line.strip().partition(" ")
         if number == "1":
             stories.append([])
             facts = {}
-        match said.split("\t"):
+        match content.split("\t"):
             case [fact] if stories and fact:
                 facts[number] = fact
                 if len(facts) > MOST_FACTS:

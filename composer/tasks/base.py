@@ -97,11 +97,11 @@ class Task(Closed, ABC):
             yield self.sample(rng_of(self.seed, split, index), writer, tokens, split)
 
 
-def answered(writer: Writer, prompt: str, said: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:
-    """The prompt, a space, and ``said``, whose tokens are the answer. answers: the parts of ``said`` to score; None: all of it."""
-    text = f"{prompt} {said}"
+def answered(writer: Writer, prompt: str, reply: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:
+    """The prompt, a space, and ``reply``, whose tokens are the answer. answers: the parts of ``reply`` to score (None: all)."""
+    text = f"{prompt} {reply}"
     ids, answer = writer.marked(text, [(len(prompt), len(text))])
-    return Sample(ids, answer, text, prompt, answers or (said,), depth)
+    return Sample(ids, answer, text, prompt, answers or (reply,), depth)
 
 
 def origin(path: Path) -> str:

@@ -91,8 +91,8 @@ def read(path: Path) -> tuple[list[str], list[str]]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _: tuple[int, int]) -> tuple[list[str], list[str]]:
-    found = split_sentences(read_text_file(path, TaskError, MOST_SENTENCES, f"The haystack {path}"))
-    cut = int(len(found) * TRAINING_SHARE)
+    sentences = split_sentences(read_text_file(path, TaskError, MOST_SENTENCES, f"The haystack {path}"))
+    cut = int(len(sentences) * TRAINING_SHARE)
     if cut == 0:
-        raise TaskError(f"The haystack {path} has {len(found)} sentences: too few to keep training and evaluation apart.")
-    return found[:cut], found[cut:]
+        raise TaskError(f"The haystack {path} has {len(sentences)} sentences: too few to keep training and evaluation apart.")
+    return sentences[:cut], sentences[cut:]

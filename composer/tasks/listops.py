@@ -125,8 +125,8 @@ class ListOps(Task):
     def score(self, sample: Sample, written: str) -> float:
         """1 where the first number that is written is the answer."""
         assert sample.answers
-        found = re.search(r"[0-9]+", written)
-        return float(found is not None and found[0] == sample.answers[0])
+        match = re.search(r"[0-9]+", written)
+        return float(match is not None and match[0] == sample.answers[0])
 
 
 def operation(name: str, arguments: list[Tree]) -> Tree:

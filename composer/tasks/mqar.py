@@ -50,11 +50,11 @@ class Mqar(Task):
             return inputs[0].tolist(), labels[0].tolist()
 
         inputs, labels = apart(rng, split, draw)
-        asked = [label != UNLABELLED for label in labels]
-        told = [NOTHING, *labels[:-1]]
-        known = [False, *asked[:-1]]
-        said = [value if answer else symbol for symbol, value, answer in zip(inputs, told, known, strict=True)]
-        ids = (*writer.begin, *(ordinary[symbol] for symbol in said))
+        is_query = [label != UNLABELLED for label in labels]
+        previous_labels = [NOTHING, *labels[:-1]]
+        known = [False, *is_query[:-1]]
+        sequence = [value if answer else symbol for symbol, value, answer in zip(inputs, previous_labels, known, strict=True)]
+        ids = (*writer.begin, *(ordinary[symbol] for symbol in sequence))
         return Sample(ids, (*(False for _ in writer.begin), *known), writer.decode(ids))
 
 

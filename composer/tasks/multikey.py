@@ -30,11 +30,11 @@ class Multikey(Needles):
     def needles(self, rng: random.Random) -> list[Needle]:
         return list(zip(names_of(rng, self.keys), keys_of(rng, self.keys), strict=True))
 
-    def asked(self, rng: random.Random) -> list[int]:
+    def draw_queries(self, rng: random.Random) -> list[int]:
         return [rng.randrange(self.keys)]
 
     def place(self, hidden: Hidden, filler: int, drawn: Sequence[int]) -> Sequence[int]:
         if self.depth is None:
             return drawn
-        (asked,) = hidden.asked
-        return [round(self.depth * filler) if needle == asked else before for needle, before in enumerate(drawn)]
+        (queried,) = hidden.queried
+        return [round(self.depth * filler) if needle == queried else before for needle, before in enumerate(drawn)]

@@ -30,10 +30,10 @@ class Multivalue(Needles):
         (name,) = names_of(rng, 1)
         return [(name, key) for key in keys_of(rng, self.values)]
 
-    def asked(self, rng: random.Random) -> list[int]:
+    def draw_queries(self, rng: random.Random) -> list[int]:
         return list(range(self.values))
 
     def score(self, sample: Sample, written: str) -> float:
         """1 where the numbers of five digits that are written first are all answers, in any order."""
         assert sample.answers
-        return float(sorted(self.told(sample, written)) == sorted(sample.answers))
+        return float(sorted(self.extract_numbers(sample, written)) == sorted(sample.answers))

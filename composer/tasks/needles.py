@@ -25,10 +25,10 @@ Needle = tuple[str, str]
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a sample is about. needles: names, each with its pass key; asked: which of them, in the order of the question."""
+    """What a sample is about. needles: names, each with its pass key; queried: which of them, in the order of the question."""
 
     needles: tuple[Needle, ...]
-    asked: tuple[int, ...]
+    queried: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Needles(Task):
         """What is hidden in a sample."""
 
     @abstractmethod
-    def asked(self, rng: random.Random) -> list[int]:
+    def draw_queries(self, rng: random.Random) -> list[int]:
         """Which of them are asked for."""
 
     def hide(self, rng: random.Random, split: Split) -> Hidden:
         """Evaluation and training never hide the same needles, in whatever order."""
         needles = list(apart(rng, split, lambda draws: tuple(sorted(self.needles(draws)))))
         rng.shuffle(needles)
-        return Hidden(tuple(needles), tuple(self.asked(rng)))
+        return Hidden(tuple(needles), tuple(self.draw_queries(rng)))
 
     def place(self, hidden: Hidden, filler: int, drawn: Sequence[int]) -> Sequence[int]:
         """Sentences of filler before each needle. drawn: at random, from 0 to ``filler``."""
@@ -80,7 +80,7 @@ class Needles(Task):
         for sentence in (*FILLER, self.question.format(names=spoken(hidden))):
             writer.check(sentence)
         laid = self.fill(rng, hidden, length, writer.count)
-        depth = laid.depths[hidden.asked[0]] if len(hidden.asked) == 1 else None
+        depth = laid.depths[hidden.queried[0]] if len(hidden.queried) == 1 else None
         return answered(writer, laid.prompt, " ".join(laid.answers), laid.answers, depth)
 
     def fill(self, rng: random.Random, hidden: Hidden, tokens: int, count: Callable[[str], int]) -> Laid:
@@ -90,9 +90,11 @@ class Needles(Task):
         def lay(filler: int) -> Laid:
             places = self.place(hidden, filler, [rng.randint(0, filler) for _ in hidden.needles])
             order = sorted(range(len(places)), key=lambda needle: places[needle])
-            needles = [(places[one], NEEDLE.format(name=hidden.needles[one][0], key=hidden.needles[one][1])) for one in order]
-            asked = [one for one in order if one in hidden.asked] if self.in_order else hidden.asked
-            answers = tuple(hidden.needles[one][1] for one in asked)
+            needles = [
+                (places[needle], NEEDLE.format(name=hidden.needles[needle][0], key=hidden.needles[needle][1])) for needle in order
+            ]
+            queried = [needle for needle in order if needle in hidden.queried] if self.in_order else hidden.queried
+            answers = tuple(hidden.needles[needle][1] for needle in queried)
             depths = tuple(place / filler if filler else 0.0 for place in places)
             return Laid(in_filler(needles, filler, question), answers, depths)
 
@@ -101,10 +103,10 @@ class Needles(Task):
     def score(self, sample: Sample, written: str) -> float:
         """1 where the numbers of five digits that are written first are all answers, in order."""
         assert sample.answers
-        return float(self.told(sample, written) == list(sample.answers))
+        return float(self.extract_numbers(sample, written) == list(sample.answers))
 
     @staticmethod
-    def told(sample: Sample, written: str) -> list[str]:
+    def extract_numbers(sample: Sample, written: str) -> list[str]:
         """As many numbers of five digits as there are answers, at most: the first ones."""
         return re.findall(rf"[0-9]{{{DIGITS}}}", written)[: len(sample.answers or ())]
 
@@ -121,4 +123,4 @@ def keys_of(rng: random.Random, count: int) -> list[str]:
 
 def spoken(hidden: Hidden) -> str:
     """The names that are asked for, each once, as the question says them."""
-    return " and of ".join(dict.fromkeys(hidden.needles[one][0] for one in hidden.asked))
+    return " and of ".join(dict.fromkeys(hidden.needles[needle][0] for needle in hidden.queried))

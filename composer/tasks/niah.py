@@ -88,9 +88,9 @@ class Niah(Ruler):
         rng.shuffle(needles)
         for needle in needles:
             writer.check(needle)
-        asked = rng.sample(hidden, self.queries)
-        answers = tuple(value for _, values in asked for value in values)
-        *first, last = (key for key, _ in asked)
+        queried = rng.sample(hidden, self.queries)
+        answers = tuple(value for _, values in queried for value in values)
+        *first, last = (key for key, _ in queried)
         template = ASKED_SEVERAL if len(answers) > 1 else ASKED_ONE
         spoken = f"{', '.join(first)}, and {last}" if first else last
         context = self.context(rng, split, needles, [key for key, _ in hidden])
@@ -98,11 +98,11 @@ class Niah(Ruler):
         def prompt(units: int) -> str:
             return template.format(what=self.what, keys=spoken, context=context.lay(units)[0])
 
-        said = " ".join(answers)
-        units = fit(lambda units: writer.count(f"{prompt(units)} {said}"), length, self.name, context.most, context.unit)
+        reply = " ".join(answers)
+        units = fit(lambda units: writer.count(f"{prompt(units)} {reply}"), length, self.name, context.most, context.unit)
         depths = context.lay(units)[1]
         depth = depths[needles.index(self.needle(last, answers[0]))] if len(answers) == 1 else None
-        return answered(writer, prompt(units), said, answers, depth)
+        return answered(writer, prompt(units), reply, answers, depth)
 
 
 class InLines(Niah):

@@ -38,14 +38,14 @@ class Passkey(Task):
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         key = apart(rng, split, five_digits if self.form == "plain" else number)
         writer.check(NEEDLE.format(key=key))
-        prompt, depth = asked(rng, key, self.form, length, writer.count, self.depth)
+        prompt, depth = write_prompt(rng, key, self.form, length, writer.count, self.depth)
         return answered(writer, prompt, key, depth=depth)
 
     def score(self, sample: Sample, written: str) -> float:
         """1 where the first five digits in a row are the key's, or, as in the original, the first number is the key."""
         assert sample.answers
-        found = re.search(r"[0-9]{5}" if self.form == "plain" else r"[0-9]+", written)
-        return float(found is not None and found[0] == sample.answers[0])
+        match = re.search(r"[0-9]{5}" if self.form == "plain" else r"[0-9]+", written)
+        return float(match is not None and match[0] == sample.answers[0])
 
 
 def five_digits(rng: random.Random) -> str:
@@ -79,7 +79,7 @@ def original(key: str, before: int, after: int) -> str:
 FORMS: dict[Wording, Callable[[str, int, int], str]] = {"plain": plain, "original": original}
 
 
-def asked(
+def write_prompt(
     rng: random.Random, key: str, form: Wording, tokens: int, count: Callable[[str], int], depth: float | None = None
 ) -> tuple[str, float]:
     """The longest text up to the question that has at most ``tokens`` with its answer, and how deep in the filler the needle is.

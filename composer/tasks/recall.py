@@ -41,26 +41,26 @@ class Recall(Task):
     """Keys, each with a value of its own."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        pairs = apart(rng, split, lambda draws: told(draws, self.pairs))
+        pairs = apart(rng, split, lambda draws: draw_pairs(draws, self.pairs))
         for pair in pairs:
             writer.check(" ".join(pair))
 
         def spoken(more: int) -> list[Pair]:
             """One query is the least."""
-            return [*pairs, *asked_again(rng, pairs, more + 1)]
+            return [*pairs, *draw_queries(rng, pairs, more + 1)]
 
         words = fullest(rng, spoken, lambda words: writer.count(text_of(words)), length, f"recall of {self.pairs} pairs")
         ids, answer = writer.marked(text_of(words), value_spans(words, len(pairs)))
         return Sample(ids, answer, text_of(words))
 
 
-def told(rng: random.Random, pairs: int) -> list[Pair]:
+def draw_pairs(rng: random.Random, pairs: int) -> list[Pair]:
     """Keys with their values."""
     keys = rng.sample(KEYS, pairs)
     return list(zip(keys, rng.sample(VALUES, pairs), strict=True))
 
 
-def asked_again(rng: random.Random, pairs: list[Pair], queries: int) -> list[Pair]:
+def draw_queries(rng: random.Random, pairs: list[Pair], queries: int) -> list[Pair]:
     """As many pairs as there are queries, in random order; each pair comes once before any is repeated."""
     order = rng.sample(pairs, len(pairs)) + rng.choices(pairs, k=max(0, queries - len(pairs)))
     return order[:queries]

@@ -63,7 +63,7 @@ def letters(rng: random.Random, alphabet: str, count: int) -> str:
 
 def distinct(count: int, draw: Callable[[], str]) -> list[str]:
     """The first so many different draws, in the order in which they came."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[draw()] = None
-    return list(found)
+    draws: dict[str, None] = {}
+    while len(draws) < count:
+        draws[draw()] = None
+    return list(draws)

@@ -201,12 +201,12 @@ class Stories(Task):
         return self
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        told: list[str] = []
+        stories: list[str] = []
         ids: list[int] = []
         while len(ids) < length:
-            told.append(apart(rng, split, story))
+            stories.append(apart(rng, split, story))
             # Without special tokens, a blank line is what parts two stories.
-            between = "\n\n" if len(told) > 1 and not (writer.begin or writer.end) else ""
-            ids += [*writer.encode(between + told[-1]), *writer.end]
+            between = "\n\n" if len(stories) > 1 and not (writer.begin or writer.end) else ""
+            ids += [*writer.encode(between + stories[-1]), *writer.end]
         ids = ids[:length]
-        return Sample(tuple(ids), (False,) * len(ids), "\n\n".join(told))
+        return Sample(tuple(ids), (False,) * len(ids), "\n\n".join(stories))

@@ -21,5 +21,5 @@ class TwoNeedles(Needles):
     def needles(self, rng: random.Random) -> list[Needle]:
         return list(zip(names_of(rng, 2), keys_of(rng, 2), strict=True))
 
-    def asked(self, rng: random.Random) -> list[int]:
+    def draw_queries(self, rng: random.Random) -> list[int]:
         return rng.sample((0, 1), 2)

@@ -49,20 +49,20 @@ class VariableTracking(Ruler):
             for line in assignments(chain):
                 writer.check(line)
         seed, first = rng.getrandbits(64), self.shown(rng, writer) if self.example else ""
-        said, least = " ".join(chains[0][1]), self.hops + 1
+        reply, least = " ".join(chains[0][1]), self.hops + 1
 
         def prompt(more: int) -> str:
-            return first + self.asked(random.Random(seed), chains, least + more)
+            return first + self.write_prompt(random.Random(seed), chains, least + more)
 
-        more = fit(lambda more: writer.count(f"{prompt(more)} {said}"), length, self.name)
-        return answered(writer, prompt(more), said, chains[0][1])
+        more = fit(lambda more: writer.count(f"{prompt(more)} {reply}"), length, self.name)
+        return answered(writer, prompt(more), reply, chains[0][1])
 
     def shown(self, rng: random.Random, writer: Writer) -> str:
         """The example with its answer, as long as fits, and the blank line after it."""
         chains, seed = self.drawn_chains(rng, 3), rng.getrandbits(64)
 
         def prompt(more: int) -> str:
-            return self.asked(random.Random(seed), chains, max(EXAMPLE_NOISE, self.hops + 1) + more)
+            return self.write_prompt(random.Random(seed), chains, max(EXAMPLE_NOISE, self.hops + 1) + more)
 
         def count(more: int) -> int:
             return len(writer.encode(prompt(more), begin=False))
@@ -77,13 +77,13 @@ class VariableTracking(Ruler):
         values = distinct(self.chains, lambda: str(rng.randrange(10_000, 99_999)))
         return tuple((value, tuple(names[place * steps : (place + 1) * steps])) for place, value in enumerate(values))
 
-    def asked(self, rng: random.Random, chains: tuple[VariableChain, ...], noise: int) -> str:
+    def write_prompt(self, rng: random.Random, chains: tuple[VariableChain, ...], noise: int) -> str:
         """noise: lines of it. One chain after another is laid among all lines that are there."""
         lines = [NOISE] * noise
         for chain in chains:
-            told = assignments(chain)
-            for done, place in enumerate(sorted(rng.sample(range(len(lines)), len(told)))):
-                lines.insert(place + done, told[done])
+            statements = assignments(chain)
+            for done, place in enumerate(sorted(rng.sample(range(len(lines)), len(statements)))):
+                lines.insert(place + done, statements[done])
         return TEMPLATE.format(context="\n".join(lines), value=chains[0][0], count=self.hops + 1)
 
 

@@ -63,13 +63,13 @@ class CommonWords(Ruler):
         first = shown(rng, known, long=long) if self.example else ""
         common = apart(rng, split, lambda draws: tuple(draws.sample(known, COMMON)))
         rest = [word for word in rng.sample(known, len(known)) if word not in common]
-        seed, said = rng.getrandbits(64), numbered(common)
+        seed, reply = rng.getrandbits(64), numbered(common)
 
         def prompt(others: int) -> str:
             return first + COMMON_TEMPLATE.format(context=listed(random.Random(seed), common, often, rest[:others], seldom))
 
         others = fit(
-            lambda others: writer.count(f"{prompt(others)} {said}"),
+            lambda others: writer.count(f"{prompt(others)} {reply}"),
             length,
             self.name,
             len(rest),
@@ -79,7 +79,7 @@ class CommonWords(Ruler):
             raise TaskError(f"{self.name} needs room for a word that is less common: take more than {length} tokens.")
         for word in (*common, *rest[:others]):
             writer.check(word)
-        return answered(writer, prompt(others), said, common)
+        return answered(writer, prompt(others), reply, common)
 
 
 def shown(rng: random.Random, known: list[str], *, long: bool) -> str:
@@ -95,8 +95,8 @@ def listed(rng: random.Random, common: tuple[str, ...] | list[str], often: int, 
     return numbered(order)
 
 
-def numbered(told: tuple[str, ...] | list[str]) -> str:
-    return " ".join(f"{number}. {word}" for number, word in enumerate(told, start=1))
+def numbered(entries: tuple[str, ...] | list[str]) -> str:
+    return " ".join(f"{number}. {word}" for number, word in enumerate(entries, start=1))
 
 
 class FrequentWords(Ruler):
@@ -119,7 +119,7 @@ class FrequentWords(Ruler):
             )
         first = apart(rng, split, lambda draws: tuple(self.coded(draws, 3)))
         rest = [word for word in self.coded(rng, size) if word not in first]
-        ranked, seed, said = [DOTS, *first, *rest][:size], rng.getrandbits(64), " ".join(first)
+        ranked, seed, reply = [DOTS, *first, *rest][:size], rng.getrandbits(64), " ".join(first)
         scale = zeta(self.alpha)
 
         def counts(total: int) -> list[int]:
@@ -134,13 +134,13 @@ class FrequentWords(Ruler):
             third, *after = counts(total)[3:5]
             return third > max(after, default=0)
 
-        most = fit(lambda total: writer.count(f"{prompt(total)} {said}"), length, self.name)
+        most = fit(lambda total: writer.count(f"{prompt(total)} {reply}"), length, self.name)
         total = next((total for total in range(most, 0, -1) if clear(total)), None)
         if total is None:
             raise TaskError(f"{self.name} needs more than {length} tokens for a third word that stands there most often.")
         for word in ranked:
             writer.check(word)
-        return answered(writer, prompt(total), said, first)
+        return answered(writer, prompt(total), reply, first)
 
     @staticmethod
     def coded(rng: random.Random, count: int) -> list[str]:

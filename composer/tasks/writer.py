@@ -75,9 +75,9 @@ class Writer:
         if text in self._checked:
             return
         if not self.round_trips(text):
-            told = self.decode(self.encode(text)).strip()
+            decoded = self.decode(self.encode(text)).strip()
             raise TaskError(
-                f'The tokenizer cannot write "{text}": it comes back as "{told}". '
+                f'The tokenizer cannot write "{text}": it comes back as "{decoded}". '
                 "Take a tokenizer that has the words and characters of the task, or another task."
             )
         self._checked.add(text)

@@ -105,7 +105,7 @@ class _Calibration:
     maps depend on them; then maps; then the weights of memories, which depend on both."""
 
     def __init__(self, head: Head, call: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
-        self._head, self._given, self._queries, self._wanted, self._backend = head, call, queries, wanted, backend
+        self._head, self._call, self._queries, self._wanted, self._backend = head, call, queries, wanted, backend
         self._of: Anatomy = anatomy(head)
         self._done = set[str]()
 
@@ -144,8 +144,8 @@ class _Calibration:
 
     def _attended(self, memory: Node) -> Attended:
         """The measurements of a memory, with all parts as they are now."""
-        implied: ImplicitAttention = implicit_attention(self._head, self._given, self._queries, self._backend)
-        tokens, wanted = self._given.tokens, self._wanted
+        implied: ImplicitAttention = implicit_attention(self._head, self._call, self._queries, self._backend)
+        tokens, wanted = self._call.tokens, self._wanted
         held = implied.own[memory.name] != 0
         distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(held)
         nearest = distance.masked_fill(~held, int(distance.max())).amin(-1, keepdim=True)
@@ -171,13 +171,13 @@ class _Calibration:
         graph, position = self._of.graph, features.options["position"]
         (above,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []
-        for piece in pieces(self._head, self._given, self._backend):
+        for piece in pieces(self._head, self._call, self._backend):
             queries.append(position.turn(piece.values[above.start, above.output], piece.tokens))
             keys.append(piece.values["pairs", "pairs"].mappable(position))
             decays += [piece.values[edge.start, edge.output] for edge in graph.into(memory.name, "decay")]
         query, key, decay = torch.cat(queries, dim=1)[:, list(self._queries)], torch.cat(keys, dim=1), None
         if decays:
-            valid, decay = self._given.tokens.valid, torch.cat(decays, dim=1)
+            valid, decay = self._call.tokens.valid, torch.cat(decays, dim=1)
             decay = decay.mean(-1) if decay.dim() == 4 else decay
             decay = (decay.mean((0, 1)) if valid is None else decay[valid].mean(0)).to(query.dtype)
             decay = repeat_heads(decay, query.shape[2], dim=0)

@@ -107,14 +107,14 @@ def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
     sync(target.parent)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
-    for older in _found(target.parent):
+    for older in _checkpoints(target.parent):
         if older != target:
             shutil.rmtree(older, ignore_errors=True)
 
 
 def newest(folder: Path) -> Path | None:
     """The last complete checkpoint, if there is one."""
-    return by_first(lambda: next(reversed(_found(folder)), None))
+    return by_first(lambda: next(reversed(_checkpoints(folder)), None))
 
 
 def read_state(checkpoint: Path, kind: type[OfKind]) -> OfKind:
@@ -238,7 +238,7 @@ def _undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
         raise damaged(checkpoint, why) from error
 
 
-def _found(folder: Path) -> list[Path]:
+def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, in the order of their steps. They are moved there whole, so one without its files is
     damaged, which its reader reports. Raises TrainingError where the folder cannot be listed."""
     with failing_as(TrainingError, f"The checkpoints in {folder} cannot be listed"):

@@ -106,8 +106,8 @@ def _sum(losses: Tensor, batch: Batch, average: Average) -> Tensor:
 
 def divergence(logits_of_student: Tensor, wanted: Tensor, temperature: float) -> Tensor:
     """KL(teacher ‖ student) at a temperature, times its square, so that gradients keep their size (Hinton et al. 2015). N."""
-    log_found, log_wanted = (functional.log_softmax(logits / temperature, dim=-1) for logits in (logits_of_student, wanted))
-    return functional.kl_div(log_found, log_wanted, reduction="none", log_target=True).sum(-1) * temperature**2
+    log_predicted, log_wanted = (functional.log_softmax(logits / temperature, dim=-1) for logits in (logits_of_student, wanted))
+    return functional.kl_div(log_predicted, log_wanted, reduction="none", log_target=True).sum(-1) * temperature**2
 
 
 def finetune_unit(student: ComposedForCausalLM, stage: Finetune) -> Unit:

@@ -199,17 +199,17 @@ def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, 
     This is at most the divergence over all tokens, and equal to it where all are stored. asked: ``B T-1``, the N tokens.
     """
     columns = int(batch.columns[0])
-    log_found = (logits[:, :columns].float() / temperature).log_softmax(-1)
+    log_predicted = (logits[:, :columns].float() / temperature).log_softmax(-1)
     tokens, wanted = batch.tokens[is_predicted], batch.log_probabilities[is_predicted]
     largest = int(tokens.max()) if tokens.numel() else 0
-    if largest >= log_found.shape[1]:
+    if largest >= log_predicted.shape[1]:
         raise TrainingError(
-            f"The teacher's logits include token {largest:,}, and the student has {log_found.shape[1]:,} embeddings. The teacher's "
-            "embeddings are padded. Write its logits anew with a smaller --top-k, which leaves tokens of padding out."
+            f"The teacher's logits include token {largest:,}, and the student has {log_predicted.shape[1]:,} embeddings. The "
+            "teacher's embeddings are padded. Write its logits anew with a smaller --top-k, which leaves tokens of padding out."
         )
-    losses = (wanted.exp() * (wanted - log_found.gather(1, tokens))).sum(-1)
-    if tokens.shape[1] < log_found.shape[1]:
-        rest = log_found.scatter(1, tokens, -torch.inf).logsumexp(-1)
+    losses = (wanted.exp() * (wanted - log_predicted.gather(1, tokens))).sum(-1)
+    if tokens.shape[1] < log_predicted.shape[1]:
+        rest = log_predicted.scatter(1, tokens, -torch.inf).logsumexp(-1)
         losses = losses + batch.log_rest[is_predicted].exp() * (batch.log_rest[is_predicted] - rest)
     return losses * temperature**2
 

@@ -38,8 +38,8 @@ def answer(text: str, context: EditorContext, sizes: tuple[float | None, ...], t
     drawn = picture(resolved, sequence=length, dtype=dtype)
     costs = explain_resolved(resolved, sequence=length, dtype=dtype)
     program = code_of(resolved, "its own trunk" if resolved.trunk else "these sizes", dtype=dtype).text
-    said = f'<div class="right">No mistakes. Its hash is <code>{resolved.hash[:12]}…</code></div>'
-    return Answer(said, drawn.svg, costs.view().html(), program)
+    status = f'<div class="right">No mistakes. Its hash is <code>{resolved.hash[:12]}…</code></div>'
+    return Answer(status, drawn.svg, costs.view().html(), program)
 
 
 def mistakes(message: str, text: str, called: str) -> str:
@@ -47,11 +47,11 @@ def mistakes(message: str, text: str, called: str) -> str:
     lines = text.splitlines()
     rows = []
     for line in message.splitlines()[:MOST_LINES]:
-        found = re.match(rf"{re.escape(called)}:(\d+)(?::\d+)?\s+(.*)", line)
-        if found is None:
+        match = re.match(rf"{re.escape(called)}:(\d+)(?::\d+)?\s+(.*)", line)
+        if match is None:
             rows.append(f"<p>{escape_html(line)}</p>")
             continue
-        number = int(found[1])
-        there = lines[number - 1] if 0 < number <= len(lines) else ""
-        rows.append(f"<p><b>line {number}</b> {escape_html(found[2])}</p><pre>{number:>4}  {escape_html(there[:200])}</pre>")
+        number = int(match[1])
+        source_line = lines[number - 1] if 0 < number <= len(lines) else ""
+        rows.append(f"<p><b>line {number}</b> {escape_html(match[2])}</p><pre>{number:>4}  {escape_html(source_line[:200])}</pre>")
     return f'<div class="wrong" role="alert">{"".join(rows)}<p>What stands below is of the last text without a mistake.</p></div>'

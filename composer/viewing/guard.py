@@ -77,7 +77,7 @@ class Guard:
         except CookieError:
             cookie = None
         known += [] if cookie is None else [cookie.value]
-        return any(secrets.compare_digest(one.encode(), self.token.encode()) for one in known)
+        return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in known)
 
 
 def _name(address: str) -> str | None:

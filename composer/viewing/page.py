@@ -37,11 +37,11 @@ footer{display:none!important}
 
 def made_with() -> Any:
     """Gradio. Raises ComposerError, with what to do, where it is missing or too old."""
-    found = version_of("gradio")
-    if found is None:
+    version = version_of("gradio")
+    if version is None:
         raise ComposerError(f"the page is made with Gradio, which is not installed: {INSTALL}")
-    if int(found.partition(".")[0]) < OLDEST:
-        raise ComposerError(f"the page takes Gradio {OLDEST} or later, and {found} is installed: {INSTALL}")
+    if int(version.partition(".")[0]) < OLDEST:
+        raise ComposerError(f"the page takes Gradio {OLDEST} or later, and {version} is installed: {INSTALL}")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     import gradio
@@ -56,10 +56,10 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
     first = shipped_specs()[START].read_text(encoding="utf-8") if text is None else text
     numbers = tuple(getattr(at.base, name) for name in TYPED)
 
-    def answered(said: str | None, length: float | None, dtype: str, *sizes: float | None) -> tuple[Any, ...]:
-        found = answer(said or "", at, sizes, length, dtype)
-        others = (found.picture, found.costs, found.program)
-        return (found.status, *(gradio.skip() if one is None else one for one in others))
+    def answered(source_text: str | None, length: float | None, dtype: str, *sizes: float | None) -> tuple[Any, ...]:
+        result = answer(source_text or "", at, sizes, length, dtype)
+        others = (result.picture, result.costs, result.program)
+        return (result.status, *(gradio.skip() if content is None else content for content in others))
 
     def shipped(name: str) -> str:
         return shipped_specs()[name].read_text(encoding="utf-8") if name in shipped_specs() else ""
@@ -87,10 +87,10 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
                 with gradio.Tab("Program"):
                     listing = begun.program or ""
                     program = gradio.Code(listing, language="python", label="program", elem_id="program", interactive=False)
-        given, shown = [code, tokens, dtype, *typed], [status, drawn, costs, program]
+        inputs, shown = [code, tokens, dtype, *typed], [status, drawn, costs, program]
         quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last", "api_visibility": "private"}
-        for one in given:
-            one.change(answered, given, shown, **quiet)
+        for component in inputs:
+            component.change(answered, inputs, shown, **quiet)
         start.input(shipped, start, code, show_progress="hidden", api_visibility="private")
     return made
 

@@ -48,48 +48,48 @@ def resolved_text(text: str, place: EditorContext, sizes: tuple[float | None, ..
     try:
         if spec.trunk is not None and spec.trunk.layers > MOST_LAYERS:
             raise GraphError(f"{spec.trunk.layers:,} layers; this page draws {MOST_LAYERS} at most", ("trunk", "layers"))
-        found = resolve(spec, None if spec.trunk else dimensions_of(place.base, sizes))
+        resolved = resolve(spec, None if spec.trunk else dimensions_of(place.base, sizes))
     except GraphError as error:
         raise locate(error, spec) from error
-    kinds = found.kinds()
+    kinds = resolved.kinds()
     memories = sum(len(head.memory) for head, _, _ in kinds.values())
     if len(kinds) > MOST_KINDS or memories > MOST_MEMORIES:
         raise SpecError(
             f"{place.called}: {len(kinds)} kinds of heads with {memories} memories; this page shows {MOST_KINDS} with "
             f"{MOST_MEMORIES} at most, and `compose draw` and `compose explain` any"
         )
-    return found
+    return resolved
 
 
 def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensions:
     """The base with the typed sizes in it. Raises SpecError."""
     typed: dict[str, int] = {}
-    for name, given in zip(TYPED, sizes, strict=True):
+    for name, size in zip(TYPED, sizes, strict=True):
         most = MOST_LAYERS if name == "layers" else MOST_SIZE
-        typed[name] = whole(given, name.replace("_", " "), most)
+        typed[name] = whole(size, name.replace("_", " "), most)
     try:
         return Dimensions.model_validate({**base.model_dump(), **typed})
     except ValidationError as error:
         raise SpecError(f"sizes: {problem_of(error.errors()[0])}") from None
 
 
-def whole(given: float | None, name: str, most: int) -> int:
+def whole(number: float | None, name: str, most: int) -> int:
     """A typed number as a whole number, at most ``most``. Raises SpecError."""
-    if given is None or not 1 <= given <= most or given != int(given):
-        said = "nothing" if given is None else f"{given:g}"
-        raise SpecError(f"{name}: {said}; expected a whole number from 1 to {most:,}")
-    return int(given)
+    if number is None or not 1 <= number <= most or number != int(number):
+        described = "nothing" if number is None else f"{number:g}"
+        raise SpecError(f"{name}: {described}; expected a whole number from 1 to {most:,}")
+    return int(number)
 
 
 def _check_extends(text: str, place: EditorContext) -> None:
     """Raises SpecError where the text extends a file that this page may not read. It is not looked at, even whether it exists."""
-    said = read_spec(text, place.called).child("extends")
-    if said is None or not isinstance(said.value, str) or said.value.removesuffix(".yaml") in shipped_specs():
+    extends = read_spec(text, place.called).child("extends")
+    if extends is None or not isinstance(extends.value, str) or extends.value.removesuffix(".yaml") in shipped_specs():
         return
-    if place.folder is None or not _is_inside(said.value, place.folder):
+    if place.folder is None or not _is_inside(extends.value, place.folder):
         where = "alone" if place.folder is None else "and files in the folder of its own file"
         message = f"on this page a spec extends shipped ones {where}, by their names: it reads no other files"
-        raise SpecError(at(said.where, ("extends",), message))
+        raise SpecError(at(extends.where, ("extends",), message))
 
 
 def _is_inside(name: str, folder: Path) -> bool:

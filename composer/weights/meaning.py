@@ -18,7 +18,7 @@ from composer.graph.graph import READ_NODE, HeadGraph, Node, build_graph
 from composer.spec.outside import needed_part, unregistered_kind
 from composer.spec.parameters import prefix
 from composer.spec.resolve import Resolved, meaning
-from composer.spec.writing import said
+from composer.spec.writing import format_value
 from converters.composed import SPEC_KEYS
 
 READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}
@@ -137,4 +137,4 @@ def _described_at(node: Node) -> str:
 def _described(part: Part) -> str:
     """Return a part in words, ``exp, skip: true``: its fields that are neither defaults nor incidental."""
     says = {name: value for name, value in meaning(part).items() if name not in part.incidental}
-    return ", ".join([str(says.pop("kind")), *(f"{name}: {said(value)}" for name, value in sorted(says.items()))])
+    return ", ".join([str(says.pop("kind")), *(f"{name}: {format_value(value)}" for name, value in sorted(says.items()))])

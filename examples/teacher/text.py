@@ -13,8 +13,8 @@ from composer.tasks.multikey import Multikey
 from composer.tasks.multivalue import Multivalue
 from composer.tasks.needles import NEEDLE as NAMED
 from composer.tasks.needles import Needles, keys_of, names_of
-from composer.tasks.passkey import FILLER, NEEDLE, QUESTION, TASK, asked, five_digits
-from composer.tasks.recall import KEYS, VALUES, asked_again, text_of, told
+from composer.tasks.passkey import FILLER, NEEDLE, QUESTION, TASK, five_digits, write_prompt
+from composer.tasks.recall import KEYS, VALUES, draw_pairs, draw_queries, text_of
 from composer.tasks.stories import story, templates
 from composer.tasks.two_needles import TwoNeedles
 
@@ -56,7 +56,7 @@ def passkey(rng: random.Random, tokens: int) -> str:
     least), and the answer is the last five of them.
     """
     key = five_digits(rng)
-    prompt, _ = asked(rng, key, "plain", tokens, length)
+    prompt, _ = write_prompt(rng, key, "plain", tokens, length)
     return f"{prompt} {key}"
 
 
@@ -70,8 +70,8 @@ def recall(rng: random.Random, tokens: int, pairs: int) -> str:
     queries = (tokens - 1) // 2 - pairs
     if queries < 1:
         raise ValueError(f"{pairs} pairs leave no room for a query in {tokens} tokens")
-    known = told(rng, pairs)
-    return text_of(known + asked_again(rng, known, queries))
+    known = draw_pairs(rng, pairs)
+    return text_of(known + draw_queries(rng, known, queries))
 
 
 def needles(rng: random.Random, task: Needles, tokens: int, split: Split) -> tuple[str, int]:
@@ -95,7 +95,7 @@ def statements(rng: random.Random, tokens: int, forms: tuple[str, ...] = STATEME
     count = rng.randint(2, min(4, (tokens - 1) // STATEMENT - 1))
     told = list(zip(names_of(rng, count), keys_of(rng, count), strict=True))
     said: list[str] = []
-    for name, key in told + asked_again(rng, told, tokens):
+    for name, key in told + draw_queries(rng, told, tokens):
         said.append(rng.choice(forms).format(name=name, key=key))
         if length(" ".join(said)) > tokens:
             return " ".join(said[:-1]), count

@@ -14,7 +14,7 @@ from torch import Tensor
 from blocks.convolution import Convolution
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.taps import filtered, filtered_one
+from blocks.taps import filtered, filtered_step
 from tests.blocks.support import (
     GROUPED,
     SHAPE_NAMES,
@@ -120,7 +120,7 @@ def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> Non
     state, at, pieces = empty(part, GROUPED, 2), 0, []
     for length in cuts:
         piece = slice(at, at + length)
-        taps = filtered_one if length == 1 else filtered
+        taps = filtered_step if length == 1 else filtered
         *outputs, state = convolve(part, parameters, query[:, piece], key[:, piece], counted(2, length, at), state, taps)
         pieces.append(outputs)
         at += length

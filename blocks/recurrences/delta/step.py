@@ -23,8 +23,8 @@ def step(
     if key is not None and value is not None and rate is not None:
         key_heads = value.shape[2]
         row = key.reshape(-1, 1, features)
-        found = row.bmm(state.view(-1, features, width)).view(batch, key_heads, -1, width)
-        missing = (value.view(batch, key_heads, 1, width) - found) * rate.view(batch, key_heads, -1, 1)
+        recalled = row.bmm(state.view(-1, features, width)).view(batch, key_heads, -1, width)
+        missing = (value.view(batch, key_heads, 1, width) - recalled) * rate.view(batch, key_heads, -1, 1)
         new = row.view(batch, state_heads, features, 1), missing.view(batch, state_heads, 1, width)
         state = state.addcmul_(*new) if in_place else state.addcmul(*new)
     rows = query.reshape(batch * state_heads, -1, features).bmm(state.view(-1, features, width))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blocks.recurrences import additive
-from blocks.recurrences.stabilised import stabilise, stabilise_one
+from blocks.recurrences.stabilised import stabilise, stabilise_step
 from tests.blocks.support import by_backend, close, owner, random
 
 FORMS = by_backend(additive.FORMS)
@@ -150,7 +150,7 @@ def test_gradients_one_token_after_the_other_are_those_of_exp(kind: str) -> None
     outputs, state = [], start
     for t in range(7):
         one, begins = slice(t, t + 1), torch.tensor([[int(t == 4)]])
-        got = stabilise_one(log_query[:, one], log_key[:, one], None if decay is None else decay[:, one], begins, maximum)
+        got = stabilise_step(log_query[:, one], log_key[:, one], None if decay is None else decay[:, one], begins, maximum)
         answer, state = FORMS["reference"](got.query, got.key, value[:, one], got.log_decay, begins, state)
         maximum = got.maximum
         assert not maximum.requires_grad

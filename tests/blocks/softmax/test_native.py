@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.operation import Setting
-from blocks.softmax import dense, hidden, native, native_fits, native_one, native_one_fits, single
+from blocks.softmax import dense, hidden, native, native_fits, native_step, native_step_fits, single
 from tests.blocks.support import close, random
 
 HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
@@ -24,7 +24,7 @@ def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, se
     reached = torch.rand(3, 1, 1, held) < 0.6
     reached[..., 0] = True  # its own pair
     hiding = hidden(reached, torch.float64) if hides else None
-    got, wanted = (answer(*given_, position, hiding) for answer in (native_one, single))
+    got, wanted = (answer(*given_, position, hiding) for answer in (native_step, single))
     seen = wanted.lse > -torch.inf
     assert torch.equal(got.lse > -torch.inf, seen)
     close(got.lse[seen], wanted.lse[seen])
@@ -64,9 +64,9 @@ def test_half_precision_is_summed_in_float32() -> None:
     ],
 )
 def test_where_it_fits(said: dict[str, bool], reason: str | None) -> None:
-    for fits in (native_fits, native_one_fits):
+    for fits in (native_fits, native_step_fits):
         found = fits(Setting(**said))
         assert found is None if reason is None else reason in str(found)
     padded = Setting(padded=True)
     assert native_fits(padded) is None
-    assert "padding" in str(native_one_fits(padded))
+    assert "padding" in str(native_step_fits(padded))

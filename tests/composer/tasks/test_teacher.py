@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from composer.tasks.base import Task
-from composer.tasks.passkey import Passkey, asked, five_digits
-from composer.tasks.recall import Recall, asked_again, text_of, told
+from composer.tasks.passkey import Passkey, five_digits, write_prompt
+from composer.tasks.recall import Recall, draw_pairs, draw_queries, text_of
 from composer.tasks.stories import story
 from composer.tasks.writer import Writer
 from tests.composer.tasks.conftest import TEACHER
@@ -19,12 +19,12 @@ from tests.composer.tasks.conftest import TEACHER
 
 def passkey(rng: random.Random, writer: Writer) -> str:
     key = five_digits(rng)
-    return f"{asked(rng, key, 'plain', rng.randint(68, 300), writer.count)[0]} {key}"
+    return f"{write_prompt(rng, key, 'plain', rng.randint(68, 300), writer.count)[0]} {key}"
 
 
 def recall(rng: random.Random, _: Writer) -> str:
-    pairs = told(rng, rng.randint(2, 32))
-    return text_of(pairs + asked_again(rng, pairs, rng.randint(1, 90)))
+    pairs = draw_pairs(rng, rng.randint(2, 32))
+    return text_of(pairs + draw_queries(rng, pairs, rng.randint(1, 90)))
 
 
 TEXTS = {
