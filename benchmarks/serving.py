@@ -45,7 +45,7 @@ def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -
 
 def _bytes_of(group: Any, length: int) -> int:
     """What a request of so many tokens takes of the cache of these layers: blocks of attention, or one page of states."""
-    from vllm.v1.kv_cache_interface import MambaSpec
+    from vllm.v1.kv_cache_interface import MambaSpec  # pyright: ignore
 
     spec = group.kv_cache_spec
     blocks = 1 if isinstance(spec, MambaSpec) else -(-length // spec.block_size)

@@ -12,8 +12,8 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, unbroken
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, Slot, State, in_order
+from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, Slot, State, unbroken
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, in_order
 from blocks.registry import Role
 from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, fits
 

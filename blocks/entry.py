@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from blocks.flow import Pairs
 from blocks.legend import Float, Shape, Tensor
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, State, Unnamed
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Parameters, Unnamed
 
 
 class Entry(Unnamed):

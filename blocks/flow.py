@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.tensors import last_entries, may_look, where_present
-
-if TYPE_CHECKING:
-    from blocks.positions import Position
 
 # These are not frozen, which takes three times as long to make: a step of decode makes dozens, and nobody changes one.
 
@@ -82,6 +79,28 @@ class Tokens:
         return None if extended is None else self.tail(extended, count) == self.last_segment()
 
 
+@runtime_checkable
+class Turns(Protocol):
+    """How queries and keys are turned by where they stand: the positions of ``blocks.positions``."""
+
+    @property
+    def base(self) -> tuple[object, ...]:
+        """What tells turns from each other: two of one base turn alike."""
+        ...
+
+    def rotate(self, states: Tensor, position: Tensor) -> Tensor:
+        """``B T H D`` as they stand at positions ``B T``, or ``B T H``."""
+        ...
+
+    def turned_back(self, states: Tensor, position: Tensor) -> Tensor:
+        """What ``rotate`` was given, of what it gave."""
+        ...
+
+    def turn(self, states: Tensor, tokens: Tokens) -> Tensor:
+        """``B T H D`` as they stand at the tokens of a call."""
+        ...
+
+
 @dataclass(slots=True)
 class Pairs:
     """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
@@ -101,27 +120,27 @@ class Pairs:
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
-    by: Position | None = None
+    by: Turns | None = None
     of: Tokens | None = None
     together: int = 1
     looked: bool = False
 
-    def turned(self, by: Position) -> Float[Tensor, "B E K D"]:
+    def turned(self, by: Turns) -> Float[Tensor, "B E K D"]:
         """The keys as ``by`` turns them."""
         if self.by is by or (self.by.base if self.by is not None else ()) == by.base:
             return self.key
         return self._at(by, self.key if self.by is None else self.by.turned_back(self.key, self.position))
 
-    def mappable(self, by: Position) -> Float[Tensor, "B E N D"]:
+    def mappable(self, by: Turns) -> Float[Tensor, "B E N D"]:
         """The keys that enter a feature map, turned by ``by``."""
         return self.turned(by) if self.convolved is self.key else self._at(by, self.convolved)
 
-    def kept(self, by: Position) -> Pairs:
+    def kept(self, by: Turns) -> Pairs:
         """The same pairs as a memory keeps them: with their keys turned by ``by``."""
         key = self.turned(by)
         return replace(self, key=key, convolved=key if self.convolved is self.key else self.convolved, by=by)
 
-    def _at(self, by: Position, raw: Tensor) -> Tensor:
+    def _at(self, by: Turns, raw: Tensor) -> Tensor:
         return by.rotate(raw, self.position) if self.of is None else by.turn(raw, self.of)
 
     @property

@@ -7,23 +7,24 @@ to rounding: the reference is the definition, and tests compare all others with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from blocks.flow import Tokens
+from blocks.flow import Tokens, Turns
 from blocks.legend import Float, Shape, Tensor
-
-if TYPE_CHECKING:
-    from blocks.part import Part, Slot, State
-    from blocks.positions import Position
 
 EVERY = "every"
 """The backend of an operation's only form, which computes it on all backends."""
 FALLEN = "fallen"
 """The output port of a memory for the pairs that it evicts."""
 REFERENCE, TORCH, FLA, TRITON = "reference", "torch", "fla", "triton"
+
+
+State = dict[str, Tensor]
+"""The tensors of a state, by name; each has the batch as its first axis."""
 
 
 class Kind(StrEnum):
@@ -123,11 +124,6 @@ def anywhere(setting: Setting) -> str | None:
     return None
 
 
-def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
-    """The ``where`` of a pattern that lies there with any options."""
-    return True
-
-
 def nothing_missing() -> str | None:
     """The ``missing`` of a form that needs nothing but PyTorch."""
     return None
@@ -160,6 +156,24 @@ class Form:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """One tensor of a state, per batch row. dtype "pairs" is the model's own, "state" is the accumulating one."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["pairs", "state", "int64"]
+    empty: float = 0.0
+
+    @property
+    def grows(self) -> bool:
+        """Whether it has a row for each token so far: its first axis is empty before the first token."""
+        return self.shape[:1] == (0,)
+
+    def bytes(self, pair_bytes: int, state_bytes: int = 4) -> int:
+        """Bytes of one batch row, where one number of a pair (of a state) takes ``pair_bytes`` (``state_bytes``)."""
+        return math.prod(self.shape) * {"pairs": pair_bytes, "state": state_bytes, "int64": 8}[self.dtype]
+
+
+@dataclass(frozen=True)
 class Operation:
     """Ports, forms, and the tensors of the state, for one batch row."""
 
@@ -184,42 +198,10 @@ class Call:
     needs_mass: bool = True
     turned: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
-    def turn(self, query: Float[Tensor, "B T H D"], by: Position) -> Float[Tensor, "B T H D"]:
+    def turn(self, query: Float[Tensor, "B T H D"], by: Turns) -> Float[Tensor, "B T H D"]:
         """The queries, turned by ``by`` at the positions of the tokens; cached, as several operations turn the same ones."""
         base = by.base
         last = self.turned.get(base)
         if last is None or last[0] is not query:
             last = self.turned[base] = query, by.turn(query, self.tokens)
         return last[1]
-
-
-@dataclass(slots=True)
-class Bound:
-    """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
-    through the module that holds them, so that forward hooks see the call."""
-
-    part: Part
-    call: Call
-    compute: Callable[..., Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Pattern:
-    """Neighbouring operations that one form computes together.
-
-    - nodes: whether a part can be each of them, by a name of the pattern's own, in the order of the flow.
-    - edges: (start, end, kind) between them.
-    - forms: made from the parts that were found, by those names. Their ``run`` is called with the bound parts and the inputs, both
-      by those names, and returns what each operation's own form would: outputs and state, in the order of ``nodes``.
-    - leader: the name of the operation whose setting the forms must fit; left out, the first.
-    - whole: no other operation reads what those before the last give, and the last takes no other partials; so the forms need not
-      return it.
-    - where: called with the operations' options in a head, by those names; False where the pattern does not apply.
-    """
-
-    nodes: Mapping[str, Callable[[Part], bool]]
-    edges: tuple[tuple[str, str, Kind], ...]
-    forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]
-    leader: str = ""
-    whole: bool = False
-    where: Callable[[Mapping[str, Mapping[str, Any]]], bool] = everywhere

@@ -8,10 +8,11 @@ from pydantic import PositiveFloat, PositiveInt
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State
+from blocks.norms import rms_norm
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Fresh, Parameters, Part
 from blocks.registry import Role
-from blocks.tensors import as_dtype, rms_norm
+from blocks.tensors import as_dtype
 
 ONE_OF_SWISH, NEARLY_ONE_OF_SIGMOID = 1.2784645, 4.0
 """Where swish is 1, and sigmoid 0.98: a gate starts open."""

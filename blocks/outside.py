@@ -179,7 +179,7 @@ def _register_module(module: ModuleType, origin: PartOrigin) -> None:
 
 
 def _add_patterns(module: ModuleType, patterns: Patterns) -> None:
-    from blocks.operation import Pattern
+    from blocks.pattern import Pattern
 
     new = [item for name, item in vars(module).items() if isinstance(item, Pattern) and not name.startswith("_")]
     known = (*patterns.outside, *patterns.own)

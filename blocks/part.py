@@ -15,12 +15,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticKnownError
 
 from blocks.legend import Shape, Tensor
+from blocks.operation import Call, Operation, Slot
 
 if TYPE_CHECKING:
     import torch
 
     from blocks.calibration import Attended
-    from blocks.operation import Call, Operation
 
 FieldPath = tuple[str | int, ...]
 Problem = tuple[str, FieldPath]
@@ -28,7 +28,6 @@ Problem = tuple[str, FieldPath]
 Word = TypeVar("Word", bound=str)
 Per = Literal["query_head", "key_head"]
 Parameters = Mapping[str, "Tensor"]
-State = dict[str, "Tensor"]
 
 
 class Closed(BaseModel):
@@ -70,24 +69,6 @@ class Fresh:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One tensor of a state, per batch row. dtype "pairs" is the model's own, "state" is the accumulating one."""
-
-    shape: tuple[int, ...]
-    dtype: Literal["pairs", "state", "int64"]
-    empty: float = 0.0
-
-    @property
-    def grows(self) -> bool:
-        """Whether it has a row for each token so far: its first axis is empty before the first token."""
-        return self.shape[:1] == (0,)
-
-    def bytes(self, pair_bytes: int, state_bytes: int = 4) -> int:
-        """Bytes of one batch row, where one number of a pair (of a state) takes ``pair_bytes`` (``state_bytes``)."""
-        return math.prod(self.shape) * {"pairs": pair_bytes, "state": state_bytes, "int64": 8}[self.dtype]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Per, State, Whole
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Fresh, Parameters, Part, Per, Whole
 from blocks.registry import Role
 from blocks.tensors import accumulating, affine
 

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 from blocks.flow import Partial
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, Part, Problem, State, Unnamed
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Parameters, Part, Problem, Unnamed
 from blocks.registry import Role
 from blocks.tensors import accumulating, as_dtype
 

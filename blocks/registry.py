@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, core_schema
 from blocks.part import Closed, Part, bare
 
 if TYPE_CHECKING:
-    from blocks.operation import Pattern
+    from blocks.pattern import Pattern
 
 KIND = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+\Z")
 """The kind of a part from outside."""

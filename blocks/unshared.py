@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, State, in_order
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Fresh, Parameters, Part, in_order
 from blocks.registry import Role
 from blocks.tensors import repeat_heads
 

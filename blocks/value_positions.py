@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import PositiveFloat
 
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Problem, State
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Fresh, Parameters, Part, Problem
 from blocks.positions import Rope
 from blocks.registry import Role
 from blocks.tensors import accumulating, repeat_heads

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 import blocks
@@ -89,6 +90,27 @@ def test_floors(floor: str, others: set[str]) -> None:
     assert files
     wrong = {named(path): found for path in files if (found := others & set(imports(path)))}
     assert not wrong
+
+
+BY_CALL = ("blocks.registry", "blocks.outside")
+"""A role looks for installed parts when it is first read: the one import that goes up."""
+
+
+def test_blocks_import_in_one_direction() -> None:
+    """Vocabulary (``flow``, ``operation``, ``part``) lies below what uses it, annotations included."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / "blocks").rglob("*.py")
+    }
+    graph = networkx.DiGraph()
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "blocks":
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                graph.add_edges_from((module, name if name in modules else node.module) for name in names)
+    assert {"blocks.flow", "blocks.part", "blocks.pattern"} <= set(graph)
+    graph.remove_edge(*BY_CALL)
+    assert networkx.is_directed_acyclic_graph(graph), networkx.find_cycle(graph)
 
 
 def test_heavy_packages_are_imported_late() -> None:

@@ -15,8 +15,8 @@ from blocks.calibration import Attended, divergence, fitted
 from blocks.flow import Mapped, Pairs
 from blocks.kernels import Refused
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem, State
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import FieldError, Fresh, Parameters, Part, Per, Problem
 from blocks.positions import Position
 from blocks.tensors import accumulating, as_dtype, derives_by_hand, repeat_heads
 

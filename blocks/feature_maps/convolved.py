@@ -17,8 +17,9 @@ from blocks.feature_maps.hedgehog import SHARES, WIDEST, Hedgehog
 from blocks.flow import Mapped, Pairs, Tokens
 from blocks.kernels import TRITON_PACKAGE, Kernel, Refused, needs_gpu
 from blocks.legend import Tensor, torch
-from blocks.operation import TRITON, Bound, Form, Kind, Pattern, Setting
-from blocks.part import Parameters, Part, State
+from blocks.operation import TRITON, Form, Kind, Setting, State
+from blocks.part import Parameters, Part
+from blocks.pattern import Bound, Pattern
 from blocks.taps import MOST_TAPS
 
 CONVOLVED_SHARES = Kernel("blocks.fused.convolved_shares", "convolved_shares", TRITON_PACKAGE)

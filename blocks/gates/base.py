@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from blocks import initialise
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Per, State
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Fresh, Parameters, Part, Per
 from blocks.tensors import accumulating, affine, as_dtype
 
 DecayRank = Literal["none", "head", "channel"]

@@ -9,8 +9,8 @@ from pydantic import PositiveFloat
 
 from blocks.gates.base import DecayRank, Gate
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Parameters, Problem, State
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Parameters, Problem
 from blocks.tensors import accumulating, repeat_heads
 
 

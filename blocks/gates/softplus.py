@@ -11,8 +11,8 @@ from blocks import initialise
 from blocks.calibration import Attended
 from blocks.gates.base import DecayRank, PerOwnHead, logits, matrices
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, State
+from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
+from blocks.part import Fresh, Parameters
 from blocks.tensors import repeat_heads
 
 SHORTEST, LONGEST = 1e-3, 0.1

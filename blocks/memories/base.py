@@ -12,8 +12,8 @@ from blocks import initialise
 from blocks.calibration import WIDEST, Attended
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
-from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port
-from blocks.part import FieldPath, Fresh, Parameters, Part, Problem, Slot, State
+from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port, Slot, State
+from blocks.part import FieldPath, Fresh, Parameters, Part, Problem
 from blocks.positions import NoPosition, Position, PositionConfig
 from blocks.tensors import accumulating, as_dtype
 

@@ -15,8 +15,8 @@ from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.recurrent import Recurrent, run
-from blocks.operation import FLA, Call, Form, Kind, Port
-from blocks.part import Fresh, Parameters, Slot, State
+from blocks.operation import FLA, Call, Form, Kind, Port, Slot, State
+from blocks.part import Fresh, Parameters
 from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK

@@ -12,8 +12,8 @@ from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.holding import Holding, only, state_of
-from blocks.operation import EVERY, Call, Form
-from blocks.part import Parameters, Slot, State
+from blocks.operation import EVERY, Call, Form, Slot, State
+from blocks.part import Parameters
 from blocks.softmax import dense
 
 

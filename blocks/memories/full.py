@@ -16,8 +16,8 @@ from blocks.gates.none import NoGate
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.fading import Fading, fading
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, unbroken
-from blocks.part import Parameters, Slot, State
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, unbroken
+from blocks.part import Parameters
 from blocks.softmax import dense, fla, native_step, native_step_fits, single
 from blocks.tensors import accumulating, all_present, settled
 

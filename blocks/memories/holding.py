@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, Self
 from blocks.flow import Pairs
 from blocks.legend import Bool, Shape, Tensor
 from blocks.memories.base import Memory
-from blocks.operation import Kind
-from blocks.part import Slot, State
+from blocks.operation import Kind, Slot, State
 
 PAIR = frozenset({"key", "value", "position", "convolved"})
 """The tensors of a state that are its pairs; the others are numbers that travel with them."""

@@ -14,8 +14,8 @@ from blocks.flow import Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
-from blocks.part import Fresh, Parameters, Problem, Shown, Slot, State
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, unbroken
+from blocks.part import Fresh, Parameters, Problem, Shown
 from blocks.positions import NoPosition, PositionConfig
 from blocks.recurrences import additive, cumulative_fla
 from blocks.recurrences.additive.chunked import CHUNK

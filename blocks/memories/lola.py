@@ -15,8 +15,9 @@ from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
 from blocks.memories.window_above_state import documents_of, to_write_over, weight_over
-from blocks.operation import TRITON, Bound, Form, Kind, Pattern, Setting
-from blocks.part import Part, State
+from blocks.operation import TRITON, Form, Kind, Setting, State
+from blocks.part import Part
+from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
 from blocks.scores.absolute_error import AbsoluteError
 from blocks.scores.base import Contenders, Score, places

@@ -10,8 +10,8 @@ from blocks import initialise
 from blocks.flow import Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.holding import Holding
-from blocks.operation import EVERY, Call, Form
-from blocks.part import Fresh, Parameters, Slot, State
+from blocks.operation import EVERY, Call, Form, Slot, State
+from blocks.part import Fresh, Parameters
 from blocks.softmax import dense
 
 

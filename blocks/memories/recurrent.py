@@ -13,8 +13,8 @@ from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.looks import Looks
-from blocks.operation import EVERY, Call, Form, Kind, Port
-from blocks.part import Parameters, State
+from blocks.operation import EVERY, Call, Form, Kind, Port, State
+from blocks.part import Parameters
 from blocks.timeline import timeline
 
 

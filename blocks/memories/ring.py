@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from blocks.flow import Tokens
 from blocks.legend import Bool, Int, Shaped, Tensor, torch
-from blocks.part import State
+from blocks.operation import State
 from blocks.tensors import as_dtype, in_all_rows, may_look, take
 
 RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]

@@ -18,8 +18,8 @@ from blocks.memories.eligible import by_heads, hidden_by_falls, joined_by_heads,
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, TORCH, Call, Form, Setting, anywhere, unbroken
-from blocks.part import Parameters, Slot, State
+from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, anywhere, unbroken
+from blocks.part import Parameters
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, falling
 from blocks.scores.self_recall import SelfRecall

@@ -13,8 +13,9 @@ from blocks.legend import Tensor, torch
 from blocks.memories.eligible import selected_by_heads
 from blocks.memories.recurrent import Recurrent, nothing
 from blocks.memories.sparse import BLOCKS, FALLS, STEP, STEPS, Attend, Sparse
-from blocks.operation import EVERY, REFERENCE, Bound, Form, Kind, Pattern, Setting
-from blocks.part import Part, State
+from blocks.operation import EVERY, REFERENCE, Form, Kind, Setting, State
+from blocks.part import Part
+from blocks.pattern import Bound, Pattern
 
 
 class Falling:

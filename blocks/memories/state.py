@@ -16,8 +16,8 @@ from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
-from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port
-from blocks.part import FieldError, Fresh, Parameters, Problem, Slot, State
+from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Slot, State
+from blocks.part import FieldError, Fresh, Parameters, Problem
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
 from blocks.recurrences.additive.together import together

@@ -15,8 +15,8 @@ from blocks.memories.base import Memory, Misplaced
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, unbroken
-from blocks.part import Parameters, Slot, State
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, unbroken
+from blocks.part import Parameters
 from blocks.softmax import dense, fla, native_fits, native_step, native_step_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
 from blocks.softmax.visible import Visible

@@ -16,8 +16,9 @@ from blocks.memories.holding import state_of
 from blocks.memories.ring import place_of, written
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.operation import TRITON, Bound, Call, Form, Kind, Pattern, Setting, unbroken
-from blocks.part import Part, State
+from blocks.operation import TRITON, Call, Form, Kind, Setting, State, unbroken
+from blocks.part import Part
+from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
 from blocks.recurrences.stabilised import stabilise_step
 from blocks.tensors import repeat_heads

@@ -10,9 +10,10 @@ from typing import ClassVar, Literal
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
-from blocks.operation import Call, Form, Kind, Operation, Port
-from blocks.part import Fresh, Parameters, Part, Problem, Slot, State
-from blocks.tensors import accumulating, as_dtype, rms_norm
+from blocks.norms import rms_norm
+from blocks.operation import Call, Form, Kind, Operation, Port, Slot, State
+from blocks.part import Fresh, Parameters, Part, Problem
+from blocks.tensors import accumulating, as_dtype
 
 EPSILON = 1e-5
 """Added to the mean square, where what is mixed becomes queries and keys."""

@@ -11,8 +11,8 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Tensor
 from blocks.mixers.base import Mixer
-from blocks.operation import EVERY, FLA, Form, unbroken
-from blocks.part import Fresh, Parameters, Slot, State
+from blocks.operation import EVERY, FLA, Form, Slot, State, unbroken
+from blocks.part import Fresh, Parameters
 from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, fits
 
 

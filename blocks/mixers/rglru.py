@@ -13,8 +13,8 @@ from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.mixers.base import Mixer
-from blocks.operation import Form
-from blocks.part import Fresh, Parameters, Problem, Slot, State
+from blocks.operation import Form, Slot, State
+from blocks.part import Fresh, Parameters, Problem
 from blocks.recurrences import elementwise
 from blocks.tensors import accumulating, as_dtype
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blocks.memories.base import Memory
-from blocks.operation import FALLEN, Kind
-from blocks.part import Part, Slot
+from blocks.operation import FALLEN, Kind, Slot
+from blocks.part import Part
 from composer.drawing.layered import LABEL_SIZE, Link, Size
 from composer.drawing.text import fitted, lines_of, width
 from composer.graph.graph import Edge, HeadGraph, Node

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.operation import EVERY, TORCH, Setting
-from blocks.part import Fresh, Slot
+from blocks.operation import EVERY, TORCH, Setting, Slot
+from blocks.part import Fresh
 from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorded
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, Node

@@ -16,8 +16,8 @@ import networkx
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import Kind, Operation, Port
-from blocks.part import FieldPath, Part, Slot
+from blocks.operation import Kind, Operation, Port, Slot
+from blocks.part import FieldPath, Part
 from blocks.reads import Read, TakesPartials
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec

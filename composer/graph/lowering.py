@@ -15,8 +15,9 @@ import networkx
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Pattern, Setting
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, TRITON, Form, Setting
 from blocks.part import Closed
+from blocks.pattern import Pattern
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, pairs_of, takers_of

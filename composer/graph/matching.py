@@ -10,7 +10,8 @@ import networkx
 from networkx.algorithms.isomorphism import MultiDiGraphMatcher
 
 from blocks.catalogue import PATTERNS
-from blocks.operation import Kind, Pattern
+from blocks.operation import Kind
+from blocks.pattern import Pattern
 from composer.graph.graph import HeadGraph, Node
 
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blocks.legend import torch
-from blocks.operation import REFERENCE
-from blocks.part import State
+from blocks.operation import REFERENCE, State
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.program import CallContext, Modules, Program
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from blocks.flow import Tokens
 from blocks.kernels import Refused
-from blocks.operation import Bound, Call, Form, Kind
-from blocks.part import State
+from blocks.operation import Call, Form, Kind, State
+from blocks.pattern import Bound
 from blocks.tensors import repeat_heads
 from composer.graph.graph import Edge, Node
 from composer.notices import warn_caller

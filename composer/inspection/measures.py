@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blocks.part import State
+from blocks.operation import State
 from composer.inspection.findings import PlainArray, Recalled, Spectrum, Vectors
 
 CUT = 1e-12

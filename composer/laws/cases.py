@@ -19,8 +19,8 @@ from blocks.catalogue import CATALOGUE
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import Kind
-from blocks.part import Part, State
+from blocks.operation import Kind, State
+from blocks.part import Part
 from blocks.registry import kind_of
 from blocks.scores.random import Random
 from composer.errors import GraphError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from blocks.legend import Shape
-from blocks.part import State
+from blocks.operation import State
 from composer.graph.composition import HeadSpec
 from composer.laws.cases import Inputs, built, inputs, once, pieces, run
 from composer.model.head import Head

@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from blocks.flow import Tokens
-from blocks.part import State
+from blocks.operation import State
 from blocks.tensors import as_dtype
 from composer.model.cache import ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, runs_autocast, setting_of

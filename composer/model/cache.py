@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from blocks.part import State
+from blocks.operation import State
 
 SEEN = "seen"
 

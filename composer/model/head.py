@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.operation import Setting
-from blocks.part import Fresh, Part, State
+from blocks.operation import Setting, State
+from blocks.part import Fresh, Part
 from blocks.tensors import accumulating, as_dtype, may_look, settled
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from blocks.flow import Tokens
-from blocks.part import Slot, State
-from blocks.rotation import Turning
+from blocks.operation import Slot, State
+from blocks.positions import Turning
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head, anatomy
 from composer.spec.resolve import Resolved

@@ -191,7 +191,7 @@ def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | N
 
 
 class HostTurning:
-    """The ``blocks.rotation.Turning`` of the layers of one type, by the host's own functions."""
+    """The ``blocks.positions.Turning`` of the layers of one type, by the host's own functions."""
 
     def __init__(self, rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> None:
         self.rotary, self.arguments = rotary, () if layer_type is None else (layer_type,)

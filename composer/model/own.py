@@ -17,7 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm
 
 from blocks.flow import Tokens
-from blocks.tensors import accumulating, rms_norm
+from blocks.norms import rms_norm
+from blocks.tensors import accumulating
 from composer.model.attention import Passed
 from composer.model.configuration import ComposedConfig
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from blocks.catalogue import PATTERNS
 from blocks.flow import Partial, Tokens
-from blocks.operation import Kind, Port, Setting
-from blocks.part import Shown, State
+from blocks.operation import Kind, Port, Setting, State
+from blocks.part import Shown
 from composer.graph.graph import SINKS, HeadGraph
 from composer.graph.lowering import lower
 from composer.graph.program import CallContext, Modules, Program, Step, Value

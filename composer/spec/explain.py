@@ -9,8 +9,8 @@ from typing import Literal
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import Kind, Setting
-from blocks.part import Closed, Slot
+from blocks.operation import Kind, Setting, Slot
+from blocks.part import Closed
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from blocks.memories.base import Memory
-from blocks.part import Slot, State
+from blocks.operation import Slot, State
 from composer.model.attention import ComposedAttention
 from composer.model.head import Anatomy, Head, anatomy
 from composer.model.heads import ComposedHeads, group_slots, groups_of, without_groups

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from blocks.part import Slot, State
+from blocks.operation import Slot, State
 from blocks.tensors import accumulating
 from composer.vllm.step import EngineCall
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from blocks.tensors import accumulating, repeat_heads, rms_norm
+from blocks.norms import rms_norm
+from blocks.tensors import accumulating, repeat_heads
 from tests.blocks.support import random
 
 

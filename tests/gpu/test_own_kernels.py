@@ -16,8 +16,7 @@ from torch import Tensor
 from blocks.feature_maps.convolved import CONVOLVED_SHARES
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.operation import Setting
-from blocks.part import State
+from blocks.operation import Setting, State
 from composer.graph.graph import build_graph
 from composer.graph.lowering import lowered
 from composer.graph.program import FallsBack

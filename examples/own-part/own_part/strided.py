@@ -12,8 +12,8 @@ from blocks.flow import Pairs, Partial
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.holding import Holding, only, state_of
-from blocks.operation import REFERENCE, TRITON, Call, Form, Setting
-from blocks.part import Parameters, Slot, State
+from blocks.operation import REFERENCE, TRITON, Call, Form, Setting, Slot, State
+from blocks.part import Parameters
 from blocks.softmax import dense
 from blocks.tensors import take
 

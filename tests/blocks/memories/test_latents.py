@@ -14,8 +14,8 @@ from blocks.flow import Partial, Tokens
 from blocks.legend import Shape
 from blocks.memories.latents import Latents
 from blocks.memories.window import Window
-from blocks.operation import Kind
-from blocks.part import Parameters, State
+from blocks.operation import Kind, State
+from blocks.part import Parameters
 from blocks.reads import Mixture
 from tests.blocks.memories.latte import definition
 from tests.blocks.support import (

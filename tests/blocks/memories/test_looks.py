@@ -8,7 +8,7 @@ import torch
 from blocks.flow import Features
 from blocks.legend import Shape, Tensor
 from blocks.memories.state import StateMemory
-from blocks.part import State
+from blocks.operation import State
 from tests.blocks.support import close, counted, empty, random, recalled
 
 SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state_heads=3)

@@ -10,8 +10,8 @@ import torch
 
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
-from blocks.operation import Bound, Form, Kind, Pattern, Setting, anywhere
-from blocks.part import State
+from blocks.operation import Form, Kind, Setting, State, anywhere
+from blocks.pattern import Bound, Pattern
 from blocks.reads import Read
 from composer.errors import BuildError
 from composer.graph import matching

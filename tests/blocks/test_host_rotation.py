@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from blocks.flow import Tokens
-from blocks.positions import NoPosition, Rope
-from blocks.rotation import HostRotation
+from blocks.positions import HostRotation, NoPosition, Rope
 
 ROPE = Rope(theta=100.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Turning:
-    """``blocks.rotation.Turning`` by two functions."""
+    """``blocks.positions.Turning`` by two functions."""
 
     tables: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]

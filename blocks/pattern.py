@@ -1,0 +1,47 @@
+"""Neighbouring operations of a head that one form computes together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blocks.operation import Call, Form, Kind
+from blocks.part import Part
+
+
+def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
+    """The ``where`` of a pattern that lies there with any options."""
+    return True
+
+
+@dataclass(slots=True)
+class Bound:
+    """A part in a running head. ``compute(function, *inputs)`` calls a function of the part with its parameters before the inputs,
+    through the module that holds them, so that forward hooks see the call."""
+
+    part: Part
+    call: Call
+    compute: Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Neighbouring operations that one form computes together.
+
+    - nodes: whether a part can be each of them, by a name of the pattern's own, in the order of the flow.
+    - edges: (start, end, kind) between them.
+    - forms: made from the parts that were found, by those names. Their ``run`` is called with the bound parts and the inputs, both
+      by those names, and returns what each operation's own form would: outputs and state, in the order of ``nodes``.
+    - leader: the name of the operation whose setting the forms must fit; left out, the first.
+    - whole: no other operation reads what those before the last give, and the last takes no other partials; so the forms need not
+      return it.
+    - where: called with the operations' options in a head, by those names; False where the pattern does not apply.
+    """
+
+    nodes: Mapping[str, Callable[[Part], bool]]
+    edges: tuple[tuple[str, str, Kind], ...]
+    forms: Callable[[Mapping[str, Part]], tuple[Form, ...]]
+    leader: str = ""
+    whole: bool = False
+    where: Callable[[Mapping[str, Mapping[str, Any]]], bool] = everywhere
