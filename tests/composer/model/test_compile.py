@@ -59,8 +59,11 @@ CONVERSATION = """
     print("compared")
 """
 CALLS = ((4, 10, True), (1, 9, False))
-"""Rows, the column of the step, and whether it is told mask and positions."""
+"""Rows, the column of the step, and whether it receives a mask and positions."""
 OTHERS = ((4, 10, False), (1, 9, True))
+WITH_STATE = {"conv", "gate", "keep", "memory", "mix_input"}
+"""The roles whose parts read or change a state, so that a step of decode runs other forms of them than a prefill does. All other
+parts compute a step as they compute a prefill, which test_prefill_graph.py compiles with every part."""
 BUILT = "composer.build({spec!r}, llama(num_hidden_layers={count}))"
 
 
@@ -76,19 +79,25 @@ def small(name: str) -> list[str]:
     ]
 
 
-PARTS = dealt(covering(layers_of(CAUSAL, small)))
+LAYERS = layers_of(CAUSAL, small)
+MASKED, PLAIN = dealt(covering(LAYERS, WITH_STATE)), dealt(covering(LAYERS, {"memory"}))
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", MASKED)
+def test_a_masked_step_of_decode_is_one_graph(part: str) -> None:
+    """Every part with a state, four rows, a mask and positions."""
+    assert printed_of(MASKED[part], PROGRAM.replace("{model}", BUILT), calls=CALLS[:1]) == "compared"
+
+
+@pytest.mark.parametrize("part", PLAIN)
 def test_a_step_of_decode_is_one_graph(part: str) -> None:
-    """Of every part of the causal specs that are shipped: of four rows, with a mask and positions, and of a row alone, without."""
-    program = PROGRAM.replace("{model}", BUILT)
-    assert printed_of(PARTS[part], program, calls=CALLS) == "compared"
+    """Every kind of memory, one row, neither a mask nor positions."""
+    assert printed_of(PLAIN[part], PROGRAM.replace("{model}", BUILT), calls=CALLS[1:]) == "compared"
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_a_step_of_decode_on_a_trunk_of_its_own_is_one_graph(trunk: str) -> None:
-    """Of each what is asked of shipped specs; of one, the other two calls, too."""
+    """Each with softmax heads, since only the trunk differs from the models above; one of them with the other two calls, too."""
     assert compared_on(TRUNKS[trunk], CALLS + OTHERS if trunk == "learned" else CALLS)
 
 
@@ -96,15 +105,17 @@ def test_a_step_of_decode_behind_padding_may_be_one_column_more_than_positions_a
     assert compared_on(TRUNKS["learned"] | {"length": 10}, ((1, 10, False), (1, 10, True)))
 
 
-def test_calls_of_several_lengths_from_no_cache_on() -> None:
-    """The cache is made in the call that is compiled, and a second length tells the compiler that lengths differ. Then a memory
-    grows in two steps, which are told their positions."""
-    layers, calls = layers_of(["softmax", "latte-macchiato"], lambda _: []), ((0, 7), (7, 16), (16, 17), (17, 18))
-    assert printed_of(layers, CONVERSATION, calls=calls) == "compared"
+@pytest.mark.parametrize(
+    ("spec", "calls"), [("latte-macchiato", ((0, 7), (7, 16), (16, 17))), ("softmax", ((0, 7), (7, 16), (16, 17), (17, 18)))]
+)
+def test_calls_of_several_lengths_from_no_cache_on(spec: str, calls: tuple[tuple[int, int], ...]) -> None:
+    """The cache is made in the call that is compiled, and a second length tells the compiler that lengths differ. The memory of
+    softmax grows in two steps, which receive their positions."""
+    assert printed_of(layers_of([spec], lambda _: []), CONVERSATION, calls=calls) == "compared"
 
 
 def compared_on(trunk: dict[str, Any], calls: tuple[tuple[int, int, bool], ...]) -> bool:
-    built = f"fresh('lolcats', **{trunk | {'layers': 1}!r})"
+    built = f"fresh('softmax', **{trunk | {'layers': 1}!r})"
     return printed_behind_composer(PROGRAM.format(model=built, calls=calls, count=1)) == "compared"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import islice
 from typing import Any
 
@@ -31,10 +31,14 @@ def layers_of(names: Iterable[str], overrides: Callable[[str], Sequence[str]]) -
     return {name: layer for layer, name in found.items()}
 
 
-def covering(layers: Mapping[str, Layer]) -> dict[str, Layer]:
-    """Few layers that together have every part of all layers, each in every role in which a layer has it."""
+def covering(layers: Mapping[str, Layer], roles: Set[str] | None = None) -> dict[str, Layer]:
+    """Return few layers that together have every part of all layers, each in every role in which a layer has it.
+
+    roles: only the parts in these roles count.
+    """
     parts = {name: set().union(*(_parts(head.model_dump(mode="json")) for _, head in layer)) for name, layer in layers.items()}
-    missing, chosen = set().union(*parts.values()), []
+    missing = {part for found in parts.values() for part in found if roles is None or part[0] in roles}
+    chosen: list[str] = []
     while missing:
         best = max(parts, key=lambda name: len(parts[name] & missing))
         chosen.append(best)
