@@ -40,6 +40,7 @@ __all__ = [
     "every_head_of_specs",
     "every_part",
     "every_spec",
+    "field_of",
     "in_turns",
     "inputs",
     "once",
@@ -71,6 +72,12 @@ def every_spec() -> dict[str, Resolved]:
             seen.add(found)
             resolved[name.replace(":", ": ")] = case
     return resolved
+
+
+def field_of(role: str) -> str:
+    """Return the field of a head or a memory that has the parts of a role."""
+    name = role.replace(" ", "_")
+    return FIELDS.get(name, name)
 
 
 def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
