@@ -36,16 +36,27 @@ OF_KERNELS = (
 """What tests import that run kernels in Triton's interpreter, or build them: they are marked ``kernels``."""
 ON_TRITON = rf"{OF_KERNELS}|blocks\.kernels"
 """And those that take Triton to be installed."""
-LONGEST = {"test_cluster.py", "test_compile.py", "test_contributing.py", "test_prefill_graph.py", "test_processes.py"}
+LONGEST = {
+    "test_a_day.py", "test_ablate.py", "test_as_models.py", "test_cluster.py", "test_compile.py", "test_contributing.py",
+    "test_own_part.py", "test_prefill_graph.py", "test_processes.py", "test_python_page.py", "test_readme.py", "test_second.py",
+}  # fmt: skip
+"""The files with single tests of ten seconds and more."""
 CACHE = tempfile.TemporaryDirectory(prefix="composer-cache-")
 os.environ["COMPOSER_CACHE"] = CACHE.name  # of unpacked weights, not the user's own
 gc.disable()  # until all is imported and collected, which is there to stay
 check_shapes("blocks")
 torch.set_num_threads(1)
-# An example's duration depends on the load of the machine, so there is no deadline. The tests draw the same examples at every
-# run. `make fuzz` draws new ones from a seed that it prints: --hypothesis-profile=search --hypothesis-seed=SEED.
-settings.register_profile("tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("search", settings.get_profile("tests"), derandomize=False, print_blob=True)
+# An example's duration depends on the load of the machine, so there is no deadline. The tests draw the same 50 examples at every
+# run. `make fuzz` draws 200 new ones from a seed that it prints: --hypothesis-profile=search --hypothesis-seed=SEED.
+settings.register_profile(
+    "tests",
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+settings.register_profile("search", settings.get_profile("tests"), max_examples=200, derandomize=False, print_blob=True)
 settings.load_profile("tests")
 
 

@@ -40,15 +40,16 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(TEACHER)
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Limits that are reached soon, in a process of their own."""
-    monkeypatch.setattr(templates, "SECONDS", 1)
-    monkeypatch.setattr(templates, "MEMORY", 2**28)
-    monkeypatch.setattr(templates, "LONGEST", 2**20)
-    monkeypatch.setattr(templates, "_client", templates._Client())
-    yield
-    templates._client.stop()
+@pytest.fixture(autouse=True, scope="module")
+def short() -> Iterator[None]:
+    """Limits that are reached soon, in a process of these tests' own, which starts anew where a template has ended it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(templates, "SECONDS", 1)
+        patch.setattr(templates, "MEMORY", 2**28)
+        patch.setattr(templates, "LONGEST", 2**20)
+        patch.setattr(templates, "_client", templates._Client())
+        yield
+        templates._client.stop()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,8 @@ def test_forks_have_a_child_of_their_own(tokenizer: PreTrainedTokenizerBase) -> 
     assert (run.stdout, run.stderr) == ("done\n", "")
 
 
-def test_the_child_ends_with_its_parent(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_child_ends_with_its_parent(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_client", templates._Client())
     render(tokenizer, TALK[:1], chat_template="x")
     worker = templates._client.worker
     assert worker is not None

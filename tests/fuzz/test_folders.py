@@ -90,7 +90,7 @@ def used(built: Path) -> None:
     built_from(built)
 
 
-@fuzz(st.tuples(HOW, st.integers(-40, 40)), examples=60)
+@fuzz(st.tuples(HOW, st.integers(-40, 40)), examples=25)
 def test_headers(example: Any, folder: Path) -> None:
     how, more = example
 
@@ -104,7 +104,7 @@ def test_headers(example: Any, folder: Path) -> None:
     built_from(source)
 
 
-@fuzz(st.tuples(st.sampled_from(["config.json", INDEX, GENERATION_CONFIG]), HOW), examples=60)
+@fuzz(st.tuples(st.sampled_from(["config.json", INDEX, GENERATION_CONFIG]), HOW), examples=25)
 def test_sources(example: Any, folder: Path) -> None:
     file, how = example
     source = with_damage(folder, SHARDED, file, lambda content: damaged(content, how))
@@ -113,20 +113,20 @@ def test_sources(example: Any, folder: Path) -> None:
     built_from(source)
 
 
-@fuzz(st.tuples(st.sampled_from(["config.json", RECORD, INDEX, GENERATION_CONFIG]), HOW), examples=60)
+@fuzz(st.tuples(st.sampled_from(["config.json", RECORD, INDEX, GENERATION_CONFIG]), HOW), examples=25)
 def test_models(example: Any, folder: Path) -> None:
     file, how = example
     used(with_damage(folder, BUILT, file, lambda content: damaged(content, how)))
 
 
-@fuzz(st.tuples(st.sampled_from([ADAPTER_CONFIG, ADAPTER_WEIGHTS]), HOW), examples=30)
+@fuzz(st.tuples(st.sampled_from([ADAPTER_CONFIG, ADAPTER_WEIGHTS]), HOW), examples=15)
 def test_adapters(example: Any, folder: Path) -> None:
     file, how = example
     how = how if file == ADAPTER_CONFIG or how[0] == "bytes" else ("bytes", [])
     outcome(lambda: composer.load(with_damage(folder, ADAPTED, f"adapter/{file}", lambda content: damaged(content, how))))
 
 
-@fuzz(EDITS, examples=30)
+@fuzz(EDITS, examples=15)
 def test_specs_that_nobody_resolved(example: Any, folder: Path) -> None:
     """A model's config may say anything of its heads, where it leaves out their hash."""
 

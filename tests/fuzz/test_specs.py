@@ -54,7 +54,7 @@ def used(source: Any, overrides: tuple[str, ...] = ()) -> None:
             build_fresh(resolved)
 
 
-@fuzz(st.tuples(SPECS, EDITS, st.booleans()), examples=150)
+@fuzz(st.tuples(SPECS, EDITS, st.booleans()), examples=60)
 def test_trees(example: Any, folder: Path) -> None:
     said, edits, own = example
     text = as_json(edited(said | ({"trunk": TRUNK} if own else {}), edits))
@@ -64,7 +64,7 @@ def test_trees(example: Any, folder: Path) -> None:
     outcome(lambda: load_specs(str(path)))
 
 
-@fuzz(st.tuples(TEXTS, CUTS), examples=150)
+@fuzz(st.tuples(TEXTS, CUTS), examples=60)
 def test_bytes(example: Any, folder: Path) -> None:
     path = folder / "x.yaml"
     path.write_bytes(cut(*example))
@@ -82,7 +82,7 @@ SETTINGS = st.tuples(STEPS | st.text(max_size=20), VALUES.map(lambda value: as_j
 )
 
 
-@fuzz(st.tuples(SPECS, st.lists(SETTINGS, min_size=1, max_size=3)), examples=150)
+@fuzz(st.tuples(SPECS, st.lists(SETTINGS, min_size=1, max_size=3)), examples=60)
 def test_overrides(example: Any, folder: Path) -> None:
     said, overrides = example
     outcome(lambda: used(said, tuple(overrides)))

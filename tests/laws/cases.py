@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
+from itertools import cycle
 
 from composer.graph.composition import HeadSpec
 from composer.laws.cases import (
@@ -35,8 +37,11 @@ __all__ = [
     "coarse",
     "complete",
     "every_head",
+    "every_head_of_specs",
     "every_part",
     "every_spec",
+    "field_of",
+    "in_turns",
     "inputs",
     "once",
     "pieces",
@@ -69,10 +74,27 @@ def every_spec() -> dict[str, Resolved]:
     return resolved
 
 
+def field_of(role: str) -> str:
+    """Return the field of a head or a memory that has the parts of a role."""
+    name = role.replace(" ", "_")
+    return FIELDS.get(name, name)
+
+
 def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
     """All of the above that look this way, by a name that a failing test shows."""
-    heads = dict(every_part()) if direction == "causal" else {}
-    for name, resolved in every_spec().items():
-        if resolved.direction == direction:
-            heads |= {f"{name}.yaml: {head}": spec for head, spec in resolved.heads.items()}
-    return heads
+    return (dict(every_part()) if direction == "causal" else {}) | every_head_of_specs(direction)
+
+
+def every_head_of_specs(direction: str = "causal") -> dict[str, HeadSpec]:
+    """Return the heads of the shipped specs with this direction, by the file and the head's name."""
+    return {
+        f"{name}.yaml: {head}": spec
+        for name, resolved in every_spec().items()
+        if resolved.direction == direction
+        for head, spec in resolved.heads.items()
+    }
+
+
+def in_turns(names: Iterable[str], choices: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Return each name with one of the choices, which take turns."""
+    return zip(names, cycle(choices), strict=False)

@@ -1,16 +1,12 @@
-"""How many random heads the laws draw: 200 a law, or as many as COMPOSER_EXAMPLES says."""
+"""Each law draws 60 random heads, or COMPOSER_EXAMPLES of them. Under `make fuzz` it draws as many new ones as that profile."""
 
 from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
-settings.register_profile(
-    "laws",
-    max_examples=int(os.environ.get("COMPOSER_EXAMPLES", "200")),
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+loaded = settings.get_profile(settings.get_current_profile_name())
+examples = int(os.environ.get("COMPOSER_EXAMPLES", max(60, loaded.max_examples)))
+settings.register_profile("laws", loaded, max_examples=examples)
 settings.load_profile("laws")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.batch import assert_documents_apart, assert_padding_unseen, assert_rows_apart
-from tests.laws.cases import SMALL, every_head
+from tests.laws.cases import SMALL, every_head, every_part
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
@@ -21,9 +21,11 @@ def test_a_document_never_sees_its_neighbour(name: str) -> None:
     assert_documents_apart(HEADS[name], SHAPE, 75, (7, 8, 66), splits=((), (3, 7, 20, 67)))
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "torch") for name in HEADS), *((name, "reference") for name in every_part())]
+)
 def test_padding_is_not_seen(name: str, backend: str) -> None:
+    """By the forms of every head, and by the definition of every part."""
     assert_padding_unseen(HEADS[name], SHAPE, (40, 0, 3, 17), backend)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,22 +21,36 @@ from composer.laws.bounds import (
     assert_long,
     assert_size,
 )
-from tests.laws.cases import SHAPES, SMALL, built, coarse, every_head, every_part, inputs, run, steady
+from tests.composer.model.together import covering
+from tests.laws.cases import (
+    SHAPES,
+    SMALL,
+    built,
+    coarse,
+    every_head,
+    every_head_of_specs,
+    every_part,
+    in_turns,
+    inputs,
+    run,
+    steady,
+)
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
 PARTS = every_part()
 ENDLESS: dict[str, HeadSpec] = {}
-"""A head a part, but of those that are steady alike (caches that differ in their score) one, below a window, which lets many pairs
-fall at once: where every token is a fall, as many tokens take minutes."""
-for _name, _head in ((name, coarse(steady(head))) for name, head in PARTS.items()):
+"""Few heads that together have every part, but for scores of caches, which steady heads do not have. A cache is below a window that
+lets many pairs fall at once: where every token is a fall, as many tokens take minutes."""
+for _name, _head in ((name, coarse(steady(head))) for name, head in HEADS.items()):
     if _head not in ENDLESS.values() and not isinstance(_head.memory[0], Full | Sparse):
         ENDLESS[_name] = _head
+ENDLESS = {name: ENDLESS[name] for name in covering({name: ((1, head),) for name, head in ENDLESS.items()})}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "shape"), [*product(PARTS, SHAPES), *in_turns(every_head_of_specs(), SHAPES)])
 def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
+    """Every part on every shape, and every head of the shipped specs on one of them."""
     assert_size(HEADS[name], SHAPES[shape], CALLS[shape])
 
 

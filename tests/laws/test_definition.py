@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,15 +12,15 @@ from hypothesis import strategies as st
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.definition import LENGTH, assert_close_in_float32, assert_same, assert_same_gradients
-from tests.laws.cases import SHAPES, built, every_head, inputs, run, steady
+from tests.laws.cases import SHAPES, built, every_head, every_head_of_specs, every_part, in_turns, inputs, run, steady
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "shape"), [*product(every_part(), SHAPES), *in_turns(every_head_of_specs(), SHAPES)])
 def test_the_fast_form_is_the_definition(name: str, shape: str) -> None:
+    """Every part on every shape, and every head of the shipped specs on one of them."""
     assert_same(HEADS[name], shape, LENGTH)
 
 

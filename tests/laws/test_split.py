@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,16 +11,27 @@ from hypothesis import strategies as st
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.split import LENGTH, ONE_BY_ONE, assert_same_gradients, assert_split, follows_positions
-from tests.laws.cases import SMALL, every_head
+from tests.laws.cases import SMALL, every_head, every_head_of_specs, every_part, in_turns
 from tests.laws.draw import random_heads
 
 HEADS = every_head()
 
 
-@pytest.mark.parametrize("bounds", [(1,), (64,), (33, 34, 66), ONE_BY_ONE], ids=["1+69", "64+6", "uneven", "one by one"])
-@pytest.mark.parametrize("name", HEADS)
-def test_any_split_is_the_whole(name: str, bounds: tuple[int, ...]) -> None:
-    assert_split(HEADS[name], SMALL.shape(4), LENGTH, bounds)
+SPLITS = {"1+69": (1,), "64+6": (64,), "uneven": (33, 34, 66), "one by one": ONE_BY_ONE}
+FEW_CALLS = [split for split in SPLITS if split != "one by one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *((name, "one by one") for name in HEADS),
+        *product(every_part(), FEW_CALLS),
+        *in_turns(every_head_of_specs(), FEW_CALLS),
+    ],
+)
+def test_any_split_is_the_whole(name: str, split: str) -> None:
+    """Every part in every split, and every head of the shipped specs one by one and in one more."""
+    assert_split(HEADS[name], SMALL.shape(4), LENGTH, SPLITS[split])
 
 
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if not follows_positions(head)])

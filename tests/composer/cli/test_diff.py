@@ -35,14 +35,17 @@ def rows(compose: Compose, *arguments: object) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()]
 
 
-def test_any_two_specs_differ_exactly_where_their_hashes_do() -> None:
+def test_two_specs_differ_exactly_where_their_hashes_do() -> None:
+    """Every spec beside a quarter of the others, and beside those with its hash."""
     specs = {name: load_spec(name, ["trunk=null"]) for name in SHIPPED}
     resolved = {name: resolve(spec, SIZE) for name, spec in specs.items()}
     hashes = {name: spec.hash for name, spec in resolved.items()}
     same = 0
-    for one, other in combinations(SHIPPED, 2):
-        found = differences_on_source(resolved[one], resolved[other])
+    for (at, one), (to, other) in combinations(enumerate(SHIPPED), 2):
         alike = hashes[one] == hashes[other]
+        if (at + to) % 4 and not alike:
+            continue
+        found = differences_on_source(resolved[one], resolved[other])
         assert (not found) is alike, (one, other)
         if not differences_of_specs(specs[one], specs[other]):
             assert alike

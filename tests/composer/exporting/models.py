@@ -12,7 +12,8 @@ from torch import Tensor
 from composer.exporting.folder import configuration
 from composer.exporting.modeling import Exported, written
 
-LENGTH = 85
+LENGTH, SHORT = 85, 41
+"""Tokens of a text: more than the windows of shipped specs, and more than the small windows around single parts."""
 
 
 def randomised(model: Any, seed: int = 0) -> Any:
@@ -37,12 +38,12 @@ def of_file(model: Any) -> tuple[Exported, Any]:
     return exported, own.eval()
 
 
-def texts(vocabulary: int) -> tuple[Tensor, Tensor]:
+def texts(vocabulary: int, length: int) -> tuple[Tensor, Tensor]:
     """Three rows of tokens, and their mask: padding on the left, a single real token, and none."""
-    tokens = torch.randint(3, vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(3, vocabulary, (3, length), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(tokens)
-    mask[0, :20] = 0
-    mask[1, : LENGTH - 1] = 0
+    mask[0, : length // 4] = 0
+    mask[1, : length - 1] = 0
     return tokens, mask
 
 
@@ -54,7 +55,7 @@ def padded(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 def in_pieces(model: Any, tokens: Tensor) -> Tensor:
     """The logits of rows without padding in several calls with a cache, some of one token."""
     cache, found, first = None, [], 0
-    for length in (30, 7, 1, 1, 1, 20, tokens.shape[1] - 60):
+    for length in (17, 7, 1, 1, tokens.shape[1] - 26):
         answer = model(tokens[:, first : first + length], past_key_values=cache, use_cache=True)
         cache, first = answer.past_key_values, first + length
         found.append(answer.logits)
@@ -65,8 +66,9 @@ def generated(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     """Greedy text after rows that are padded on the left."""
     mask = mask.clone()
     mask[1] = 1
-    end = {"eos_token_id": None, "pad_token_id": 0}
-    return model.generate(tokens[:, :50], attention_mask=mask[:, :50], max_new_tokens=8, do_sample=False, **end)
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    prompt = tokens.shape[1] // 2
+    return model.generate(tokens[:, :prompt], attention_mask=mask[:, :prompt], **settings)
 
 
 def gradient(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -79,9 +81,9 @@ def gradient(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     return model.get_input_embeddings().weight.grad
 
 
-def check_equal(model: Any, own: Any, vocabulary: int, *, gradients: bool = True) -> None:
-    """Asserts that both give the same logits, text and gradients. Both compute in float32, in part by other forms."""
-    tokens, mask = texts(vocabulary)
+def check_equal(model: Any, own: Any, vocabulary: int, *, length: int = LENGTH, gradients: bool = True) -> None:
+    """Assert that both compute the same logits, text and gradients. Both compute in float32, in part by other forms."""
+    tokens, mask = texts(vocabulary, length)
     if gradients:
         _close(gradient(model, tokens, mask), gradient(own, tokens, mask))
     with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 
 import composer
 from composer.errors import ComposerError
-from tests.composer.exporting.models import generated, padded, randomised, texts
+from tests.composer.exporting.models import LENGTH, generated, padded, randomised, texts
 
 ROOT = Path(__file__).parents[3]
 TEACHER = ROOT / "examples" / "teacher"
@@ -32,7 +32,7 @@ model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dty
 tokens, mask = torch.load(asked)
 with torch.no_grad():
     logits = model(tokens, attention_mask=mask).logits[mask.bool()]
-text = model.generate(tokens[2:, :50], max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+text = model.generate(tokens[2:, : tokens.shape[1] // 2], max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
 model.save_pretrained(again)
 saved = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
 with torch.no_grad():
@@ -58,7 +58,7 @@ def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_loads_and_saves_without_this_package(model: Path, exported: Path, tmp_path: Path) -> None:
-    tokens, mask = texts(507)
+    tokens, mask = texts(507, LENGTH)
     torch.save((tokens, mask), tmp_path / "asked.pt")
     words = [sys.executable, "-c", LOADS, exported, tmp_path / "asked.pt", tmp_path / "answers.pt", tmp_path / "again"]
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}

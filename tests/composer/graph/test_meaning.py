@@ -30,6 +30,8 @@ SMALL = {
     "memories.errors.ROWS": 4,
 }
 ROWS = 3
+SEEDS = (3, 5, 6, 7, 8, 9, 10, 12, 15, 16, 17, 18, 19, 23, 27, 28, 29, 32, 34, 36, 37, 42, 43, 46, 50, 56, 58, 59)
+"""Of the first 63 seeds, which draw three heads for each stack, few that draw every stack and every value that the 63 draw."""
 
 
 class Rows:
@@ -75,7 +77,7 @@ class Rows:
             at = [start + count for start, count in zip(at, real, strict=True)]
 
 
-@pytest.mark.parametrize("seed", range(3 * len(STACKS)))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_head_answers_what_it_means(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)

@@ -80,10 +80,13 @@ def test_in_every_setting_there_is_a_program_and_its_forms_fit(name: str) -> Non
 
 @once
 def assert_forms_fit(head: HeadSpec) -> None:
-    """On every backend that is built in; and the reference is the reference wherever a part has more than one form."""
+    """On every backend that is built in; and the reference is the reference wherever a part has more than one form. Any three
+    facts of a setting meet in all combinations."""
     graph = build_graph(head, SHAPE)
     for device, *facts in itertools.product(("cpu", "cuda"), *[(False, True)] * 4):
         one_token, documents, padded, gradients = facts
+        if sum(facts) % 2:
+            continue
         setting = Setting(device, "bfloat16", one_token=one_token, documents=documents, padded=padded, gradients=gradients)
         for backend in BACKENDS:
             for step in lower(graph, backend, setting).steps:

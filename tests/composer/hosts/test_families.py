@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ from tests.composer.hosts.families import LATER, PASSED, small
 
 LENGTH = 23
 CLOSE = 1e-5
-FEW = ("qwen3", "gemma2", "mixtral", "gpt2", "gpt_neox", "phi3", "gpt_oss")
-SINKING = "gpt_oss"
-"""It brings attention sinks, and what has no mass cannot heed them."""
 SPECS = {
     "lolcats": ["head.memory.0.size=4"],
     "lawcat": [],
@@ -29,6 +25,17 @@ SPECS = {
     "gated-delta": [],
     "latte-macchiato": ["head.memory.0.size=4", "head.memory.1.size=8", "head.mix_input.blocks=4"],
 }
+PAIRS = {
+    "qwen3": ("lolcats", "gated-delta"),
+    "gemma2": ("lawcat", "latte-macchiato"),
+    "mixtral": ("lola", "gated-delta"),
+    "gpt2": ("lolcats", "latte-macchiato"),
+    "gpt_neox": ("lawcat", "lola"),
+    "phi3": ("lola", "gated-delta"),
+    "gpt_oss": ("lolcats", "lawcat", "lola", "latte-macchiato"),
+}
+"""Two specs for every family and three families or more for every spec. gpt_oss has attention sinks, which every memory has to use;
+the delta rule, which has no mass, cannot."""
 
 
 def tokens(rows: int = 2) -> torch.Tensor:
@@ -76,7 +83,7 @@ def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
     built = composer.load(tmp_path / "built")
     wanted = source(input_ids=ids, use_cache=False).logits
     near(built(ids).logits, wanted)
-    near(by_token(built, ids, 9), wanted)
+    near(by_token(built, ids, 18), wanted)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     padded = source(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=False).logits
@@ -90,13 +97,13 @@ def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "source").iterdir()}
 
 
-@pytest.mark.parametrize(("family", "spec"), [at for at in product(FEW, SPECS) if at != (SINKING, "gated-delta")])
+@pytest.mark.parametrize(("family", "spec"), [(family, spec) for family, specs in PAIRS.items() for spec in specs])
 def test_students(family: str, spec: str, tmp_path: Path) -> None:
     source, ids = small(family), tokens()
     student = composer.build(spec, source, overrides=["recipe=null", *SPECS[spec]])
     with torch.no_grad():
         whole = student(ids).logits
-        near(by_token(student, ids, 11), whole)
+        near(by_token(student, ids, 17), whole)
         for beams in (1, 2):
             written = student.generate(ids[:, :6], max_new_tokens=4, do_sample=False, num_beams=beams, pad_token_id=0)
             assert written.shape[1] > 6

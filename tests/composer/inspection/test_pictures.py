@@ -20,8 +20,8 @@ from composer.plotting import offscreen
 from tests.composer.inspection.conftest import TEACHER, student
 from tests.composer.legible import assert_legible
 
-ONE_LAYER = ("gated-delta",)
-"""Layers are alike: what is drawn of two beside each other is drawn of lawcat, which has all pictures that this one has."""
+ONE_LAYER = ("gated-delta", "lola", "latte-macchiato")
+"""Specs whose layers are alike, so that one layer is inspected. All layers of lawcat are drawn beside each other."""
 SIZES = {"lola": ["head.memory.0.size=16", "head.memory.1.size=8"], "latte-macchiato": ["head.memory.0.size=16"]}
 """Small enough that pairs fall in a short text."""
 WINDOW, LATENTS = OF_MEMORIES[3], OF_MEMORIES[0]

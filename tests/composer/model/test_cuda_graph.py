@@ -73,8 +73,12 @@ def test_every_spec_writes_the_same(spec: str, replays: list[Recorder]) -> None:
     assert recorder.replays is not any(memory.kind == "full" for head in heads for memory in head.memory)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "greedy"])  # which every spec is asked in, above
-@pytest.mark.parametrize("spec", ["lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato"])
+SEVERAL = ("lolcats", "lola", "lawcat", "gated-delta", "latte-macchiato")
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"), [*((spec, "beams") for spec in SEVERAL), ("lola", "sampling"), ("latte-macchiato", "several answers")]
+)
 def test_every_mode_writes_the_same(spec: str, mode: str, replays: list[Recorder]) -> None:
     model, ids = small(spec), tokens(2, 9)
     wanted = without(model, ids, **MODES[mode])

@@ -36,6 +36,8 @@ STUDENTS = {
     "forgetting": (),
     "alternating-delta": ("heads.near.memory.0.size=8",),
 }
+LAYERS = {"alternating-delta": 2}
+"""The number of layers of the students whose layers differ; the others have one."""
 DELTA = {"causal_conv1d", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"}
 ANSWERS: dict[tuple[str, str], set[str]] = {
     ("lawcat", "fla"): {"causal_conv1d", "chunk_gla", "fused_recurrent_gla"},
@@ -86,7 +88,8 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     @cache
     def saved(spec: str) -> tuple[Path, Answers]:
         folder, generator = tmp_path_factory.mktemp(spec), torch.Generator().manual_seed(3)
-        model = composer.build(spec, llama_model(num_hidden_layers=2, initializer_range=0.2, **SIZES), overrides=STUDENTS[spec])
+        source = llama_model(num_hidden_layers=LAYERS.get(spec, 1), initializer_range=0.2, **SIZES)
+        model = composer.build(spec, source, overrides=STUDENTS[spec])
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if ".composed." in name:

@@ -36,7 +36,7 @@ def covering(layers: Mapping[str, Layer], roles: Set[str] | None = None) -> dict
 
     roles: only the parts in these roles count.
     """
-    parts = {name: set().union(*(_parts(head.model_dump(mode="json")) for _, head in layer)) for name, layer in layers.items()}
+    parts = {name: parts_of(head for _, head in layer) for name, layer in layers.items()}
     missing = {part for found in parts.values() for part in found if roles is None or part[0] in roles}
     chosen: list[str] = []
     while missing:
@@ -44,6 +44,11 @@ def covering(layers: Mapping[str, Layer], roles: Set[str] | None = None) -> dict
         chosen.append(best)
         missing -= parts[best]
     return {name: layer for name, layer in layers.items() if name in chosen}
+
+
+def parts_of(heads: Iterable[HeadSpec]) -> set[tuple[str, str]]:
+    """Return the fields of the heads that have a part, each with the part's kind."""
+    return {part for head in heads for part in _parts(head.model_dump(mode="json"))}
 
 
 def _parts(value: Any, role: str = "head") -> set[tuple[str, str]]:

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,19 @@ class Hostile:
         return os.system, (self.command,)
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    """The checkpoint of a stage that was stopped, in the folder of its run."""
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped, to copy."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(StoppedError):
-        run(tmp_path / "run", STAGES["transfer"], checkpoint_seconds=0.0, watch=stop_at(3))
+        run(folder, STAGES["transfer"], checkpoint_seconds=0.0, watch=stop_at(3))
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """The checkpoint of a stage that was stopped, in a folder of this test's own."""
+    shutil.copytree(stopped_once, tmp_path / "run")
     (found,) = (tmp_path / "run" / "transfer").iterdir()
     return found
 

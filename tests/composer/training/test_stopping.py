@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from composer.errors import Stopped
 from composer.training.loop import StepProgress
@@ -14,10 +15,17 @@ from tests.composer.training.runs import run
 from tests.composer.weights.students import weights
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stage", ["transfer", "finetune"])
+@pytest.fixture(scope="module")
+def whole(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights of a run that nothing has stopped."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    run(student, out, texts)
+    return weights(out)
+
+
+@pytest.mark.parametrize(("number", "stage"), [(signal.SIGINT, "transfer"), (signal.SIGTERM, "finetune")])
 def test_a_signal_keeps_the_run(
-    student: Path, texts: Path, tmp_path: Path, number: int, stage: str, monkeypatch: pytest.MonkeyPatch
+    student: Path, texts: Path, tmp_path: Path, number: int, stage: str, whole: dict[str, torch.Tensor]
 ) -> None:
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -44,7 +52,6 @@ def test_a_signal_keeps_the_run(
         what.startswith(f"Going on behind step 3 of . of {stage}".replace(" . ", f" {6 if stage == 'transfer' else 5} "))
         for what in told
     )
-    run(student, tmp_path / "whole", texts)
-    found, wanted = weights(tmp_path / "out"), weights(tmp_path / "whole")
-    assert found.keys() == wanted.keys()
-    assert all(found[name].equal(tensor) for name, tensor in wanted.items())
+    found = weights(tmp_path / "out")
+    assert found.keys() == whole.keys()
+    assert all(found[name].equal(tensor) for name, tensor in whole.items())

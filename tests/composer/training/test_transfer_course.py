@@ -185,9 +185,19 @@ def projections(student: Any, course: TransferCourse) -> int:
     return len(counts)
 
 
-@pytest.mark.parametrize("at", ["heads", "output"])
-@pytest.mark.parametrize("spec", [SPEC, "lawcat", "gated-deltanet", "mixed-heads"])
-@pytest.mark.parametrize("how", ["packed", "padded"])
+@pytest.mark.parametrize(
+    ("spec", "how", "at"),
+    [
+        (SPEC, "packed", "heads"),
+        (SPEC, "padded", "output"),
+        ("lawcat", "packed", "output"),
+        ("lawcat", "padded", "heads"),
+        ("gated-deltanet", "packed", "heads"),
+        ("gated-deltanet", "padded", "output"),
+        ("mixed-heads", "packed", "output"),
+        ("mixed-heads", "padded", "heads"),
+    ],
+)
 def test_the_teachers_projections_serve_a_student_on_the_same_trunk(
     spec: Any, how: Any, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
