@@ -27,17 +27,23 @@ class ExportOptions(Replacing, OfModel):
     out: Path | None = option(
         "Output folder. Left out, MODEL-exported.", default=None, converter=to_optional_path, kw_only=False, **OUT
     )
+    native: bool = option(
+        "Write the folder of a class of transformers, without a Python file, where one computes this model: softmax in every "
+        "layer, windows on Llama's blocks, or Gated DeltaNet as in Qwen3-Next. Otherwise list the differences.",
+        default=False,
+    )
     copy: bool = option("Copy weight files. Left out, they are hard links where the file system allows it.", default=False)
 
 
 class ExportReport(Readable, Closed):
-    """An exported model. file: its Python file; lines: of that; model_type: in its config.json; one_by_one: why a head takes one
-    token after the other, or None."""
+    """An exported model. architecture: its class; file: its Python file, and lines: of that, or None where the class is one of
+    transformers; model_type: in its config.json; one_by_one: why a head takes one token after the other, or None."""
 
     out: Path
-    file: str
-    lines: int
+    architecture: str
     model_type: str
+    file: str | None = None
+    lines: int | None = None
     one_by_one: str | None = None
 
     def view(self) -> View:
@@ -45,7 +51,9 @@ class ExportReport(Readable, Closed):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader should know beside the place."""
+        """The class or the file, and what to expect of it."""
+        if self.file is None:
+            return (f"{self.architecture} of transformers; it loads without trust_remote_code",)
         slow = "its heads take one token after the other, so long prompts take long"
         return (f"{self.file}: {self.lines} lines", *([] if self.one_by_one is None else [slow]))
 
@@ -57,11 +65,18 @@ def run_export(options: ExportOptions) -> ExportReport:
     target = options.out or Path(f"{plain_name(options.model)}-exported")
     with silent_transformers():
         from composer.exporting.folder import export_folder
+        from composer.exporting.native import Native
 
-        exported = export_folder(model, target, copy=options.copy, force=options.force)
-    lines = exported.text.count("\n")
+        exported = export_folder(model, target, native=options.native, copy=options.copy, force=options.force)
+    if isinstance(exported, Native):
+        return ExportReport(out=target, architecture=exported.architecture, model_type=exported.model_type)
     return ExportReport(
-        out=target, file=f"{exported.file}.py", lines=lines, model_type=exported.model_type, one_by_one=exported.one_by_one
+        out=target,
+        architecture=f"{exported.name}ForCausalLM",
+        model_type=exported.model_type,
+        file=f"{exported.file}.py",
+        lines=exported.text.count("\n"),
+        one_by_one=exported.one_by_one,
     )
 
 

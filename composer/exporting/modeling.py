@@ -137,16 +137,14 @@ def _check_trunk(config: Any) -> None:
 
 def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
     """The classes of all heads, and for each layer the names of its heads' classes."""
-    size, rope = model.config.resolved().dimensions, None
-    if model.config.model_type == OWN and size.rope_theta is not None:
-        rope = Rope(theta=size.rope_theta, scaling=size.rope_scaling)
+    rope = model_rotation(model)
     classes: list[HeadClass] = []
     by_layer = []
     for _, attention in attentions(model):
         names = {}
         for group in attention.composed._groups:
             own = anatomy(cast("Head", attention.composed._modules[group.head]))
-            head, turns = _of_model(own.head, rope), bool(attention.facts.turns) or rope is not None
+            head, turns = with_model_rotation(own.head, rope), bool(attention.facts.turns) or rope is not None
             same = (
                 one for one in classes if (one.head, one.shape, one.turns) == (head, own.shape, turns) and one.serves(own.place)
             )
@@ -161,8 +159,16 @@ def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
     return classes, by_layer
 
 
-def _of_model(head: HeadSpec, rope: Rope | None) -> HeadSpec:
-    """The head with a plain ``rope`` where the model around it can rotate. rope: the model's rotation, where a spec says it."""
+def model_rotation(model: Any) -> Rope | None:
+    """The rotation that the spec of a model on Llama's blocks states; None where the host rotates by its own code."""
+    size = model.config.resolved().dimensions
+    if model.config.model_type != OWN or size.rope_theta is None:
+        return None
+    return Rope(theta=size.rope_theta, scaling=size.rope_scaling)
+
+
+def with_model_rotation(head: HeadSpec, rope: Rope | None) -> HeadSpec:
+    """The head with a plain ``rope`` where the model around it can rotate. rope: as ``model_rotation`` returns it."""
 
     def is_models(position: Any) -> bool:
         return position.is_of_model or (rope is not None and position.base == rope.base)
