@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.errors import in_words
+from composer.errors import ComposerError, ExportError, in_words
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
@@ -23,6 +23,7 @@ class ExportOptions(Replacing, OfModel):
     with `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)`. Adapters are merged into the weights.
     """
 
+    error: ClassVar[type[ComposerError]] = ExportError
     example: ClassVar[str] = 'composer.export("lawcat-mine-distilled", "lawcat-alone")'
     out: Path | None = option(
         "Output folder. Left out, MODEL-exported.", default=None, converter=to_optional_path, kw_only=False, **OUT
@@ -32,7 +33,16 @@ class ExportOptions(Replacing, OfModel):
         "layer, windows on Llama's blocks, or Gated DeltaNet as in Qwen3-Next. Otherwise list the differences.",
         default=False,
     )
+    step: bool = option(
+        "Write a method for one token beside the one for any number of tokens: decoding is faster, and the file has each step of a "
+        "head twice.",
+        default=False,
+    )
     copy: bool = option("Copy weight files. Left out, they are hard links where the file system allows it.", default=False)
+
+    def check(self) -> None:
+        if self.native and self.step:
+            raise ExportError("--step is for a Python file of its own, which --native does not write: leave out one of them")
 
 
 class ExportReport(Readable, Closed):
@@ -67,7 +77,7 @@ def run_export(options: ExportOptions) -> ExportReport:
         from composer.exporting.folder import export_folder
         from composer.exporting.native import Native
 
-        exported = export_folder(model, target, native=options.native, copy=options.copy, force=options.force)
+        exported = export_folder(model, target, native=options.native, step=options.step, copy=options.copy, force=options.force)
     if isinstance(exported, Native):
         return ExportReport(out=target, architecture=exported.architecture, model_type=exported.model_type)
     return ExportReport(

@@ -50,6 +50,8 @@ class ExportRecord(Closed):
     command: str
     config: dict[str, Any]
     """``config.json`` of the composed model that it was made of, which says what its heads are."""
+    step: bool = False
+    """Whether the Python file has a method for one token by the option of this name."""
     files: dict[str, str]
     """SHA-256 of each file, by name."""
     versions: dict[str, str]
@@ -65,17 +67,20 @@ def read_export(folder: Path) -> ExportRecord | None:
         raise ExportError(f"{folder / EXPORT} cannot be read, or is damaged: {str(error).splitlines()[0]}") from error
 
 
-def export_folder(folder: Path, out: Path, *, native: bool = False, copy: bool = False, force: bool = False) -> Exported | Native:
+def export_folder(
+    folder: Path, out: Path, *, native: bool = False, step: bool = False, copy: bool = False, force: bool = False
+) -> Exported | Native:
     """Write a composed model as a folder that loads where this package is not installed.
 
-    native: write the folder of the class of transformers that computes the model, without a Python file. copy: copy weight files,
-    which are hard links otherwise. force: replace an export in ``out``. Raises ExportError, BuildError and SourceError; nothing is
-    written then.
+    native: write the folder of the class of transformers that computes the model, without a Python file. step: write a method for
+    one token, too. copy: copy weight files, which are hard links otherwise. force: replace an export in ``out``.
+
+    Raises ExportError, BuildError and SourceError; nothing is written then.
     """
     out = check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
     with without_adapter(folder) as merged:
         model = load_model(merged, None, "cpu")
-        exported = native_of(causal(model)) if native else text_of(model)
+        exported = native_of(causal(model)) if native else text_of(model, step=step)
         source, record = open_source(merged), read_record(merged)
         own_files, converts = merged != folder, isinstance(exported, Native) and exported.weights is not None
         check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files or converts else 0)
@@ -85,13 +90,13 @@ def export_folder(folder: Path, out: Path, *, native: bool = False, copy: bool =
             else:
                 for name, shard in source.shards.items():
                     link_or_copy(shard.file, partial / name, copy=copy or own_files)
-            _documents(partial, merged, folder, out, model, exported, record)
+            _documents(partial, merged, folder, out, model, exported, record, step)
     return exported
 
 
-def text_of(model: Composed) -> Exported:
+def text_of(model: Composed, *, step: bool = False) -> Exported:
     """Return the Python file of a loaded model. Raises ExportError if it is not a causal language model."""
-    return written(causal(model))
+    return written(causal(model), step=step)
 
 
 def causal(model: Composed) -> ComposedForCausalLM:
@@ -140,7 +145,7 @@ def without_adapter(folder: Path) -> Iterator[Path]:
 
 
 def _documents(
-    partial: Path, merged: Path, folder: Path, out: Path, model: Any, exported: Exported | Native, record: Record | None
+    partial: Path, merged: Path, folder: Path, out: Path, model: Any, exported: Exported | Native, record: Record | None, step: bool
 ) -> None:
     """Write all files but the weights."""
     is_native = isinstance(exported, Native)
@@ -157,18 +162,19 @@ def _documents(
             shutil.copyfile(merged / RECORD, partial / RECORD)
         write_text(partial / SPEC_FILE, to_yaml(record.spec))
         write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
-    flag = "--native " if is_native else ""
+    flag = "--native " if is_native else "--step " if step else ""
     command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(out.name)}"
     write_text(partial / CARD, card(exported, record, command))
     files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
     config, versions = dict(open_source(merged).config), versions_of(PACKAGES)
-    export = ExportRecord(model=str(folder.resolve()), command=command, config=config, files=files, versions=versions)
+    export = ExportRecord(model=str(folder.resolve()), command=command, config=config, step=step, files=files, versions=versions)
     write_text(partial / EXPORT, export.model_dump_json(indent=2) + "\n")
 
 
 def configuration(model: Any, exported: Exported) -> dict[str, Any]:
     """``config.json`` of the export: the host's own fields, the heads of each layer, and the classes of the file."""
-    left_out = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "_name_or_path", "transformers_version", "model_type", "architectures"}
+    left_out = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "auto_map"}
+    left_out |= {"_name_or_path", "transformers_version", "model_type", "architectures"}
     own = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
     classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
     return {
@@ -176,7 +182,7 @@ def configuration(model: Any, exported: Exported) -> dict[str, Any]:
         "auto_map": {auto: f"{exported.file}.{exported.name}{suffix}" for auto, suffix in classes.items()},
         "model_type": exported.model_type,
         **own,
-        "heads": [dict(names) for names in exported.heads],
+        **({"heads": [dict(names) for names in exported.heads]} if exported.heads else {}),
     }
 
 

@@ -165,7 +165,16 @@ def _with_own_weights(model: Any, kind: str, changes: Mapping[str, Any]) -> Nati
 
 def _config_of(model: Any, kind: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the model's config that the class has, with changes."""
-    left_out = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "_name_or_path", "transformers_version", "architectures", "model_type"}
+    left_out = {
+        *SPEC_KEYS,
+        *TRUNK_KEYS,
+        ADAPTER_KEY,
+        "auto_map",
+        "_name_or_path",
+        "transformers_version",
+        "architectures",
+        "model_type",
+    }
     own = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
     if kind != _host_type(model):
         known = CONFIG_MAPPING[kind]().to_dict()
@@ -225,8 +234,8 @@ def field_differences(own: Any, expected: Any, path: str = "") -> Iterator[str]:
             if name not in START_ONLY:
                 yield from field_differences(getattr(own, name), getattr(expected, name), f"{path}.{name}".lstrip("."))
     elif isinstance(own, tuple) and isinstance(expected, tuple) and len(own) == len(expected):
-        for index, (one, other) in enumerate(zip(own, expected, strict=True)):
-            yield from field_differences(one, other, f"{path}.{index}")
+        for index, (item, other) in enumerate(zip(own, expected, strict=True)):
+            yield from field_differences(item, other, f"{path}.{index}")
     elif own != expected:
         yield f"`{path}` is {_in_words(own)}; expected {_in_words(expected)}"
 

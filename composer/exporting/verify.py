@@ -58,7 +58,7 @@ def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
     try:
         with without_adapter(source) as merged:
             model = load_model(merged, "float32", "cpu")
-            exported = None if classes is None else text_of(model)
+            exported = None if classes is None else text_of(model, step=record.step)
     except ComposerError as error:
         yield make_check("logits", CONFIG, "unknown", str(error))
         return
