@@ -8,19 +8,15 @@ Those of parts from outside are recorded operation by operation.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import operator
-import pkgutil
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 import blocks
 from blocks.outside import folders
 from composer.errors import ExportError
-from composer.exporting.source import definition
+from composer.exporting.tensor_functions import own_functions
 
 BLOCKS = str(Path(blocks.__file__).parent)
 OPERATORS = {
@@ -371,39 +367,3 @@ def _tensors_in(value: Any) -> Iterator[tuple[str, Any]]:
             result = getattr(value, item.name, None)
             if isinstance(result, torch.Tensor):
                 yield "" if item.name == "output" else f"_{item.name}", result
-
-
-TYPES = frozenset({
-    "Tensor", "None", "int", "float", "bool", "str", "torch", "dtype", "device", "slice", "tuple", "list", "Sequence", "Callable",
-    "Any", "RingSlot", "Float", "Int", "Bool", "Shaped",
-})  # fmt: skip
-"""Words in the annotations of a function of tensors and plain values."""
-ENTERED = frozenset({"as_dtype"})
-"""Small functions that are not kept as calls."""
-
-
-def takes_tensors_alone(function: FunctionType) -> bool:
-    """Whether all parameters of a function are tensors and plain values, by their annotations."""
-    if function.__code__.co_freevars or function.__code__.co_flags & inspect.CO_GENERATOR or function.__name__ in ENTERED:
-        return False
-    node = definition(sys.modules[function.__module__], function.__name__)
-    assert isinstance(node, ast.FunctionDef)
-    parameters = [*node.args.args, *node.args.kwonlyargs, *([node.args.vararg] if node.args.vararg else [])]
-    annotations = ["Part" if item.annotation is None else ast.unparse(item.annotation) for item in parameters]
-    plain = [re.sub(r"\[Tensor, *['\"][^'\"]*['\"]\]", "", item) for item in annotations]
-    return bool(parameters) and all(set(re.findall(r"[A-Za-z_]\w*", item)) <= TYPES for item in plain)
-
-
-@cache
-def own_functions() -> dict[CodeType, str]:
-    """The functions of ``blocks`` that take tensors and plain values alone, as ``module:name``, by their code."""
-    result = {}
-    for info in pkgutil.walk_packages(blocks.__path__, "blocks."):
-        if info.name.startswith("blocks.fused") or info.name.endswith((".fla", ".triton", "_fla")):
-            continue
-        module = import_module(info.name)
-        for name, function in vars(module).items():
-            own = inspect.unwrap(function) if callable(function) else None
-            if isinstance(own, FunctionType) and own.__module__ == module.__name__ and takes_tensors_alone(own):
-                result[own.__code__] = f"{module.__name__}:{name}"
-    return result
