@@ -12,7 +12,7 @@ from converters.config import MOST_LABELS, number, positive_int, word
 from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.llama import LLAMA, read_trunk
-from converters.model_types import OWN
+from converters.model_types import AUTO_MAP, OWN
 from converters.trunk import MLP, Activation, PositionEmbedding, Trunk, TrunkNorm
 
 SPEC_KEYS = ("spec", "spec_hash")
@@ -50,7 +50,14 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
     """The trunk in Llama's keys and in our own. The keys for heads are not read here."""
     if config.get(ADAPTER_KEY) is not None:
         adapter_folder(config[ADAPTER_KEY])
-    own = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "hidden_act", "problem_type"}
+    own = {
+        *SPEC_KEYS,
+        *TRUNK_KEYS,
+        ADAPTER_KEY,
+        "hidden_act",
+        "problem_type",
+        *(["auto_map"] if config.get("auto_map") == AUTO_MAP else []),
+    }
     trunk = read_trunk({key: value for key, value in config.items() if key not in own}, notes)
     return replace(
         trunk,

@@ -16,7 +16,7 @@ from converters.errors import ConfigError
 from converters.family import Config, Family
 from converters.length_rotations import LengthRotation, length_rotations
 from converters.local_layers import local_layers
-from converters.model_types import PREFIX
+from converters.model_types import AUTO_MAP, PREFIX
 from converters.rotary import check_rotary
 from converters.trunk import Sizes, read_dtype
 
@@ -130,7 +130,7 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         config |= inner if isinstance(inner, Mapping) else {}
     if config.get("quantization_config") is not None:
         raise ConfigError("config.json says quantization_config: its weights are quantised. Build from the model as it was before.")
-    if config.get("auto_map"):
+    if config.get("auto_map") not in (None, {}, AUTO_MAP):
         notes.append("config.json asks for code of its own (auto_map); it was not run, and transformers' is taken.")
     heads = _positive(config, "num_attention_heads", "n_head", "num_heads")
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")

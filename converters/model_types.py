@@ -1,4 +1,4 @@
-"""The model types of this project in transformers, as configurations have them."""
+"""The model types of this project in transformers, as configurations have them, and the file that names the project."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ OWN = "composed"
 """The model type of models with the project's own decoder around the heads."""
 PREFIX = f"{OWN}_"
 """The prefix of all other model types, before their host's: ``composed_qwen3``."""
+
+STUB = "needs_attention_composer.py"
+"""The file of a model's folder that transformers runs, if it may, where the package is not installed. It states what to install."""
+
+AUTO_MAP = {"AutoConfig": f"{STUB.removesuffix('.py')}.Config"}
+"""The key ``auto_map`` of a model's config. Where the package is imported, transformers has the model's classes and ignores it."""
 
 
 def is_composed_type(model_type: object) -> bool:

@@ -132,13 +132,15 @@ class Source(Described):
 def describe(folder: Path) -> Described:
     """Reads ``config.json`` and nothing else."""
     content = read_config_file(folder)
-    if os.path.isfile(folder / EXPORT):  # False where the folder may not be searched
+    path = folder / "config.json"
+    config = _json(path, content, ConfigError)
+    # An export without code of its own is a model of transformers like any other.
+    if "auto_map" in config and os.path.isfile(folder / EXPORT):  # False where the folder may not be searched
         raise ConfigError(
             f"{folder} is an exported model ({EXPORT}), whose Python file only transformers runs. Take the model that it was made "
             f"from: {EXPORT} names its folder."
         )
-    path = folder / "config.json"
-    return describe_config(path, _json(path, content, ConfigError), content)
+    return describe_config(path, config, content)
 
 
 def read_config_file(folder: Path) -> bytes:

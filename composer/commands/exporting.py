@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from blocks.part import Closed
-from composer.errors import in_words
+from composer.errors import ComposerError, ExportError, in_words
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import OUT, OfModel, Replacing, to_optional_path
@@ -23,21 +23,37 @@ class ExportOptions(Replacing, OfModel):
     with `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)`. Adapters are merged into the weights.
     """
 
+    error: ClassVar[type[ComposerError]] = ExportError
     example: ClassVar[str] = 'composer.export("lawcat-mine-distilled", "lawcat-alone")'
     out: Path | None = option(
         "Output folder. Left out, MODEL-exported.", default=None, converter=to_optional_path, kw_only=False, **OUT
     )
+    native: bool = option(
+        "Write the folder of a class of transformers, without a Python file, where one computes this model: softmax in every "
+        "layer, windows on Llama's blocks, or Gated DeltaNet as in Qwen3-Next. Otherwise list the differences.",
+        default=False,
+    )
+    step: bool = option(
+        "Write a method for one token beside the one for any number of tokens: decoding is faster, and the file has each step of a "
+        "head twice.",
+        default=False,
+    )
     copy: bool = option("Copy weight files. Left out, they are hard links where the file system allows it.", default=False)
+
+    def check(self) -> None:
+        if self.native and self.step:
+            raise ExportError("--step is for a Python file of its own, which --native does not write: leave out one of them")
 
 
 class ExportReport(Readable, Closed):
-    """An exported model. file: its Python file; lines: of that; model_type: in its config.json; one_by_one: why a head takes one
-    token after the other, or None."""
+    """An exported model. architecture: its class; file: its Python file, and lines: of that, or None where the class is one of
+    transformers; model_type: in its config.json; one_by_one: why a head takes one token after the other, or None."""
 
     out: Path
-    file: str
-    lines: int
+    architecture: str
     model_type: str
+    file: str | None = None
+    lines: int | None = None
     one_by_one: str | None = None
 
     def view(self) -> View:
@@ -45,7 +61,9 @@ class ExportReport(Readable, Closed):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader should know beside the place."""
+        """The class or the file, and what to expect of it."""
+        if self.file is None:
+            return (f"{self.architecture} of transformers; it loads without trust_remote_code",)
         slow = "its heads take one token after the other, so long prompts take long"
         return (f"{self.file}: {self.lines} lines", *([] if self.one_by_one is None else [slow]))
 
@@ -57,11 +75,18 @@ def run_export(options: ExportOptions) -> ExportReport:
     target = options.out or Path(f"{plain_name(options.model)}-exported")
     with silent_transformers():
         from composer.exporting.folder import export_folder
+        from composer.exporting.native import Native
 
-        exported = export_folder(model, target, copy=options.copy, force=options.force)
-    lines = exported.text.count("\n")
+        exported = export_folder(model, target, native=options.native, step=options.step, copy=options.copy, force=options.force)
+    if isinstance(exported, Native):
+        return ExportReport(out=target, architecture=exported.architecture, model_type=exported.model_type)
     return ExportReport(
-        out=target, file=f"{exported.file}.py", lines=lines, model_type=exported.model_type, one_by_one=exported.one_by_one
+        out=target,
+        architecture=f"{exported.name}ForCausalLM",
+        model_type=exported.model_type,
+        file=f"{exported.file}.py",
+        lines=exported.text.count("\n"),
+        one_by_one=exported.one_by_one,
     )
 
 

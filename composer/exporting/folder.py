@@ -1,4 +1,8 @@
-"""The folder of an exported model: its file, its weights, its configuration, and where it comes from."""
+"""The folder of an exported model: its file, its weights, its configuration, and its origin.
+
+The folder has a Python file with the model's attention. For a model that a class of transformers computes, it can have the files of
+that class instead.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from composer.drawing.picture import picture
 from composer.errors import ExportError
 from composer.escape import escape_markdown, markdown_block, markdown_code
 from composer.exporting.modeling import Exported, written
+from composer.exporting.native import Native, native_of, write_weights
 from composer.files import sha256
 from composer.model.classes import Composed
 from composer.model.modeling import ComposedForCausalLM
@@ -38,13 +43,15 @@ PACKAGES = ("attention-composer", "torch", "transformers")
 
 
 class ExportRecord(Closed):
-    """``export.json``: where an export comes from."""
+    """``export.json``: the origin of an export."""
 
     model: str
     """The folder of the model."""
     command: str
     config: dict[str, Any]
     """``config.json`` of the composed model that it was made of, which says what its heads are."""
+    step: bool = False
+    """Whether the Python file has a method for one token by the option of this name."""
     files: dict[str, str]
     """SHA-256 of each file, by name."""
     versions: dict[str, str]
@@ -60,45 +67,57 @@ def read_export(folder: Path) -> ExportRecord | None:
         raise ExportError(f"{folder / EXPORT} cannot be read, or is damaged: {str(error).splitlines()[0]}") from error
 
 
-def export_folder(folder: Path, out: Path, *, copy: bool = False, force: bool = False) -> Exported:
+def export_folder(
+    folder: Path, out: Path, *, native: bool = False, step: bool = False, copy: bool = False, force: bool = False
+) -> Exported | Native:
     """Write a composed model as a folder that loads where this package is not installed.
 
-    copy: copy weight files, where they would be hard links otherwise. force: replace an export that stands there.
-    Raises ExportError, BuildError and SourceError, with nothing written.
+    native: write the folder of the class of transformers that computes the model, without a Python file. step: write a method for
+    one token, too. copy: copy weight files, which are hard links otherwise. force: replace an export in ``out``.
+
+    Raises ExportError, BuildError and SourceError; nothing is written then.
     """
     out = check_output(out, open_source(folder), force=force, check_replaceable=_check_export)
     with without_adapter(folder) as merged:
         model = load_model(merged, None, "cpu")
-        exported = text_of(model)
+        exported = native_of(causal(model)) if native else text_of(model, step=step)
         source, record = open_source(merged), read_record(merged)
-        own_files = merged != folder
-        check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files else 0)
+        own_files, converts = merged != folder, isinstance(exported, Native) and exported.weights is not None
+        check_space(out, sum(shard.bytes for shard in source.shards.values()) if copy or own_files or converts else 0)
         with whole_or_nothing(out, force=force, check_replaceable=_check_export) as partial:
-            for name, shard in source.shards.items():
-                link_or_copy(shard.file, partial / name, copy=copy or own_files)
-            _documents(partial, merged, folder, out, model, exported, record)
+            if isinstance(exported, Native) and exported.weights is not None:
+                write_weights(exported, partial)
+            else:
+                for name, shard in source.shards.items():
+                    link_or_copy(shard.file, partial / name, copy=copy or own_files)
+            _documents(partial, merged, folder, out, model, exported, record, step)
     return exported
 
 
-def text_of(model: Composed) -> Exported:
-    """The file of a loaded model. Raises ExportError for what is no causal language model."""
+def text_of(model: Composed, *, step: bool = False) -> Exported:
+    """Return the Python file of a loaded model. Raises ExportError if it is not a causal language model."""
+    return written(causal(model), step=step)
+
+
+def causal(model: Composed) -> ComposedForCausalLM:
+    """Return the model. Raises ExportError if it is not a causal language model."""
     if not isinstance(model, ComposedForCausalLM):
         raise ExportError("classifiers are not exported; a causal language model was expected")
     if model.config.resolved().direction != "causal":
         raise ExportError("bidirectional models are not exported; a causal language model was expected")
-    return written(model)
+    return model
 
 
 def differences(folder: Path, record: ExportRecord) -> dict[str, str]:
     """What is wrong with the files of an export, by their names: changed, missing or added ones."""
-    found = {}
+    problems = {}
     for name, digest in record.files.items():
         if not (folder / name).is_file():
-            found[name] = "it is missing"
+            problems[name] = "it is missing"
         elif sha256(folder / name) != digest:
-            found[name] = "its SHA-256 is another one"
+            problems[name] = "its SHA-256 is another one"
     strangers = {path.name for path in folder.iterdir()} - {*record.files, EXPORT, "__pycache__"}
-    return found | dict.fromkeys(sorted(strangers), "the export did not write it")
+    return problems | dict.fromkeys(sorted(strangers), "the export did not write it")
 
 
 def _check_export(out: Path) -> None:
@@ -106,9 +125,9 @@ def _check_export(out: Path) -> None:
     record = read_export(out)
     if record is None:
         raise ExportError(f"{out} holds no {EXPORT}, so no export wrote it, and --force does not replace it.")
-    if found := differences(out, record):
+    if changed := differences(out, record):
         raise ExportError(
-            f"{out} holds files that were changed or added since the export ({', '.join(list(found)[:3])}), and --force does not "
+            f"{out} holds files that were changed or added since the export ({', '.join(list(changed)[:3])}), and --force does not "
             "replace them. Move them, or choose another folder."
         )
 
@@ -125,29 +144,37 @@ def without_adapter(folder: Path) -> Iterator[Path]:
         yield merged
 
 
-def _documents(partial: Path, merged: Path, folder: Path, out: Path, model: Any, exported: Exported, record: Record | None) -> None:
+def _documents(
+    partial: Path, merged: Path, folder: Path, out: Path, model: Any, exported: Exported | Native, record: Record | None, step: bool
+) -> None:
     """Write all files but the weights."""
-    write_text(partial / f"{exported.file}.py", exported.text)
-    write_json(partial / CONFIG, configuration(model, exported))
+    is_native = isinstance(exported, Native)
+    write_json(partial / CONFIG, exported.config if isinstance(exported, Native) else configuration(model, exported))
+    if isinstance(exported, Exported):
+        write_text(partial / f"{exported.file}.py", exported.text)
+        write_text(partial / LICENSE, license_text())
     for path in sorted(merged.iterdir()):
-        if path.name in (GENERATION_CONFIG, INDEX) or any(path.match(pattern) for pattern in TOKENIZER):
+        is_index = path.name == INDEX and not (is_native and exported.weights is not None)
+        if path.name == GENERATION_CONFIG or is_index or any(path.match(pattern) for pattern in TOKENIZER):
             shutil.copyfile(path, partial / path.name)
     if record is not None:
-        shutil.copyfile(merged / RECORD, partial / RECORD)
+        if not is_native:  # the files of a class of transformers can be a source like any other, which has no record
+            shutil.copyfile(merged / RECORD, partial / RECORD)
         write_text(partial / SPEC_FILE, to_yaml(record.spec))
         write_text(partial / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
-    write_text(partial / LICENSE, license_text())
-    command = f"compose export {shlex.quote(str(folder))} -o {shlex.quote(out.name)}"
+    flag = "--native " if is_native else "--step " if step else ""
+    command = f"compose export {shlex.quote(str(folder))} {flag}-o {shlex.quote(out.name)}"
     write_text(partial / CARD, card(exported, record, command))
     files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
     config, versions = dict(open_source(merged).config), versions_of(PACKAGES)
-    export = ExportRecord(model=str(folder.resolve()), command=command, config=config, files=files, versions=versions)
+    export = ExportRecord(model=str(folder.resolve()), command=command, config=config, step=step, files=files, versions=versions)
     write_text(partial / EXPORT, export.model_dump_json(indent=2) + "\n")
 
 
 def configuration(model: Any, exported: Exported) -> dict[str, Any]:
     """``config.json`` of the export: the host's own fields, the heads of each layer, and the classes of the file."""
-    left_out = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "_name_or_path", "transformers_version", "model_type", "architectures"}
+    left_out = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "auto_map"}
+    left_out |= {"_name_or_path", "transformers_version", "model_type", "architectures"}
     own = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
     classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
     return {
@@ -155,7 +182,7 @@ def configuration(model: Any, exported: Exported) -> dict[str, Any]:
         "auto_map": {auto: f"{exported.file}.{exported.name}{suffix}" for auto, suffix in classes.items()},
         "model_type": exported.model_type,
         **own,
-        "heads": [dict(names) for names in exported.heads],
+        **({"heads": [dict(names) for names in exported.heads]} if exported.heads else {}),
     }
 
 
@@ -168,39 +195,47 @@ def license_text() -> str:
     return stored or read_text(Path(__file__).parents[2] / LICENSE, MOST_RECORD)
 
 
-def card(exported: Exported, record: Record | None, command: str) -> str:
+def card(exported: Exported | Native, record: Record | None, command: str) -> str:
     """``README.md``, with the Hub's front matter."""
     source = None if record is None else record.source
-    front: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["linear-attention", "custom_code"],
-    }
+    tags = [] if isinstance(exported, Native) else ["linear-attention", "custom_code"]
+    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
     if source is not None and source.repo_id:
         front["base_model"] = source.repo_id
     if record is not None and (datasets := datasets_of(record)):
         front["datasets"] = datasets
+    trust = "" if isinstance(exported, Native) else ", trust_remote_code=True"
     load = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True, dtype="auto")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)'
+        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust}, dtype="auto")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})'
     )
-    file = markdown_code(f"{exported.file}.py")
-    slow = "" if exported.one_by_one is None else "\nIts heads take one token after the other, so that long prompts take long.\n"
     spec = "" if record is None else f"\n{lineage(record)}\n## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"
     drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"
     paper = "" if record is None or not record.resolved.paper else f" Its heads follow {escape_markdown(record.resolved.paper)}."
+    record_file = "" if isinstance(exported, Native) else f" {markdown_code(RECORD)} says how the\nmodel was built and trained."
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
 ---
 
-# {escape_markdown(exported.name)}
-
-A {escape_markdown(exported.host_type)} model whose attention is composed of linear-attention parts.{paper} All of its attention
-is in {file}, which needs PyTorch and transformers alone.
-{drawn}{slow}
+{_description(exported, paper)}
+{drawn}
 {markdown_block(load, "python")}
 
-Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of all files. {markdown_code(RECORD)} says how the
-model was built and trained.
+Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of all files.{record_file}
 {spec}"""
+
+
+def _description(exported: Exported | Native, paper: str) -> str:
+    """The title of a card, and what the model is."""
+    if isinstance(exported, Native):
+        return (
+            f"# {escape_markdown(exported.architecture)}\n\n"
+            f"A {escape_markdown(exported.model_type)} model.{paper} It needs PyTorch and transformers, and no code of its own."
+        )
+    slow = "" if exported.one_by_one is None else "\n\nIts heads take one token after the other, so that long prompts take long."
+    return (
+        f"# {escape_markdown(exported.name)}\n\n"
+        f"A {escape_markdown(exported.host_type)} model whose attention is composed of linear-attention parts.{paper} All of its "
+        f"attention\nis in {markdown_code(f'{exported.file}.py')}, which needs PyTorch and transformers alone.{slow}"
+    )

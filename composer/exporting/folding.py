@@ -19,14 +19,16 @@ class Known:
 
 @dataclass(frozen=True)
 class NotNone:
-    """An argument that is never None. rank: of the tensor that it is; None: not the same in all calls, or no tensor."""
+    """An argument that is never None. rank: of the tensor that it is; None: not the same in all calls, or no tensor. item_rank: of
+    the tensors that it is a tuple of."""
 
     rank: int | None = None
+    item_rank: int | None = None
 
 
 ArgumentFact = Known | NotNone
-NO_NUMBERS = {"may_look": False, "derives_by_hand": False, "has_numbers": False, "all_present": False}
-"""Functions that say whether Python may read numbers. The file never does."""
+NO_NUMBERS = {"may_look": False, "derives_by_hand": False, "has_numbers": False, "all_present": False, "block_of": 1}
+"""Functions that look at numbers of tensors, and what they return where Python may not. The file never looks."""
 ALWAYS = {"torch.is_grad_enabled()": True}
 NOTHING = "repeat(None)"
 """What a loop runs over beside others, for a variable that is always None."""
@@ -61,36 +63,48 @@ def fact_of(node: ast.expr, facts: Mapping[str, ArgumentFact]) -> ArgumentFact |
         return Known(node.value)
     if isinstance(node, ast.Name):
         return facts.get(node.id)
-    if isinstance(node, ast.BinOp | ast.Tuple | ast.List):
+    is_of_tensor = isinstance(node, ast.Attribute) and node.attr in ("mT", "T", "shape", "dtype", "device")
+    if is_of_tensor or isinstance(node, ast.BinOp | ast.Tuple | ast.List):
         return NotNone()
     if isinstance(node, ast.Subscript | ast.Attribute):
         return NotNone() if fact_of(node.value, facts) else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return NotNone() if fact_of(node.func.value, facts) or ast.unparse(node.func.value) == "torch" else None
+        return _fact_of_method(node.func, facts)
     return None
 
 
-def folded(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> ast.FunctionDef:
-    """The function with these facts about its parameters."""
+def _fact_of_method(method: ast.Attribute, facts: Mapping[str, ArgumentFact]) -> ArgumentFact | None:
+    """What is known of the result of a method of a tensor, or of a function of PyTorch."""
+    tensor = fact_of(method.value, facts)
+    if method.attr in ("split", "chunk") and isinstance(tensor, NotNone):
+        return NotNone(item_rank=tensor.rank)
+    return NotNone() if tensor or ast.unparse(method.value) == "torch" else None
+
+
+def folded(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
+    """The function with these facts about its parameters, and the facts about its parameters and variables."""
     tree = copy.deepcopy(function)
     while True:
         before = ast.dump(tree)
-        assigned = Counter(one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+        assigned = Counter(item.id for item in ast.walk(tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store))
         known = {name: fact for name, fact in facts.items() if name not in assigned}
-        parameters = {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
+        parameters = {item.arg for item in ast.walk(tree) if isinstance(item, ast.arg)}
         once = {name for name, count in assigned.items() if count == 1 and name not in parameters}
-        fold = _Fold(known, once)
+        fold = _Fold(known, once, once | (parameters - assigned.keys()))
         tree.body = fold.block(tree.body)
         _Unused(tree).drop()
         if ast.dump(tree) == before:
-            return ast.fix_missing_locations(tree)
+            return ast.fix_missing_locations(tree), fold.facts
 
 
 class _Fold(ast.NodeTransformer):
-    """facts: about names; once: variables with one assignment, which may turn out to be constants."""
+    """facts: about names; once: variables with one assignment, which may turn out to be constants; fixed: names that keep their
+    values."""
 
-    def __init__(self, facts: Mapping[str, ArgumentFact], once: set[str]) -> None:
-        self.facts, self.once = dict(facts), once
+    def __init__(self, facts: Mapping[str, ArgumentFact], once: set[str], fixed: set[str]) -> None:
+        self.facts, self.once, self.fixed = dict(facts), once, fixed
+        self.aliases: dict[str, str] = {}
+        """Variables that are other names of a name that keeps its value."""
         self.endless: set[str] = set()
         """Variables that hold ``repeat(None)``."""
 
@@ -98,16 +112,19 @@ class _Fold(ast.NodeTransformer):
         """Statements, up to the first that always returns."""
         out: list[ast.stmt] = []
         for statement in body:
-            found = self.visit(statement)
-            out += [] if found is None else found if isinstance(found, list) else [found]
+            result = self.visit(statement)
+            out += [] if result is None else result if isinstance(result, list) else [result]
             if out and isinstance(out[-1], ast.Return | ast.Raise):
                 break
         return out
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         fact = self.facts.get(node.id)
-        if isinstance(node.ctx, ast.Load) and isinstance(fact, Known) and isinstance(fact.value, bool | str | None):
+        is_local = node.id in self.once and isinstance(fact, Known) and isinstance(fact.value, int)
+        if isinstance(node.ctx, ast.Load) and isinstance(fact, Known) and (is_local or isinstance(fact.value, bool | str | None)):
             return ast.copy_location(ast.Constant(fact.value), node)
+        if node.id in self.aliases and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(ast.Name(self.aliases[node.id], node.ctx), node)
         if node.id in self.endless and isinstance(node.ctx, ast.Load):
             return ast.copy_location(ast.parse(NOTHING, mode="eval").body, node)
         return node
@@ -119,7 +136,7 @@ class _Fold(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id in NO_NUMBERS:
             return ast.copy_location(ast.Constant(NO_NUMBERS[node.func.id]), node)
         if isinstance(node.func, ast.Name) and node.func.id in REWRITTEN:
-            arguments = [ast.unparse(self.visit(one)) for one in node.args]
+            arguments = [ast.unparse(self.visit(item)) for item in node.args]
             written = REWRITTEN[node.func.id].format(*arguments)
             return ast.copy_location(ast.parse(written, mode="eval").body, node)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "dim" and isinstance(node.func.value, ast.Name):
@@ -149,6 +166,15 @@ class _Fold(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
             return ast.copy_location(ast.Constant(not node.operand.value), node)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.FloorDiv) and isinstance(node.right, ast.Constant) and node.right.value == 1:
+            return node.left
+        left, right = (side.value if isinstance(side, ast.Constant) else None for side in (node.left, node.right))
+        if isinstance(left, int) and isinstance(right, int) and isinstance(node.op, ast.Sub):
+            return ast.copy_location(ast.Constant(left - right), node)
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
@@ -185,7 +211,9 @@ class _Fold(ast.NodeTransformer):
             if isinstance(target, ast.Name) and ast.unparse(run) == NOTHING and target.id in self.once:
                 self.facts[target.id] = Known(None)
             elif isinstance(target, ast.Name) and target.id in self.once:
-                self.facts[target.id] = NotNone()
+                fact = fact_of(run, self.facts)
+                if isinstance(fact, NotNone) and fact.item_rank is not None:
+                    self.facts[target.id] = NotNone(fact.item_rank)
         node.body = self.block(node.body)
         return node
 
@@ -218,7 +246,10 @@ class _Fold(ast.NodeTransformer):
         """Whether an assignment says nothing: of a variable to itself, or of a constant that its readers have by now."""
         if isinstance(value, ast.Name) and value.id == target.id:
             return True
-        if isinstance(value, ast.Constant) and target.id in self.once and (value.value is None or isinstance(value.value, bool)):
+        if isinstance(value, ast.Name) and target.id in self.once and value.id in self.fixed:
+            self.aliases[target.id] = self.aliases.get(value.id, value.id)
+            return True
+        if isinstance(value, ast.Constant) and target.id in self.once and isinstance(value.value, int | None):
             self.facts[target.id] = Known(value.value)
         elif target.id in self.once and ast.unparse(value) == NOTHING:
             self.endless.add(target.id)
@@ -247,8 +278,9 @@ class _Unused(ast.NodeTransformer):
         """Drop them all."""
         while True:
             before = ast.dump(self.tree)
-            self.read = {one.id for one in ast.walk(self.tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-            self.tree.body = [kept for one in self.tree.body if (kept := self.visit(one)) is not None]
+            self.tree.body = _without_dead_stores(self.tree.body)
+            self.read = {item.id for item in ast.walk(self.tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
+            self.tree.body = [kept for item in self.tree.body if (kept := self.visit(item)) is not None]
             if ast.dump(self.tree) == before:
                 return
 
@@ -274,11 +306,49 @@ class _Unused(ast.NodeTransformer):
         return node
 
 
+def _without_dead_stores(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements without names and constants that a variable is given, and that are replaced before anything reads them."""
+    kept: list[ast.stmt] = []
+    for index, statement in enumerate(body):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name | ast.Tuple):
+            kept.append(statement)
+            continue
+        value = statement.value
+        if isinstance(target, ast.Tuple):
+            if not (isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)):
+                kept.append(statement)
+                continue
+            pairs = list(zip(target.elts, value.elts, strict=True))
+        else:
+            pairs = [(target, value)]
+        live = [
+            pair for pair in pairs if not (isinstance(pair[1], ast.Name | ast.Constant) and _is_dead(pair[0], body[index + 1 :]))
+        ]
+        if len(live) == len(pairs):
+            kept.append(statement)
+        elif (assigned := _assigned(live, statement)) is not None:
+            kept.append(assigned)
+    return kept
+
+
+def _is_dead(target: ast.expr, following: list[ast.stmt]) -> bool:
+    """True if the next statement that mentions a variable replaces it."""
+    if not isinstance(target, ast.Name):
+        return False
+    for statement in following:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == target.id]
+        if names:
+            is_store = all(isinstance(name.ctx, ast.Store) for name in names)
+            return isinstance(statement, ast.Assign) and is_store
+    return False
+
+
 def _zipped(node: ast.For) -> list[tuple[ast.expr, ast.expr]]:
     """The targets of a loop over a zip, each with what it runs over; empty for another loop."""
     run, target = node.iter, node.target
     if not (isinstance(run, ast.Call) and ast.unparse(run.func) == "zip" and isinstance(target, ast.Tuple)):
         return []
-    if len(run.args) != len(target.elts) or any(isinstance(one, ast.Starred) for one in (*run.args, *target.elts)):
+    if len(run.args) != len(target.elts) or any(isinstance(item, ast.Starred) for item in (*run.args, *target.elts)):
         return []
     return list(zip(target.elts, run.args, strict=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,37 +49,45 @@ class Function:
     def bound(self, call: ast.Call, facts: Facts, *, more: bool = False) -> dict[str, ArgumentFact | None] | None:
         """What a call says of each parameter; None where it passes arguments that cannot be told apart. facts: of the caller's own.
         more: further arguments follow (of a ``partial``)."""
-        if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
+        if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
             return None
         arguments = self.tree.args
-        names = [one.arg for one in arguments.args]
-        result: dict[str, ArgumentFact | None] = dict.fromkeys(one.arg for one in self.parameters)
+        names = [item.arg for item in arguments.args]
+        result: dict[str, ArgumentFact | None] = dict.fromkeys(item.arg for item in self.parameters)
         if not more:
             defaults = zip(names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=True)
-            keywords = zip((one.arg for one in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
+            keywords = zip((item.arg for item in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
             result |= {name: fact_of(default, {}) for name, default in (*defaults, *keywords) if default is not None}
         result |= {name: fact_of(value, facts) for name, value in zip(names, call.args, strict=False)}
-        return result | {one.arg: fact_of(one.value, facts) for one in call.keywords if one.arg}
+        return result | {item.arg: fact_of(item.value, facts) for item in call.keywords if item.arg}
 
 
 class Functions:
     """The functions that calls need, those that they call, and the classes and numbers of both.
 
-    calls: the name of each called function, and what is known of its arguments. taken: names of the file itself.
+    calls: the name of each called function, and what is known of its arguments. taken: names of the file itself. fields: of
+    results, that the heads read.
     """
 
-    def __init__(self, calls: Iterable[tuple[str, Facts]], taken: Iterable[str]) -> None:
-        self._calls = list(calls)
+    def __init__(self, calls: Iterable[tuple[str, Facts]], taken: Iterable[str], fields: Iterable[str] = ()) -> None:
+        self._calls, self._fields = list(calls), set(fields)
+        self.unread: frozenset[str] = frozenset()
+        """Optional fields of dataclasses that nothing reads. Classes and calls are written without these."""
         self._functions: dict[str, Function] = {}
         self.facts: dict[str, dict[str, ArgumentFact]] = {}
         while True:
-            known = self.facts
-            self.facts = self._collect()
-            if self.facts == known:
+            known = self.facts, self.unread
+            self.facts, self.unread = self._collect(), self._unread()
+            if (self.facts, self.unread) == known:
                 break
         self.names = self._names(set(taken))
-        self.same = {key: place for key, tree in self.trees.items() if (place := _returns_argument(tree)) is not None}
-        """Functions that return one of their arguments as it is, and its place. Calls of these are left out."""
+        self.short = {
+            key: expression
+            for key, tree in self.trees.items()
+            if (expression := _short_expression(tree, self.function(key).tree)) is not None
+        }
+        """Functions that are written as their expression in place of a call: what is left of them is a name, a number, or one
+        method or index of an argument."""
 
     def function(self, key: str) -> Function:
         """The function of this name."""
@@ -98,18 +108,30 @@ class Functions:
             if key in self.trees:
                 continue
             function, facts = self.function(key), self.facts.get(key, {})
-            tree = self.trees[key] = _folded_once(function, facts)
-            for called, bound in self._used(function, tree, facts):
+            tree, known = _folded_once(function, facts, self.unread)
+            self.trees[key] = tree
+            for called, bound in self._used(function, tree, known):
                 waiting.append(called)
                 bounds_of.setdefault(called, []).append(bound)
         return {key: self._common(key, bounds) for key, bounds in bounds_of.items()}
+
+    def _unread(self) -> frozenset[str]:
+        nodes = [node for tree in self.trees.values() for node in ast.walk(tree)]
+        read = self._fields | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        return frozenset(
+            field.name
+            for cls in self.classes.values()
+            if dataclasses.is_dataclass(cls)
+            for field in dataclasses.fields(cls)
+            if field.default is None and field.name not in read
+        )
 
     def _common(self, key: str, bounds: list[Mapping[str, ArgumentFact | None] | None]) -> dict[str, ArgumentFact]:
         if any(bound is None for bound in bounds):
             return {}
         # A parameter that the function assigns anew is not what its calls have in common.
-        assigned = {one.id for one in ast.walk(self.trees[key]) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-        names = [one.arg for one in self.function(key).parameters if one.arg not in assigned]
+        assigned = {item.id for item in ast.walk(self.trees[key]) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
+        names = [item.arg for item in self.function(key).parameters if item.arg not in assigned]
         facts = {name: joined(bound.get(name) for bound in bounds if bound is not None) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
@@ -119,7 +141,7 @@ class Functions:
         """The functions that a folded one uses, and what it says of their arguments. Notes the classes and numbers that it uses."""
         own = own_names(tree)
         self.locals |= own
-        inside = [one for statement in tree.body for one in ast.walk(statement)]
+        inside = [item for statement in tree.body for item in ast.walk(statement)]
         called: dict[int, Mapping[str, ArgumentFact | None] | None] = {}
         for node in inside:
             if isinstance(node, ast.ImportFrom):
@@ -131,8 +153,8 @@ class Functions:
             call = ast.Call(name, node.args[1:], node.keywords) if more else node
             if isinstance(name, ast.Name) and isinstance(other := meant_by(function.module, name.id), FunctionType):
                 called[id(name)] = self.function(key_of(other)).bound(call, facts, more=more)
-        defaults = [*tree.args.defaults, *(one for one in tree.args.kw_defaults if one is not None)]
-        for node in (*inside, *(one for default in defaults for one in ast.walk(default))):
+        defaults = [*tree.args.defaults, *(item for item in tree.args.kw_defaults if item is not None)]
+        for node in (*inside, *(item for default in defaults for item in ast.walk(default))):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (node.id not in own or id(node) in called):
                 meant = meant_by(function.module, node.id)
                 if isinstance(meant, FunctionType):
@@ -164,51 +186,92 @@ class Functions:
         for key in self.trees:
             module, _, name = key.partition(":")
             plain, folder = name.strip("_"), module.split(".")[-2:]
-            wishes = [plain, *(f"{one}_{plain}" for one in reversed(folder)), f"{'_'.join(folder)}_{plain}"]
-            names[key] = next(one for one in wishes if one not in taken and one not in self.locals)
+            wishes = [plain, *(f"{item}_{plain}" for item in reversed(folder)), f"{'_'.join(folder)}_{plain}"]
+            names[key] = next(item for item in wishes if item not in taken and item not in self.locals)
             taken.add(names[key])
         return names
 
-    def call(self, key: str, given: Mapping[str, Any], text: Callable[[Any], str]) -> str:
-        """A call of a function, as it is written in the file. given: its arguments by name."""
+    def call(self, key: str, values_by_name: Mapping[str, Any], text: Callable[[Any], str]) -> str:
+        """A call of a function, as it is written in the file. values_by_name: its arguments."""
         arguments, facts = self.function(key).tree.args, self.facts[key]
-        if key in self.same:
-            return text(given[arguments.args[self.same[key]].arg])
+        if key in self.short:
+            values = {name: ast.parse(text(value), mode="eval").body for name, value in values_by_name.items()}
+            return ast.unparse(with_arguments(self.short[key], values))
         words = []
-        defaults = dict(zip(reversed([one.arg for one in arguments.args]), reversed(arguments.defaults), strict=False))
+        defaults = dict(zip(reversed([item.arg for item in arguments.args]), reversed(arguments.defaults), strict=False))
         skipped = False
-        for one in arguments.args:
-            if is_gone(facts.get(one.arg)):
+        for item in arguments.args:
+            if is_gone(facts.get(item.arg)):
                 continue
-            value = text(given[one.arg])
-            if one.arg in defaults and ast.unparse(defaults[one.arg]) == value:
+            value = text(values_by_name[item.arg])
+            if item.arg in defaults and ast.unparse(defaults[item.arg]) == value:
                 skipped = True
                 continue
-            words.append(f"{one.arg}={value}" if skipped else value)
+            words.append(f"{item.arg}={value}" if skipped else value)
         if arguments.vararg is not None:
-            words += [text(one) for one in given[arguments.vararg.arg]]
-        words += [f"{one.arg}={text(given[one.arg])}" for one in arguments.kwonlyargs if not is_gone(facts.get(one.arg))]
+            words += [text(item) for item in values_by_name[arguments.vararg.arg]]
+        words += [
+            f"{item.arg}={text(values_by_name[item.arg])}" for item in arguments.kwonlyargs if not is_gone(facts.get(item.arg))
+        ]
         return f"{self.names[key]}({', '.join(words)})"
 
 
-_FOLDED: dict[tuple[str, str], ast.FunctionDef] = {}
+_FOLDED: dict[tuple[str, str, frozenset[str]], tuple[ast.FunctionDef, dict[str, ArgumentFact]]] = {}
 """Functions that have been folded, by their names and the facts. Nobody writes into them."""
 
 
-def _folded_once(function: Function, facts: Facts) -> ast.FunctionDef:
-    key = function.key, repr(sorted((name, repr(fact)) for name, fact in facts.items()))
+def _folded_once(function: Function, facts: Facts, unread: frozenset[str]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
+    key = function.key, repr(sorted((name, repr(fact)) for name, fact in facts.items())), unread
     if key not in _FOLDED:
-        _FOLDED[key] = folded(function.tree, facts)
+        _FOLDED[key] = folded(_without_fields(function, unread), facts)
     return _FOLDED[key]
 
 
-def _returns_argument(tree: ast.FunctionDef) -> int | None:
-    """The place of the argument that a function returns as it is; None where it does anything else."""
-    body = [one for one in tree.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
-    if len(body) != 1 or not isinstance(body[0], ast.Return) or not isinstance(body[0].value, ast.Name):
+def _without_fields(function: Function, unread: frozenset[str]) -> ast.FunctionDef:
+    """The function, with dataclasses made without fields that nothing reads."""
+    if not unread:
+        return function.tree
+    tree = copy.deepcopy(function.tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            cls = meant_by(function.module, node.func.id)
+            if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+                node.keywords = [keyword for keyword in node.keywords if keyword.arg not in unread]
+    return tree
+
+
+def _short_expression(tree: ast.FunctionDef, original: ast.FunctionDef) -> ast.expr | None:
+    """The expression that stands for a call of a function; None where a call is clearer.
+
+    A function that returns an argument or a number has no content. One method or index of an argument is written out where the
+    function was longer and lost its branches.
+    """
+    body = [statement for statement in tree.body if not _is_docstring(statement)]
+    if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
         return None
-    names = [one.arg for one in tree.args.args]
-    return names.index(body[0].value.id) if body[0].value.id in names else None
+    value, names = body[0].value, [argument.arg for argument in tree.args.args]
+    if isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id in names):
+        return value
+    inner = value.func if isinstance(value, ast.Call) else value
+    inner = inner.value if isinstance(inner, ast.Attribute | ast.Subscript) else None
+    rest = [node for node in ast.walk(value) if isinstance(node, ast.Name)]
+    was_longer = len(original.body) > len(tree.body) or ast.dump(original.body[-1]) != ast.dump(tree.body[-1])
+    is_short = isinstance(inner, ast.Name) and inner.id in names and len(rest) == 1
+    return value if is_short and was_longer else None
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def with_arguments(expression: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
+    """An expression with values in the place of parameters."""
+
+    class Replaced(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return values.get(node.id, node)
+
+    return Replaced().visit(copy.deepcopy(expression))
 
 
 def meant_by(module: ModuleType, name: str) -> Any:
@@ -225,9 +288,9 @@ def meant_by(module: ModuleType, name: str) -> Any:
 
 def own_names(tree: ast.FunctionDef) -> set[str]:
     """The parameters and variables of a function, and the functions in it."""
-    own = {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
-    own |= {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return own | {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one is not tree}
+    own = {item.arg for item in ast.walk(tree) if isinstance(item, ast.arg)}
+    own |= {item.id for item in ast.walk(tree) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)}
+    return own | {item.name for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item is not tree}
 
 
 def key_of(function: FunctionType) -> str:

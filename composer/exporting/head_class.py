@@ -13,13 +13,13 @@ from blocks.part import Fresh
 from composer.errors import ExportError
 from composer.exporting.folding import ArgumentFact, Known, NotNone
 from composer.exporting.functions import Functions
-from composer.exporting.heads import ONE_TOKEN, SIZES, Method, parameters_of, program_of, record
+from composer.exporting.heads import ONE_TOKEN, PIECE, PIECES, SIZES, Method, parameters_of, program_of, record
 from composer.exporting.lines import lines_of, needed
 from composer.exporting.recording import Recorded
-from composer.exporting.template import ONE_BY_ONE
+from composer.exporting.template import IN_PIECES, ONE_BY_ONE
 from composer.exporting.wrapping import wrapped
 from composer.graph.composition import HeadSpec
-from composer.graph.listing import listing, turns
+from composer.graph.listing import turns
 from composer.graph.lowering import compiled
 
 INPUTS = ("hidden", "query", "key", "value", "sinks", "position", "valid", "state", "rotation", "cosine", "sine", "dtype", "device")
@@ -32,15 +32,18 @@ SHAPES = {
     "position": "B T",
     "valid": "B T",
 }
-OWN_NAMES = frozenset({"heads", "key_heads", "slots", "rotary", "step", "mix", "mix_step", "empty_state"})
+OWN_NAMES = frozenset({"heads", "key_heads", "rotary", "step", "piece", "mix", "mix_step", "empty_state"})
 """Names that a head of a file has itself."""
+LONGEST_PIECE = 150
+"""The most lines of a method for a fixed number of tokens, in which loops are written out."""
 EMPTY_DTYPES = {"pairs": "dtype", "state": "torch.float32", "int64": "torch.int64"}
 
 
 class HeadClass:
     """One class of the file: heads of one composition and shape."""
 
-    def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], turns: bool) -> None:
+    def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], turns: bool, step: bool) -> None:
+        """step: write methods for one token, which are faster than those for any number."""
         self.name, self.head, self.shape, self.place, self.turns = name, head, shape, place, turns
         self.graph = compiled(head, shape).graph
         self.mixes = bool(self.graph.before_projections())
@@ -49,27 +52,55 @@ class HeadClass:
                 raise ExportError(f"a memory called `{part}` cannot be an attribute of a head in the file; set another `name`")
         self.methods: dict[tuple[bool, bool], Method] = {}
         self.one_by_one: str | None = None
-        """Why `forward` takes one token after the other; None where it takes all at once."""
+        """Why `forward` takes one token after the other; None where it takes many at once."""
+        self.takes_pieces = False
+        """True if `forward` calls `piece`, which takes a fixed number of tokens, for one piece after the other."""
         for mixing in (False, True)[: 1 + self.mixes]:
-            self.methods[mixing, True] = self._recorded(mixing, one_token=True)
             try:
-                self.methods[mixing, False] = self._recorded(mixing, one_token=False)
+                self.methods[mixing, False] = self._recorded(mixing, SIZES)
             except ExportError as error:
                 if mixing or any(0 in slot.shape for slot in self.graph.slots.values()):
                     raise
-                self.one_by_one = str(error)
+                self._record_piece(str(error))
+        self.has_step = step or (False, False) not in self.methods or self.takes_pieces
+        """True if the class has methods for one token."""
+        if self.has_step:
+            self.methods |= {(mixing, True): self._recorded(mixing, ONE_TOKEN) for mixing in (False, True)[: 1 + self.mixes]}
 
-    def _recorded(self, mixing: bool, one_token: bool) -> Method:
+    def _record_piece(self, reason: str) -> None:
+        """Record the program for a fixed number of tokens, unless that is long. reason: why it cannot be for any number."""
+        try:
+            piece = self._recorded(False, PIECES)
+        except ExportError as error:
+            self.one_by_one = f"{reason}; of {PIECE} tokens: {error}"
+            return
+        lines = len(lines_of(piece, _plain_call, frozenset()))
+        if lines > LONGEST_PIECE:
+            self.one_by_one = f"{reason}; of {PIECE} tokens, it has {lines} lines"
+            return
+        self.methods[False, False], self.takes_pieces = piece, True
+
+    def _recorded(self, mixing: bool, sizes: tuple[tuple[int, int], ...]) -> Method:
         """A program, recorded with several numbers of rows and tokens. Raises ExportError where they do not give the same lines."""
-        found: list[tuple[Method, list[str]]] = []
-        for sizes in ONE_TOKEN if one_token else SIZES:
-            method = record(self.head, self.shape, self.place, one_token=one_token, turns=self.turns, sizes=sizes, mixing=mixing)
-            found.append((method, [line for _, line in lines_of(method, _plain_call, frozenset())]))
-            first, now = found[0][1], found[-1][1]
-            if first != now:
-                one, two = next(pair for pair in zip([*first, ""], [*now, ""], strict=False) if pair[0] != pair[1])
-                raise ExportError(f"what runs depends on the numbers of rows and tokens: `{one}` or `{two}`")
-        return found[0][0]
+        methods: list[tuple[Method, list[str]]] = []
+        for size in sizes:
+            method = record(
+                self.head,
+                self.shape,
+                self.place,
+                one_token=sizes == ONE_TOKEN,
+                turns=self.turns,
+                sizes=size,
+                mixing=mixing,
+                is_fixed=sizes == PIECES,
+            )
+            methods.append((method, [line for _, line in lines_of(method, _plain_call, frozenset())]))
+            first, last = methods[0][1], methods[-1][1]
+            if first != last:
+                pairs = zip([*first, ""], [*last, ""], strict=False)
+                before, after = next(pair for pair in pairs if pair[0] != pair[1])
+                raise ExportError(f"what runs depends on the numbers of rows and tokens: `{before}` or `{after}`")
+        return methods[0][0]
 
     def calls(self) -> Iterator[tuple[str, Mapping[str, ArgumentFact]]]:
         """The calls of functions of ``blocks`` in both methods."""
@@ -77,6 +108,11 @@ class HeadClass:
             for call in needed(method):
                 if call.kind == "own":
                     yield call.name, {name: _fact(value) for name, value in call.options.items()}
+
+    def fields(self) -> Iterator[str]:
+        """The fields of results that the methods read."""
+        for method in self.methods.values():
+            yield from (call.name.removeprefix(".") for call in needed(method) if call.kind == "field")
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, Fresh]]:
@@ -103,55 +139,66 @@ class HeadClass:
         """Whether keys are rotated at other positions than those of the call's tokens."""
         return any(call.name == "self.rotary" for method in self.methods.values() for call in needed(method))
 
-    def text(self, functions: Functions, config: str, rotary: str | None) -> str:
-        """The class. config, rotary: names of the model's own classes."""
+    def text(self, functions: Functions, config: str, rotary: str | None, *, is_one_of_several: bool = False) -> str:
+        """The class. config, rotary: names of the model's own classes. is_one_of_several: a layer has further groups of heads."""
         if self.asks_rotary and rotary is None:
             raise ExportError(
                 "keys are rotated at other positions than those of the call's tokens, and the model's layers rotate differently"
             )
-        lines = [f"class {self.name}(nn.Module):", '    """All heads of a layer that are composed alike:', ""]
-        lines += [f"        {line}" for line in _program_of(self.head, self.shape)]
+        lines = [f"class {self.name}(nn.Module):"]
+        heads = f"{self.shape.heads} query heads and {self.shape.key_heads} key heads of a layer"
+        lines += [f'    """{heads}. {_turned(self.head, self.shape)}']
         lines += [
-            "",
             "    hidden B T C, query B T H D, key and value B T K D, position B T, valid B T; the output is B T H D.",
             '    """',
             "",
         ]
-        lines += [f"    heads, key_heads = {self.shape.heads}, {self.shape.key_heads}"]
-        slots = "".join(f'"{slot}", ' for slot in self.graph.slots).rstrip()
-        lines += [*wrapped(f"    slots = ({slots})"), ""]
+        lines += [f"    heads, key_heads = {self.shape.heads}, {self.shape.key_heads}", ""] if is_one_of_several else []
         lines += [f"    def __init__(self, config: {config}) -> None:", "        super().__init__()"]
         if self.asks_rotary:
             lines += [f"        self.rotary = {rotary}(config)"]
         for part, parameters in self.parameters.items():
-            inside = ", ".join(f"{name}={tuple(fresh.shape)}" for name, fresh in parameters.items())
-            lines += wrapped(f"        self.{part} = Parameters({inside})")
+            sizes = {name: ", ".join(map(str, fresh.shape)) for name, fresh in parameters.items()}
+            inside = ", ".join(f'"{name}": torch.empty({size})' for name, size in sizes.items())
+            lines += wrapped(f"        self.{part} = nn.ParameterDict({{{inside}}})")
         for mixing in (True, False) if self.mixes else (False,):
-            for one_token in (False, True):
+            if self.takes_pieces and not mixing:
+                lines += ["", *self._forward_in_pieces()]
+            for one_token in (False, True)[: 1 + self.has_step]:
                 lines += ["", *self._method(functions, mixing, one_token)]
         lines += ["", *self._empty_state()]
         return "\n".join(line.rstrip() for line in lines)
 
-    def _method(self, functions: Functions, mixing: bool, one_token: bool) -> Iterator[str]:
-        loops = (mixing, one_token) not in self.methods
-        body = ONE_BY_ONE.splitlines() if loops else self._body(functions, self.methods[mixing, one_token])
-        name = {(False, False): "forward", (False, True): "step", (True, False): "mix", (True, True): "mix_step"}[mixing, one_token]
+    def _forward_in_pieces(self) -> Iterator[str]:
+        yield from self._signature("forward", False, False)
+        yield f'        """Any number of tokens behind those that the state has seen, {PIECE} at a time."""'
+        yield from IN_PIECES.substitute(piece=PIECE, sinks=", sinks" if self.shape.sinks else "").splitlines()
+
+    def _signature(self, name: str, mixing: bool, one_token: bool) -> list[str]:
         left_out = {*(["query", "key", "value", "sinks"] if mixing else []), *([] if self.shape.sinks else ["sinks"])}
         left_out |= {"valid"} if one_token else set()
         inputs = [f"{name}: Tensor" for name in SHAPES if name not in left_out]
         inputs += ["state: State", *([] if mixing else ["rotation: Rotation"])]
-        yield from wrapped(f"    def {name}(self, {', '.join(inputs)}) -> tuple[Tensor, State]:")
-        tokens = "One token" if one_token else "Any number of tokens"
+        return wrapped(f"    def {name}(self, {', '.join(inputs)}) -> tuple[Tensor, State]:")
+
+    def _method(self, functions: Functions, mixing: bool, one_token: bool) -> Iterator[str]:
+        loops = (mixing, one_token) not in self.methods
+        sinks = ", sinks" if self.shape.sinks else ""
+        body = ONE_BY_ONE.substitute(sinks=sinks).splitlines() if loops else self._body(functions, self.methods[mixing, one_token])
+        many = "piece" if self.takes_pieces else "forward"
+        name = {(False, False): many, (False, True): "step", (True, False): "mix", (True, True): "mix_step"}[mixing, one_token]
+        yield from self._signature(name, mixing, one_token)
+        tokens = "One token" if one_token else f"{PIECE} tokens" if name == "piece" else "Any number of tokens"
         what = "What queries and keys are projected from: " if mixing else ""
         tokens += " behind those that the state has seen"
-        yield f'        """{what}{tokens.lower() if what else tokens}{", one after the other" if loops else ""}."""'
+        yield f'        """{what}{tokens.lower() if what else tokens}{", item after the other" if loops else ""}."""'
         whole = "\n".join(body)
         if re.search(r"\b(cosine|sine)\b", whole) and not loops:
             yield "        cosine, sine = rotation"
         like = "hidden" if mixing else "query"
-        asked = [name for name in ("dtype", "device") if re.search(rf"(?<![\w.]){name}\b(?!=)", whole)]
-        if asked:
-            yield f"        {', '.join(asked)} = {', '.join(f'{like}.{name}' for name in asked)}"
+        requested = [name for name in ("dtype", "device") if re.search(rf"(?<![\w.]){name}\b(?!=)", whole)]
+        if requested:
+            yield f"        {', '.join(requested)} = {', '.join(f'{like}.{name}' for name in requested)}"
         yield from body
 
     def _body(self, functions: Functions, method: Method) -> list[str]:
@@ -165,7 +212,7 @@ class HeadClass:
         return rows
 
     def _empty_state(self) -> Iterator[str]:
-        yield "    def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:"
+        yield "    def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:"
         yield '        """Before the first token."""'
         yield "        return {"
         for name, slot in self.graph.slots.items():
@@ -175,8 +222,8 @@ class HeadClass:
         yield "        }"
 
 
-def _plain_call(name: str, given: Mapping[str, Any], text: Callable[[Any], str]) -> str:
-    return f"{name.rpartition(':')[2]}({', '.join(f'{one}={text(value)}' for one, value in given.items())})"
+def _plain_call(name: str, supplied: Mapping[str, Any], text: Callable[[Any], str]) -> str:
+    return f"{name.rpartition(':')[2]}({', '.join(f'{item}={text(value)}' for item, value in supplied.items())})"
 
 
 def _fact(value: Any) -> ArgumentFact:
@@ -187,6 +234,6 @@ def _fact(value: Any) -> ArgumentFact:
     return NotNone()
 
 
-def _program_of(head: HeadSpec, shape: Shape) -> list[str]:
-    program = program_of(compiled(head, shape), one_token=False)
-    return [re.sub(r"\s+#.*$", "", line) if not line.startswith("#") else line for line in (*turns(program), *listing(program))]
+def _turned(head: HeadSpec, shape: Shape) -> str:
+    """How queries and keys are rotated, in words."""
+    return " ".join(line.lstrip("# ") for line in turns(program_of(compiled(head, shape), one_token=False)))

@@ -24,6 +24,9 @@ from composer.model.heads import turned_by
 
 SIZES = ((3, 7), (2, 9), (2, 600))
 """Rows and tokens of the recordings that must give the same lines. Two differ by little, so that a difference is found early."""
+PIECE = 64
+PIECES = ((3, PIECE), (2, PIECE))
+"""Those of a method for a fixed number of tokens."""
 ONE_TOKEN = ((3, 1), (2, 1))
 DTYPES = {"pairs": NARROW, "state": WIDE, "int64": torch.int64}
 
@@ -72,12 +75,12 @@ def program_of(code: Compiled, *, one_token: bool) -> Program:
 
 
 class _Place(tuple[int, int]):
-    """The layer of a head and its place there. asked: whether anything has read them."""
+    """The layer of a head and its place there. is_read: True if anything has read them."""
 
-    asked = False
+    is_read = False
 
     def __iter__(self) -> Iterator[int]:
-        self.asked = True
+        self.is_read = True
         return super().__iter__()
 
 
@@ -90,13 +93,15 @@ def record(
     turns: bool,
     sizes: tuple[int, int],
     mixing: bool = False,
+    is_fixed: bool = False,
 ) -> Method:
-    """The program of a head, recorded with so many rows and tokens. turns: whether the model around it rotates queries and keys.
-    mixing: the steps before the projections of queries and keys, in place of those behind them; their output is B T C.
+    """Record the program of a head with a number of rows and of tokens.
 
-    Raises ExportError where Python looks at the numbers of a tensor.
+    turns: True if the model around the head rotates queries and keys. mixing: record the steps before the projections of queries
+    and keys, in place of those after them; their output is B T C. is_fixed: record the number of tokens, too. Raises ExportError
+    where Python looks at the numbers of a tensor.
     """
-    recording = ProgramRecording()
+    recording = ProgramRecording(is_fixed=is_fixed)
     rotation = ModelRotation(recording) if turns else None
     code = compiled(turned_by(head, rotation), shape)
     program = program_of(code, one_token=one_token)
@@ -144,18 +149,23 @@ def record(
         for index, step in enumerate(steps):
             recording.step = index
             step.run(modules, values, context, carried)
-            for one in step.covers:
-                for value in one.gives:
+            for item in step.covers:
+                for value in item.gives:
                     recording.name(labels[value], values[value])
         output = values[program.mixed if mixing else program.output]
         if output.dtype != NARROW:
             output = output.to(NARROW)
         recording.name("output", output)
         for name, tensor in carried.items():
-            recording.name(name.replace(".", "_"), tensor)
-    found = {"output": output, **carried}
-    outputs = {name: call for name, tensor in found.items() if (call := recording.call_of(tensor)) is not None}
-    return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, where.asked)
+            recording.name(_new_name(name), tensor)
+    result = {"output": output, **carried}
+    outputs = {name: call for name, tensor in result.items() if (call := recording.call_of(tensor)) is not None}
+    return Method(tuple(recording.calls), recording.names, outputs, titles, nodes, where.is_read)
+
+
+def _new_name(slot: str) -> str:
+    """The variable of a tensor of the new state: ``new_window_key`` of ``window.key``, and ``new_state`` of ``state.state``."""
+    return "_".join(["new", *dict.fromkeys(slot.split("."))])
 
 
 def parameters_of(node: Node) -> dict[str, Fresh]:

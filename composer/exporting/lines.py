@@ -7,9 +7,12 @@ is written into the expression that uses it. Variables have the names that they 
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -39,8 +42,8 @@ def _calls_in(value: Any) -> Iterator[Recorded]:
     if isinstance(value, Recorded):
         yield value
     elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _calls_in(one)
+        for item in value:
+            yield from _calls_in(item)
     elif isinstance(value, dict):
         yield from _calls_in(tuple(value.values()))
     elif isinstance(value, slice):
@@ -49,14 +52,14 @@ def _calls_in(value: Any) -> Iterator[Recorded]:
 
 def needed(method: Method) -> list[Recorded]:
     """The calls that the outputs follow from, in order."""
-    found: dict[int, Recorded] = {}
+    result: dict[int, Recorded] = {}
     waiting = [*method.outputs.values(), *(call for call in method.calls if call.kind == "store" or call.writes)]
     while waiting:
         call = waiting.pop()
-        if call.number not in found:
-            found[call.number] = call
+        if call.number not in result:
+            result[call.number] = call
             waiting += arguments_of(call)
-    return [found[number] for number in sorted(found)]
+    return [result[number] for number in sorted(result)]
 
 
 class _Lines:
@@ -65,8 +68,8 @@ class _Lines:
         self.calls = needed(method)
         self.users: dict[int, list[Recorded]] = defaultdict(list)
         for call in self.calls:
-            for one in arguments_of(call):
-                self.users[one.number].append(call)
+            for item in arguments_of(call):
+                self.users[item.number].append(call)
         self.final = {call.number for call in method.outputs.values()}
         self.written: dict[int, str] = {}
         """The variables that hold results, by the number of the call."""
@@ -92,7 +95,7 @@ class _Lines:
             return call.kind == "store" or call.number not in self.final
         if call.kind in ("input", "size", "field"):
             return False
-        fields = [one for one in self.users[call.number] if one.kind == "field"]
+        fields = [item for item in self.users[call.number] if item.kind == "field"]
         if fields:
             return True
         named = self.method.names.get(call.number)
@@ -111,13 +114,13 @@ class _Lines:
 
     def _expression_of(self, call: Recorded) -> set[int]:
         """The calls that are written into a call's own expression."""
-        found, waiting = {call.number}, [call]
+        result, waiting = {call.number}, [call]
         while waiting:
-            for one in arguments_of(waiting.pop()):
-                if one.number not in self.own_line and one.number not in found:
-                    found.add(one.number)
-                    waiting.append(one)
-        return found
+            for item in arguments_of(waiting.pop()):
+                if item.number not in self.own_line and item.number not in result:
+                    result.add(item.number)
+                    waiting.append(item)
+        return result
 
     def _place(self, call: Recorded) -> int:
         """The call on whose line it is written."""
@@ -142,14 +145,14 @@ class _Lines:
         text = _plain(self._text(call))
         if not self.users[call.number] and call.number not in self.final:
             return text
-        fields = {one.number: one for one in self.users[call.number] if one.kind == "field"}
-        if fields and not any(one.name.startswith(".") for one in fields.values()):
-            count = 1 + max(int(one.name) for one in self.method.calls if one.kind == "field" and one.args[0] is call)
+        fields = {item.number: item for item in self.users[call.number] if item.kind == "field"}
+        if fields and not any(item.name.startswith(".") for item in fields.values()):
+            count = 1 + max(int(item.name) for item in self.method.calls if item.kind == "field" and item.args[0] is call)
             names = ["_"] * count
-            for one in fields.values():
-                names[int(one.name)] = self.written[one.number] = self._free_name(one, self._wish(one), call.number)
+            for item in fields.values():
+                names[int(item.name)] = self.written[item.number] = self._free_name(item, self._wish(item), call.number)
             return f"{', '.join(names)}{',' if count == 1 else ''} = {text}"
-        whole = next((one for one in fields.values() if one.name == ".output"), call)
+        whole = next((item for item in fields.values() if item.name == ".output"), call)
         name = self._free_name(call, self._wish(whole), call.number)
         self.written[call.number] = name
         return "" if name == text else f"{name} = {text}"
@@ -166,34 +169,37 @@ class _Lines:
     def _free_name(self, call: Recorded, wish: str, now: int) -> str:
         """A name that nothing holds any more: a line reads before it writes."""
         step = self.method.nodes[min(call.step, len(self.method.nodes) - 1)].replace(".", "_")
-        for name in (wish, f"{step}_{wish}", *(f"{wish}_{count}" for count in range(2, 99))):
+        function = call.name.rpartition(":")[2].rpartition(".")[2].strip("_")
+        of_function = [f"{wish}_{function}"] if function.isidentifier() and function != wish else []
+        of_step = [f"{step}_{wish}"] if step != wish else []
+        for name in (wish, *of_step, *of_function, *(f"{wish}_{count}" for count in range(2, 99))):
             if self.held.get(name, -1) <= now:
                 self.held[name] = self._until(call)
                 return name
         raise ExportError(f"a head has too many values with the name {wish}")
 
     def _until(self, call: Recorded) -> int:
-        fields = [one for one in self.users[call.number] if one.kind == "field"]
-        return max([self._last_use(call), *(self._last_use(one) for one in fields)])
+        fields = [item for item in self.users[call.number] if item.kind == "field"]
+        return max([self._last_use(call), *(self._last_use(item) for item in fields)])
 
     def _value(self, value: Any) -> str:
         """An argument, as it is written."""
         if isinstance(value, Recorded):
             return self.written.get(value.number) or self._text(value)
         if isinstance(value, tuple):
-            return f"({', '.join(self._value(one) for one in value)}{',' if len(value) == 1 else ''})"
+            return f"({', '.join(self._value(item) for item in value)}{',' if len(value) == 1 else ''})"
         if isinstance(value, list):
-            return f"[{', '.join(self._value(one) for one in value)}]"
+            return f"[{', '.join(self._value(item) for item in value)}]"
         if isinstance(value, slice):
             parts = [value.start, value.stop, value.step]
-            return f"slice({', '.join(self._value(one) for one in parts)})"
+            return f"slice({', '.join(self._value(item) for item in parts)})"
         return constant(value)
 
     def _index(self, index: Any) -> str:
         if isinstance(index, tuple):
-            return ", ".join(self._index(one) for one in index)
+            return ", ".join(self._index(item) for item in index)
         if isinstance(index, slice):
-            start, stop, step = ("" if one is None else self._value(one) for one in (index.start, index.stop, index.step))
+            start, stop, step = ("" if item is None else self._value(item) for item in (index.start, index.stop, index.step))
             return f"{'' if start == '0' else start}:{stop}{f':{step}' if step else ''}"
         return self._value(index)
 
@@ -211,14 +217,35 @@ class _Lines:
             "field": lambda: f"{of(first)}{name}" if name.startswith(".") else f"{of(first)}[{name}]",
             "index": lambda: f"{of(first)}[{self._index(others[0])}]",
             "method": lambda: f"{of(first)}.{name}({self._arguments(call.args[1:], call.options)})",
-            "function": lambda: f"{name}({self._arguments(call.args, call.options)})",
+            "function": lambda: f"{name}({self._arguments(call.args, _chosen(call))})",
             "host": lambda: f"{name}({self._arguments(call.args, call.options)})",
             "own": lambda: self.own_call(name, call.options, of),
         }
         return texts[call.kind]()
 
     def _arguments(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
-        return ", ".join([*(self._value(one) for one in args), *(f"{name}={self._value(one)}" for name, one in options.items())])
+        return ", ".join(
+            [*(self._value(item) for item in args), *(f"{name}={self._value(item)}" for name, item in options.items())]
+        )
+
+
+@cache
+def _defaults(name: str) -> Mapping[str, Any]:
+    """The defaults of a function of PyTorch that is written in Python."""
+    function = getattr(torch.nn.functional, name.removeprefix("F."), None) if name.startswith("F.") else None
+    if not isinstance(function, FunctionType):
+        return {"mode": "constant", "value": None} if name == "F.pad" else {}
+    return {option: parameter.default for option, parameter in inspect.signature(function).parameters.items()}
+
+
+def _chosen(call: Recorded) -> dict[str, Any]:
+    """The options of a call that are not at their defaults."""
+    defaults = _defaults(call.name)
+    return {
+        name: value
+        for name, value in call.options.items()
+        if name not in defaults or isinstance(value, Recorded) or type(value) is not type(defaults[name]) or value != defaults[name]
+    }
 
 
 def constant(value: Any) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
+from textwrap import indent
 from typing import Any, cast
 
 import torch
@@ -18,18 +19,40 @@ from blocks.positions import Rope
 from composer.errors import ExportError
 from composer.exporting.functions import Functions
 from composer.exporting.head_class import INPUTS, HeadClass
-from composer.exporting.template import CONVERSION, HEADER, MIXING, MIXING_HOOKS, MODEL
+from composer.exporting.template import (
+    CONVERSION,
+    HEADER,
+    MIX,
+    MIX_OR_STEP,
+    MIXED,
+    MIXING,
+    MIXING_HOOKS,
+    MODEL,
+    ONE_HEAD,
+    RUN,
+    RUN_OR_STEP,
+    SCALED,
+    SEVERAL_HEADS,
+    SINGLE_ARGUMENT,
+    TABLE,
+)
 from composer.exporting.writing import class_texts, function_texts
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head, anatomy
 from composer.model.hosts import HALVES, attention_of, attentions, layers_of
 from converters.model_types import OWN, PREFIX
 
+SCALE_TOLERANCE = 1e-9
+"""The largest relative difference between equal scales of logits."""
+
 
 @dataclass(frozen=True)
 class Exported:
-    """text: of the file; file: its name without ending; name: the beginning of its classes' names; heads: for each layer, the
-    classes of its heads by name; one_by_one: why a head takes one token after the other; None where all take many at once."""
+    """An exported file. text: its contents. file: its name without the ending. name: the beginning of its classes' names.
+
+    heads: for each layer, the classes of its heads by name; empty where all layers have the same. one_by_one: why a head takes one
+    token after the other; None where all take many at once.
+    """
 
     text: str
     file: str
@@ -56,18 +79,25 @@ class _Host:
     """The class of its rotation, where all layers rotate alike."""
 
 
-def written(model: Any) -> Exported:
-    """The file for a composed model. Raises ExportError with what cannot be written out."""
+def written(model: Any, *, step: bool = False) -> Exported:
+    """Return the file for a composed model. step: write a method for one token, too.
+
+    Raises ExportError with what cannot be written out.
+    """
     resolved, host = model.config.resolved(), _host_of(model)
     title = resolved.name or "composed"
     name = _camel(title) + ("Composed" if f"{_camel(title)}Config" == host.config.__name__ else "")
     model_type = f"{re.sub(r'[^A-Za-z0-9_-]', '-', title)}_{host.type}"
-    classes, by_layer = _head_classes(model)
-    mixes = any(one.mixes for one in classes)
+    classes, by_layer = _head_classes(model, step)
+    mixes = any(item.mixes for item in classes)
     if mixes and any(len(names) > 1 for names in by_layer):
         raise ExportError("a layer has heads of several compositions, and some mix what queries and keys are projected from")
-    functions = Functions((call for one in classes for call in one.calls()), {*INPUTS, "rotated", "attend", "reordered"})
-    heads = [one.text(functions, f"{name}Config", host.rotary) for one in classes]
+    has_step = any(head.has_step for head in classes)
+    taken = {*INPUTS, "rotated", "attend", "reordered"}
+    fields_read = {field for head in classes for field in head.fields()}
+    functions = Functions((call for head in classes for call in head.calls()), taken, fields_read)
+    several = any(len(names) > 1 for names in by_layer)
+    heads = [head.text(functions, f"{name}Config", host.rotary, is_one_of_several=several) for head in classes]
     fields = {
         "title": re.sub(r'["\\\s]+', " ", f"{title} heads in a {host.type} model. {resolved.paper or ''}").strip(),
         "Name": name,
@@ -77,33 +107,60 @@ def written(model: Any) -> Exported:
         "host_model": host.model.__name__,
         "host_causal": host.causal.__name__,
         "host_attention": host.attention.__name__,
-        "head_classes": ", ".join(f'"{one.name}": {one.name}' for one in classes),
         "attention_arguments": "config, layer_idx" if "layer_idx" in signature(host.attention).parameters else "config",
-        "precise": repr(sorted({name for one in classes for name in one.precise})),
+        "precise": repr(sorted({name for item in classes for name in item.precise})),
         "layers": host.layers,
         "attention": host.attention_name,
         "base": model.base_model_prefix,
         "mixing_hooks": MIXING_HOOKS if mixes else "",
-        "mixing": MIXING if mixes else "",
-        "mixed": "mixed" if mixes else "{}",
-        "sinks": ", s_aux[queries]" if any(one.shape.sinks for one in classes) else "",
+        "mixing": MIXING.replace("$mix", MIX_OR_STEP if has_step else MIX) if mixes else "",
+        "single": "            is_single=length == 1 and bool(valid.all()),\n" if has_step else "",
+        "single_argument": SINGLE_ARGUMENT if has_step else "",
+        "mixed": MIXED if mixes else "",
+        "answer": "answer =" if mixes else "return",
+        "scaled": SCALED if _scales(model) else "",
     }
-    converted = any(get_checkpoint_conversion_mapping(one) for one in (host.type, host.model.__name__, host.causal.__name__))
+    has_sinks = any(head.shape.sinks for head in classes)
+    if several or len(classes) > 1:
+        fields["configured"] = ", and for each layer the classes of its heads by their names"
+        fields["heads_field"] = "    heads: list[dict[str, str]] | None = None\n"
+        fields["table"] = TABLE.substitute(head_classes=", ".join(f'"{head.name}": {head.name}' for head in classes))
+        fields["heads"] = "{name: HEADS[head](config) for name, head in config.heads[layer_idx].items()}"
+    else:
+        names = sorted({name for names in by_layer for name in names})
+        fields["table"] = fields["configured"] = fields["heads_field"] = ""
+        by_layer = []
+        fields["heads"] = ", ".join(f'{{"{name}": {classes[0].name}(config)}}' for name in names)
+    fields["sinks_argument"] = "    s_aux: Tensor | None = None,  # H\n" if has_sinks else ""
+    fields |= {"what": "composed heads", "pronoun": "them"} if several else {"what": "a composed head", "pronoun": "it"}
+    body = SEVERAL_HEADS if several else ONE_HEAD
+    sinks = ", s_aux[queries]" if several else ", s_aux"
+    is_single = "is_single" if all(head.has_step for head in classes) else 'is_single and hasattr(head, "step")'
+    run = RUN_OR_STEP.replace("$is_single", is_single) if has_step else RUN
+    run = indent(run, "    ") if several else run
+    fields["attend"] = body.replace("$run", run).replace("$sinks", sinks if has_sinks else "")
+    converted = any(get_checkpoint_conversion_mapping(item) for item in (host.type, host.model.__name__, host.causal.__name__))
     fields["conversion"] = CONVERSION.substitute(fields) if converted else ""
     numbers = "".join(f"{number} = {value!r}\n" for number, (value, _) in functions.numbers.items())
     parts = [
         *(f"\n\n{text}\n" for text in heads),
         MODEL.substitute(fields),
-        _rotated(host.attention) if any(one.rotates for one in classes) else "",
+        _rotated(host.attention) if any(item.rotates for item in classes) else "",
         f"\n\n# The functions that heads call.\n\n{numbers}" if functions.trees else "",
         *(f"\n\n{text}\n" for text in (*class_texts(functions), *function_texts(functions))),
     ]
     body = "".join(parts)
-    text = HEADER.substitute(fields, imports=_imports(body, host)) + body
+    text = re.sub(r"\n{4,}", "\n\n\n", HEADER.substitute(fields, imports=_imports(body, host)) + body)
     file = f"modeling_{re.sub(r'[^A-Za-z0-9]', '_', title)}"
     compile(text, f"{file}.py", "exec")
-    slow = next((one.one_by_one for one in classes if one.one_by_one is not None), None)
+    slow = next((item.one_by_one for item in classes if item.one_by_one is not None), None)
     return Exported(text, file, name, tuple(by_layer), model_type, host.type, slow)
+
+
+def _scales(model: Any) -> bool:
+    """True if a layer's logits are not divided by the root of D, as those of heads are."""
+    facts = (attention.facts for _, attention in attentions(model))
+    return any(abs(layer.scale * layer.head_dim**0.5 - 1) > SCALE_TOLERANCE for layer in facts)
 
 
 def _host_of(model: Any) -> _Host:
@@ -115,13 +172,13 @@ def _host_of(model: Any) -> _Host:
     base: Any = MODEL_MAPPING[config]
     module: Any = sys.modules[base.__module__]
     layers_name, layers = layers_of(model.base)
-    found = attention_of(layers[0])
-    assert found is not None, "layers_of has looked"
-    attention = module.LlamaAttention if own else type(found[1]).__mro__[2]
+    result = attention_of(layers[0])
+    assert result is not None, "layers_of has looked"
+    attention = module.LlamaAttention if own else type(result[1]).__mro__[2]
     rotary = module.LlamaRotaryEmbedding if own else type(getattr(model.base, "rotary_emb", None))
     alike = issubclass(rotary, torch.nn.Module) and "layer_type" not in signature(rotary.forward).parameters
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config]
-    return _Host(kind, module, config, base, causal, attention, layers_name, found[0], rotary.__name__ if alike else None)
+    return _Host(kind, module, config, base, causal, attention, layers_name, result[0], rotary.__name__ if alike else None)
 
 
 def _check_trunk(config: Any) -> None:
@@ -135,34 +192,42 @@ def _check_trunk(config: Any) -> None:
             )
 
 
-def _head_classes(model: Any) -> tuple[list[HeadClass], list[dict[str, str]]]:
+def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[str, str]]]:
     """The classes of all heads, and for each layer the names of its heads' classes."""
-    size, rope = model.config.resolved().dimensions, None
-    if model.config.model_type == OWN and size.rope_theta is not None:
-        rope = Rope(theta=size.rope_theta, scaling=size.rope_scaling)
+    rope = model_rotation(model)
     classes: list[HeadClass] = []
     by_layer = []
     for _, attention in attentions(model):
         names = {}
         for group in attention.composed._groups:
             own = anatomy(cast("Head", attention.composed._modules[group.head]))
-            head, turns = _of_model(own.head, rope), bool(attention.facts.turns) or rope is not None
+            head, turns = with_model_rotation(own.head, rope), bool(attention.facts.turns) or rope is not None
             same = (
-                one for one in classes if (one.head, one.shape, one.turns) == (head, own.shape, turns) and one.serves(own.place)
+                item
+                for item in classes
+                if (item.head, item.shape, item.turns) == (head, own.shape, turns) and item.serves(own.place)
             )
-            found = next(same, None)
-            if found is None:
+            result = next(same, None)
+            if result is None:
                 wish = _camel(group.head) + ("" if group.head == "head" else "Head")
-                count = sum(one.name.rstrip("0123456789") == wish for one in classes)
-                found = HeadClass(f"{wish}{count + 1 if count else ''}", head, own.shape, own.place, turns)
-                classes.append(found)
-            names[group.head] = found.name
+                count = sum(item.name.rstrip("0123456789") == wish for item in classes)
+                result = HeadClass(f"{wish}{count + 1 if count else ''}", head, own.shape, own.place, turns, step)
+                classes.append(result)
+            names[group.head] = result.name
         by_layer.append(names)
     return classes, by_layer
 
 
-def _of_model(head: HeadSpec, rope: Rope | None) -> HeadSpec:
-    """The head with a plain ``rope`` where the model around it can rotate. rope: the model's rotation, where a spec says it."""
+def model_rotation(model: Any) -> Rope | None:
+    """The rotation that the spec of a model on Llama's blocks states; None where the host rotates by its own code."""
+    size = model.config.resolved().dimensions
+    if model.config.model_type != OWN or size.rope_theta is None:
+        return None
+    return Rope(theta=size.rope_theta, scaling=size.rope_scaling)
+
+
+def with_model_rotation(head: HeadSpec, rope: Rope | None) -> HeadSpec:
+    """The head with a plain ``rope`` where the model around it can rotate. rope: as ``model_rotation`` returns it."""
 
     def is_models(position: Any) -> bool:
         return position.is_of_model or (rope is not None and position.base == rope.base)
@@ -203,7 +268,7 @@ def _imports(body: str, host: _Host) -> str:
         *(["from dataclasses import dataclass"] if used("dataclass") else []),
         *(["from functools import partial"] if used("partial") else []),
         *(["from itertools import repeat"] if used("repeat") else []),
-        "from typing import Any, NamedTuple",
+        "from typing import Any",
     ]
     others = [
         "import torch",

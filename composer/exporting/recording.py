@@ -8,19 +8,15 @@ Those of parts from outside are recorded operation by operation.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import operator
-import pkgutil
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -29,14 +25,14 @@ from torch.overrides import TorchFunctionMode
 import blocks
 from blocks.outside import folders
 from composer.errors import ExportError
-from composer.exporting.source import definition
+from composer.exporting.tensor_functions import own_functions
 
 BLOCKS = str(Path(blocks.__file__).parent)
 OPERATORS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "true_divide": "/", "floor_divide": "//",
     "__floordiv__": "//", "remainder": "%", "matmul": "@", "pow": "**", "__and__": "&", "bitwise_and": "&",
     "__or__": "|", "bitwise_or": "|", "__xor__": "^",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "__eq__": "==", "__ne__": "!=",
 }  # fmt: skip
 REVERSED = {"__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rfloordiv__": "//"}
 SIGNS = {"neg": "-", "__invert__": "~", "bitwise_not": "~"}
@@ -44,6 +40,8 @@ NUMBERS = frozenset({"__bool__", "__int__", "__float__", "__index__", "item", "t
 """Operations by which Python reads numbers."""
 NOT_RECORDED = frozenset({"dim", "ndimension", "__len__", "is_floating_point", "element_size", "_set_grad_enabled"})
 """Operations whose results do not differ between calls. What is computed without gradients is detached where it is used."""
+JOINS = frozenset({"cat", "concat", "concatenate"})
+"""Operations that return what is in a list of one tensor."""
 UNCHANGED = frozenset({"to", "float", "type_as"})
 """Operations that return their tensor where there is nothing to do."""
 WIDE = torch.float32
@@ -86,13 +84,13 @@ class SizeNumber(int):
 def _of_sizes(name: str, symbol: str) -> None:
     compute = getattr(operator, name)
 
-    def forth(one: int, other: Any) -> Any:
-        answer = compute(int(one), int(other)) if isinstance(other, int) else NotImplemented
-        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (one, other), answer)
+    def forth(item: int, other: Any) -> Any:
+        answer = compute(int(item), int(other)) if isinstance(other, int) else NotImplemented
+        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (item, other), answer)
 
-    def back(one: int, other: Any) -> Any:
-        answer = compute(int(other), int(one)) if isinstance(other, int) else NotImplemented
-        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (other, one), answer)
+    def back(item: int, other: Any) -> Any:
+        answer = compute(int(other), int(item)) if isinstance(other, int) else NotImplemented
+        return answer if answer is NotImplemented else RECORDING[-1].size("operator", symbol, (other, item), answer)
 
     setattr(SizeNumber, f"__{name}__", forth)
     setattr(SizeNumber, f"__r{name}__", back)
@@ -107,8 +105,10 @@ class ProgramRecording(TorchFunctionMode):
     """While it is entered, calls are recorded. names: of tensors, by the number of their call: the local variables that held them
     (True), or the parameters (False)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fixed: bool = False) -> None:
+        """is_fixed: the number of tokens is part of what is recorded, so that all sizes but that of rows are numbers."""
         super().__init__()
+        self.is_fixed = is_fixed
         self.calls: list[Recorded] = []
         self.names: dict[int, tuple[str, bool]] = {}
         self.step = 0
@@ -136,8 +136,8 @@ class ProgramRecording(TorchFunctionMode):
         """The call that a value comes from; None for what is known before any call."""
         if isinstance(value, SizeNumber):
             return value.call
-        found = self._of.get(id(value))
-        return None if found is None else found[1]
+        result = self._of.get(id(value))
+        return None if result is None else result[1]
 
     def size(self, kind: str, name: str, args: tuple[Any, ...], number: int) -> int:
         """A number that was computed from sizes."""
@@ -148,7 +148,7 @@ class ProgramRecording(TorchFunctionMode):
         self._look(sys._getframe(1))
         call = self._call("host", name, args, {})
         with torch._C.DisableTorchFunction():
-            answer = tuple(torch.empty_like(one) for one in likes) if isinstance(likes, tuple) else torch.empty_like(likes)
+            answer = tuple(torch.empty_like(item) for item in likes) if isinstance(likes, tuple) else torch.empty_like(likes)
         self._bind(answer, call)
         return answer
 
@@ -170,10 +170,23 @@ class ProgramRecording(TorchFunctionMode):
         if self._inside is not None or name in NOT_RECORDED or unchanged or isinstance(answer, torch.dtype):
             return answer
         self._look(sys._getframe(1))
+        if (same := self._same_as(name, args, answer)) is not None:
+            self._bind(answer[0] if isinstance(answer, tuple) else answer, same)
+            return answer
         if isinstance(answer, int) and not isinstance(answer, bool):
-            return SizeNumber(answer, self._call("method", name, args, options))
+            return (
+                answer if self.is_fixed and args[1:] and args[1] else SizeNumber(answer, self._call("method", name, args, options))
+            )
         self._bind(answer, self._call(*_kind_of(func, name, args, options), args, options, writes=_writes(name)))
         return answer
+
+    def _same_as(self, name: str, args: tuple[Any, ...], answer: Any) -> Recorded | None:
+        """The call whose result an operation returns as it is: one tensor joined, or, of a fixed number of tokens, one piece."""
+        if name in JOINS and len(args[0]) == 1:
+            return self.call_of(args[0][0])
+        if self.is_fixed and name == "split" and len(answer) == 1:
+            return self.call_of(args[0])
+        return None
 
     def _attribute(self, name: str, tensor: torch.Tensor, answer: Any) -> Any:
         if name in ("is_cpu", "is_cuda"):
@@ -182,14 +195,17 @@ class ProgramRecording(TorchFunctionMode):
         if name == "shape":
             if call is None or call.name.startswith("self."):
                 return answer
-            return tuple(SizeNumber(size, self._call("size", str(axis), (tensor,), {})) for axis, size in enumerate(answer))
+            return tuple(
+                size if self.is_fixed and axis else SizeNumber(size, self._call("size", str(axis), (tensor,), {}))
+                for axis, size in enumerate(answer)
+            )
         if isinstance(answer, torch.Tensor):
             self._bind(answer, self._call("attribute", name, (tensor,), {}))
         return answer
 
     def _call(self, kind: str, name: str, args: tuple[Any, ...], options: Mapping[str, Any], *, writes: bool = False) -> Recorded:
         # What an argument is now: a later call may write into the same tensor.
-        arguments, named = tuple(self._bound(one) for one in args), {name: self._bound(one) for name, one in options.items()}
+        arguments, named = tuple(self._bound(item) for item in args), {name: self._bound(item) for name, item in options.items()}
         call = Recorded(kind, name, arguments, named, self.step, len(self.calls), writes)
         self.calls.append(call)
         return call
@@ -202,12 +218,12 @@ class ProgramRecording(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             raise ExportError(f"a computation uses a tensor that does not come from an input {self._where()}")
         if isinstance(value, tuple | list):
-            each = [self._bound(one) for one in value]
+            each = [self._bound(item) for item in value]
             return each if isinstance(value, list) else tuple(each)
         if isinstance(value, dict):
-            return {name: self._bound(one) for name, one in value.items()}
+            return {name: self._bound(item) for name, item in value.items()}
         if isinstance(value, slice):
-            return slice(*(self._bound(one) for one in (value.start, value.stop, value.step)))
+            return slice(*(self._bound(item) for item in (value.start, value.stop, value.step)))
         return value
 
     def _detached(self, value: Any, call: Recorded) -> Recorded:
@@ -226,13 +242,13 @@ class ProgramRecording(TorchFunctionMode):
                 call.rank = answer.dim()
                 call.detached = answer.is_floating_point() and not torch.is_grad_enabled()
         elif isinstance(answer, tuple | list):
-            for index, one in enumerate(answer):
-                self._bind(one, self._call("field", str(index), (call,), {}))
+            for index, item in enumerate(answer):
+                self._bind(item, self._call("field", str(index), (call,), {}))
         elif dataclasses.is_dataclass(answer):
-            for one in dataclasses.fields(answer):
-                value = getattr(answer, one.name)
+            for item in dataclasses.fields(answer):
+                value = getattr(answer, item.name)
                 if value is not None:
-                    self._bind(value, self._call("field", f".{one.name}", (call,), {}))
+                    self._bind(value, self._call("field", f".{item.name}", (call,), {}))
         elif answer is not None:
             raise ExportError(f"{call.name} gives a {type(answer).__name__} {self._where()}")
 
@@ -243,7 +259,7 @@ class ProgramRecording(TorchFunctionMode):
             if own is None:
                 return
             arguments = _arguments_of(frame)
-            if any(callable(one) for one in arguments.values()) or not any(_holds_tensor(one) for one in arguments.values()):
+            if any(callable(item) for item in arguments.values()) or not any(_holds_tensor(item) for item in arguments.values()):
                 return
             self._look(frame.f_back)
             for name, value in arguments.items():
@@ -252,7 +268,7 @@ class ProgramRecording(TorchFunctionMode):
             self._inside = frame, own, arguments
         elif event == "return" and self._inside is not None and self._inside[0] is frame:
             (_, own, arguments), self._inside = self._inside, None
-            if _holds_tensor(result) and not any(result is one for one in arguments.values()):
+            if _holds_tensor(result) and not any(result is item for item in arguments.values()):
                 self._bind(result, self._call("own", own, (), arguments))
 
     def _look(self, frame: FrameType | None) -> None:
@@ -264,9 +280,9 @@ class ProgramRecording(TorchFunctionMode):
                 parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 for name, value in frame.f_locals.items():
                     for suffix, tensor in _tensors_in(value):
-                        found = self._of.get(id(tensor))
-                        if found is not None:
-                            self._called(found[1].number, name.strip("_") + suffix, name not in parameters)
+                        result = self._of.get(id(tensor))
+                        if result is not None:
+                            self._called(result[1].number, name.strip("_") + suffix, name not in parameters)
             frame = frame.f_back
 
     def _called(self, number: int, name: str, variable: bool) -> None:
@@ -320,7 +336,7 @@ def _public_name(function: Any, name: str) -> str:
 @cache
 def _names_in(module: ModuleType) -> dict[Any, str]:
     """The public functions of a module of PyTorch, with their names."""
-    return {found: name for name, found in vars(module).items() if not name.startswith("_") and callable(found)}
+    return {result: name for name, result in vars(module).items() if not name.startswith("_") and callable(result)}
 
 
 def _writes(name: str) -> bool:
@@ -336,7 +352,7 @@ def _arguments_of(frame: FrameType) -> dict[str, Any]:
 
 def _holds_tensor(value: Any) -> bool:
     if isinstance(value, tuple | list):
-        return any(_holds_tensor(one) for one in value)
+        return any(_holds_tensor(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return any(True for _ in _tensors_in(value))
     return isinstance(value, torch.Tensor)
@@ -347,43 +363,7 @@ def _tensors_in(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.Tensor):
         yield "", value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for one in dataclasses.fields(value):
-            found = getattr(value, one.name, None)
-            if isinstance(found, torch.Tensor):
-                yield "" if one.name == "output" else f"_{one.name}", found
-
-
-TYPES = frozenset({
-    "Tensor", "None", "int", "float", "bool", "str", "torch", "dtype", "device", "slice", "tuple", "list", "Sequence", "Callable",
-    "Any", "RingSlot", "Float", "Int", "Bool", "Shaped",
-})  # fmt: skip
-"""Words in the annotations of a function of tensors and plain values."""
-ENTERED = frozenset({"as_dtype"})
-"""Small functions that are not kept as calls."""
-
-
-def takes_tensors_alone(function: FunctionType) -> bool:
-    """Whether all parameters of a function are tensors and plain values, by their annotations."""
-    if function.__code__.co_freevars or function.__code__.co_flags & inspect.CO_GENERATOR or function.__name__ in ENTERED:
-        return False
-    node = definition(sys.modules[function.__module__], function.__name__)
-    assert isinstance(node, ast.FunctionDef)
-    parameters = [*node.args.args, *node.args.kwonlyargs, *([node.args.vararg] if node.args.vararg else [])]
-    annotations = ["Part" if one.annotation is None else ast.unparse(one.annotation) for one in parameters]
-    plain = [re.sub(r"\[Tensor, *['\"][^'\"]*['\"]\]", "", one) for one in annotations]
-    return bool(parameters) and all(set(re.findall(r"[A-Za-z_]\w*", one)) <= TYPES for one in plain)
-
-
-@cache
-def own_functions() -> dict[CodeType, str]:
-    """The functions of ``blocks`` that take tensors and plain values alone, as ``module:name``, by their code."""
-    found = {}
-    for info in pkgutil.walk_packages(blocks.__path__, "blocks."):
-        if info.name.startswith("blocks.fused") or info.name.endswith((".fla", ".triton", "_fla")):
-            continue
-        module = import_module(info.name)
-        for name, function in vars(module).items():
-            own = inspect.unwrap(function) if callable(function) else None
-            if isinstance(own, FunctionType) and own.__module__ == module.__name__ and takes_tensors_alone(own):
-                found[own.__code__] = f"{module.__name__}:{name}"
-    return found
+        for item in dataclasses.fields(value):
+            result = getattr(value, item.name, None)
+            if isinstance(result, torch.Tensor):
+                yield "" if item.name == "output" else f"_{item.name}", result

@@ -18,5 +18,5 @@ def definition(module: ModuleType, name: str) -> ast.stmt:
     """The statement that defines a function or a class of a module."""
     assert module.__file__ is not None
     return next(
-        one for one in syntax(module.__file__)[1].body if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == name
+        item for item in syntax(module.__file__)[1].body if isinstance(item, ast.FunctionDef | ast.ClassDef) and item.name == name
     )

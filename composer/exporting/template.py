@@ -18,81 +18,35 @@ from __future__ import annotations
 $imports
 
 
-State = dict[str, Tensor]
-"""The tensors that a layer hands on from call to call, by name, batch first."""
-Rotation = tuple[Tensor, Tensor] | None
-"""Cosine and sine of the model at the tokens of a call."""
+State = dict[str, Tensor]  # what a layer hands on from call to call, by name, batch first
+Rotation = tuple[Tensor, Tensor] | None  # cosine and sine of the model at the tokens of a call
 
 
 class ${Name}Config($host_config):
-    """The configuration of $host_causal, and for each layer the classes of its heads by their names."""
+    """The configuration of $host_causal$configured."""
 
     model_type = "$model_type"
-    heads: list[dict[str, str]] | None = None
-
-
-class Tokens(NamedTuple):
-    """The tokens of a call. Each row's real tokens stand first, and padding behind them.
-
-    position: the place of each token among the real tokens of its row. valid: which are real. one: whether each row has exactly one
-    token, a real one.
-    """
-
-    position: Tensor  # B T
-    valid: Tensor     # B T
-    one: bool
-
-
-class Parameters(nn.Module):
-    """Parameters by name and shape."""
-
-    def __init__(self, **shapes: tuple[int, ...]) -> None:
-        super().__init__()
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+$heads_field
 ''')
 
-MODEL = Template('''
-
-HEADS = {$head_classes}
-
+MODEL = Template('''$table
 
 class ${Name}Attention($host_attention):
-    """$host_attention with composed heads in place of its softmax. `attend` runs them."""
+    """$host_attention with $what in place of its softmax: `attend` runs $pronoun."""
 
     def __init__(self, config: ${Name}Config, layer_idx: int) -> None:
         super().__init__($attention_arguments)
-        self.composed = nn.ModuleDict({name: HEADS[head](config) for name, head in config.heads[layer_idx].items()})
+        self.composed = nn.ModuleDict($heads)
 $mixing_hooks
-    def forward(self, hidden_states: Tensor, *arguments: Any, tokens: Tokens, past_key_values: Any = None, **options: Any) -> Any:
+    def forward(self, hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any) -> Any:
         """The forward of $host_attention. Heads rotate queries and keys themselves, so the host rotates by an angle of 0."""
         rotation = options.pop("position_embeddings", None)
         if rotation is not None:
             options["position_embeddings"] = torch.ones_like(rotation[0]), torch.zeros_like(rotation[1])
-        options["attention_mask"] = None
-        layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        state = {} if layer is None else layer.tensors
-        if not state:
-            for name, head in self.composed.items():
-                empty = head.empty_state(hidden_states.shape[0], hidden_states.dtype, hidden_states.device)
-                state = state | {f"{name}.{slot}": tensor for slot, tensor in empty.items()}
-$mixing        call = Call(hidden_states, rotation, tokens, state, $mixed)
-        answer = super().forward(hidden_states, *arguments, call=call, **options)
-        if layer is not None:
-            layer.keep(call.new_state, hidden_states.shape[1])
-        return answer
-
-
-class Call(NamedTuple):
-    """What `attend` takes beside queries, keys and values. state: by head and name; new_state: the state after the call, which
-    `attend` fills in."""
-
-    hidden: Tensor
-    rotation: Rotation
-    tokens: Tokens
-    state: State
-    new_state: State
-
+        layer = LayerState() if past_key_values is None else past_key_values.layers[self.layer_idx]
+        options |= {"hidden": hidden_states, "rotation": rotation, "layer": layer, "attention_mask": None}
+$mixing        $answer super().forward(hidden_states, *arguments, **options)
+$mixed
 
 def attend(
     module: ${Name}Attention,
@@ -102,29 +56,16 @@ def attend(
     attention_mask: None = None,
     scaling: float | None = None,
     *,
-    call: Call,
-    s_aux: Tensor | None = None,
-    **_: Any,
+    hidden: Tensor,  # B T C
+    position: Tensor,  # B T; of each token among the real tokens of its row
+    valid: Tensor,  # B T; True for real tokens, which stand before padding
+    rotation: Rotation,
+    layer: LayerState,
+$single_argument$sinks_argument    **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface of attention functions. Returns B T H D."""
+    """An attention function, as transformers calls it: writes the layer's new state, and returns B T H D."""
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))
-    if scaling is not None and abs(scaling * query.shape[-1] ** 0.5 - 1) > 1e-9:
-        query = query * (scaling * query.shape[-1] ** 0.5)  # heads divide their logits by the root of D
-    outputs, position, valid, first = [], call.tokens.position, call.tokens.valid, 0
-    for name, head in module.composed.items():
-        keys = slice(first, first + head.key_heads)
-        queries = slice(first * head.heads // head.key_heads, (first + head.key_heads) * head.heads // head.key_heads)
-        inputs = call.hidden, query[:, :, queries], key[:, :, keys], value[:, :, keys]$sinks
-        state = {slot: call.state[f"{name}.{slot}"] for slot in head.slots}
-        if call.tokens.one:
-            output, state = head.step(*inputs, position, state, call.rotation)
-        else:
-            output, state = head(*inputs, position, valid, state, call.rotation)
-        outputs.append(output)
-        call.new_state.update({f"{name}.{slot}": tensor for slot, tensor in state.items()})
-        first += head.key_heads
-    return torch.cat(outputs, dim=2).contiguous(), None
-
+$scaled$attend
 
 AttentionInterface.register("$model_type", attend)
 AttentionMaskInterface.register("$model_type", lambda *_, **__: None)
@@ -137,8 +78,7 @@ class LayerState(CacheLayerMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors: State = {}
-        self.columns = 0
+        self.tensors, self.columns = {}, 0
 
     def keep(self, tensors: State, columns: int) -> None:
         self.tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -153,34 +93,26 @@ class LayerState(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length
-
-    def reset(self) -> None:
-        self.tensors, self.columns = {}, 0
-
     def batch_select_indices(self, indices: Tensor) -> None:
         self.tensors = {name: tensor[indices.to(tensor.device)] for name, tensor in self.tensors.items()}
-
-    reorder_cache = batch_select_indices
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.tensors = {name: tensor.repeat_interleave(repeats, dim=0) for name, tensor in self.tensors.items()}
 
-    def lazy_initialization(self, *_: Any) -> None:
+    def update(self, *_: Any) -> None:
         raise NotImplementedError("a state is written by its layer, and cannot be shortened or moved")
 
-    update = crop = offload = prefetch = lazy_initialization
+    reset = __init__
+    get_max_cache_shape = get_max_length
+    reorder_cache = batch_select_indices
+    lazy_initialization = crop = offload = prefetch = update
 
 
 class ${Name}Cache(Cache):
-    """One state a layer. seen: the real tokens of each row so far."""
+    """One state a layer. The first one has `seen`, too: the real tokens of each row so far."""
 
     def __init__(self, config: ${Name}Config) -> None:
         super().__init__(layers=[LayerState() for _ in range(config.num_hidden_layers)])
-
-    @property
-    def seen(self) -> Tensor | None:
-        return self.layers[0].tensors.get("seen")
 
 
 class ${Name}PreTrainedModel:
@@ -197,7 +129,7 @@ class ${Name}PreTrainedModel:
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Parameters):
+        if isinstance(module, nn.ParameterDict):
             for parameter in module.parameters():
                 if not getattr(parameter, "_is_hf_initialized", False):
                     parameter.normal_(std=self.config.initializer_range)
@@ -228,21 +160,20 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if past_key_values is None and use_cache and not (self.gradient_checkpointing and self.training):
             past_key_values = ${Name}Cache(self.config)
-        if past_key_values is not None and not isinstance(past_key_values, ${Name}Cache):
+        if not isinstance(past_key_values, ${Name}Cache | None):
             raise TypeError(f"past_key_values is a {type(past_key_values).__name__}; this model needs a ${Name}Cache")
-        valid = torch.ones(batch, length, dtype=torch.bool, device=device)
-        if attention_mask is not None:
-            if attention_mask.dim() != 2:
-                raise ValueError("attention_mask: expected the shape B S, with 1 for a real token and 0 for padding")
-            valid = attention_mask[:, -length:].bool()
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError("attention_mask: expected the shape B S, with 1 for a real token and 0 for padding")
+        valid = (inputs.new_ones(batch, length) if attention_mask is None else attention_mask[:, -length:]).bool()
         if position_ids is not None and length > 1:
             falls = position_ids[:, 1:] <= position_ids[:, :-1]
             if bool((falls & valid[:, 1:] & valid[:, :-1]).any()):
                 raise ValueError("position_ids start again within a row; this file reads one document in each row")
         order = (~valid).to(torch.uint8).argsort(dim=1, stable=True)
         input_ids, inputs_embeds, valid = (reordered(states, order) for states in (input_ids, inputs_embeds, valid))
-        seen = None if past_key_values is None else past_key_values.seen
-        seen = torch.zeros(batch, dtype=torch.int64, device=device) if seen is None else seen
+        seen = torch.zeros(batch, dtype=torch.int64, device=device)
+        if past_key_values is not None:
+            seen = past_key_values.layers[0].tensors.get("seen", seen)
         position = seen[:, None] + torch.arange(length, device=device)
         outputs = super().forward(
             input_ids=input_ids,
@@ -250,8 +181,9 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
             position_ids=position,
             past_key_values=past_key_values,
             use_cache=past_key_values is not None,
-            tokens=Tokens(position, valid, length == 1 and bool(valid.all())),
-            **options,
+            position=position,
+            valid=valid,
+$single            **options,
         )
         if past_key_values is not None:
             past_key_values.layers[0].tensors["seen"] = seen + valid.sum(1)
@@ -288,24 +220,63 @@ ${Name}Model.register_for_auto_class("AutoModel")
 ${Name}ForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 $conversion''')
 
+TABLE = Template("""
+
+HEADS = {$head_classes}
+""")
+ONE_HEAD = """    (head,) = module.composed.values()
+    inputs = hidden, query, key, value$sinks
+    state = layer.tensors or head.empty_state(hidden.shape[0], query.dtype, query.device)
+$run    layer.keep(state, query.shape[1])
+    return output.contiguous(), None
+"""
+SEVERAL_HEADS = """    outputs, carried, first = [], {}, 0
+    for name, head in module.composed.items():
+        keys = slice(first, first + head.key_heads)
+        queries = slice(first * head.heads // head.key_heads, (first + head.key_heads) * head.heads // head.key_heads)
+        inputs = hidden, query[:, :, queries], key[:, :, keys], value[:, :, keys]$sinks
+        empty = head.empty_state(hidden.shape[0], query.dtype, query.device)
+        state = {slot: layer.tensors.get(f"{name}.{slot}", tensor) for slot, tensor in empty.items()}
+$run        outputs.append(output)
+        carried.update({f"{name}.{slot}": tensor for slot, tensor in state.items()})
+        first += head.key_heads
+    layer.keep(carried, query.shape[1])
+    return torch.cat(outputs, dim=2).contiguous(), None
+"""
+RUN = """    output, state = head(*inputs, position, valid, state, rotation)
+"""
+RUN_OR_STEP = """    if $is_single:
+        output, state = head.step(*inputs, position, state, rotation)
+    else:
+        output, state = head(*inputs, position, valid, state, rotation)
+"""
+SINGLE_ARGUMENT = """    is_single: bool,  # whether each row has exactly one token, a real one
+"""
+MIX = """            self.mixed, carried = head.mix(hidden_states, options["position"], options["valid"], state)
+"""
+MIX_OR_STEP = """            if options["is_single"]:
+                self.mixed, carried = head.mix_step(hidden_states, options["position"], state)
+            else:
+                self.mixed, carried = head.mix(hidden_states, options["position"], options["valid"], state)
+"""
+SCALED = """    query = query * (scaling * query.shape[-1] ** 0.5)  # heads divide their logits by the root of D
+"""
 MIXING_HOOKS = """        for projection in (self.q_proj, self.k_proj):
             projection.register_forward_pre_hook(lambda _, inputs: inputs if self.mixed is None else (self.mixed,))
 """
-MIXING = """        ((name, head),) = self.composed.items()
-        self.mixed, mixed = None, {}
+MIXING = """        (head,) = self.composed.values()
+        self.mixed, carried = None, {}
         if hasattr(head, "mix"):
-            own = {slot: state[f"{name}.{slot}"] for slot in head.slots}
-            if tokens.one:
-                self.mixed, own = head.mix_step(hidden_states, tokens.position, own)
-            else:
-                self.mixed, own = head.mix(hidden_states, tokens.position, tokens.valid, own)
-            mixed = {f"{name}.{slot}": tensor for slot, tensor in own.items()}
+            state = layer.tensors or head.empty_state(hidden_states.shape[0], hidden_states.dtype, hidden_states.device)
+$mix"""
+MIXED = """        layer.tensors.update({name: tensor.contiguous() for name, tensor in carried.items()})
+        return answer
 """
-ONE_BY_ONE = """        outputs = []
+ONE_BY_ONE = Template("""        outputs = []
         for index in range(query.shape[1]):
             now = slice(index, index + 1)
             turn = None if rotation is None else (rotation[0][:, now], rotation[1][:, now])
-            inputs = hidden[:, now], query[:, now], key[:, now], value[:, now]
+            inputs = hidden[:, now], query[:, now], key[:, now], value[:, now]$sinks
             output, new = self.step(*inputs, position[:, now], state, turn)
             outputs.append(output)
             # A row whose token is padding keeps its state.
@@ -314,7 +285,22 @@ ONE_BY_ONE = """        outputs = []
                 for name, tensor in new.items()
             }
         return torch.cat(outputs, dim=1), state
-"""
+""")
+IN_PIECES = Template("""        outputs, first = [], position[:, :1]
+        missing = -query.shape[1] % $piece
+        inputs = [
+            torch.cat((states, states.new_zeros(states.shape[0], missing, *states.shape[2:])), dim=1).split($piece, dim=1)
+            for states in (hidden, query, key, value, valid, *(rotation or ()))
+        ]
+        for hidden_piece, query_piece, key_piece, value_piece, valid_piece, *turn in zip(*inputs):
+            # Of a row whose tokens have ended, the next position stays the same.
+            place = first + torch.arange($piece, device=query.device)
+            pieces = hidden_piece, query_piece, key_piece, value_piece$sinks
+            output, state = self.piece(*pieces, place, valid_piece, state, tuple(turn) or None)
+            first = first + valid_piece.sum(1, keepdim=True)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1)[:, : query.shape[1]], state
+""")
 
 CONVERSION = Template("""
 # transformers stores some weights of this model otherwise than it holds them.

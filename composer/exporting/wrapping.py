@@ -12,10 +12,10 @@ def wrapped(line: str) -> list[str]:
     if len(line) <= WIDTH:
         return [line]
     indent = len(line) - len(line.lstrip())
-    found = _longest_bracket(line)
-    if found is None:
+    result = _longest_bracket(line)
+    if result is None:
         return [line]
-    start, end = found
+    start, end = result
     inner = [part.strip() for part in _parts(line[start + 1 : end])]
     space = " " * (indent + 4)
     joined = f"{space}{', '.join(inner)}"
@@ -28,7 +28,7 @@ def wrapped(line: str) -> list[str]:
 
 def _longest_bracket(line: str) -> tuple[int, int] | None:
     """The outermost bracket with the most in it."""
-    depth, start, found, quote = 0, 0, list[tuple[int, int]](), ""
+    depth, start, result, quote = 0, 0, list[tuple[int, int]](), ""
     for place, letter in enumerate(line):
         if quote:
             quote = "" if letter == quote else quote
@@ -40,8 +40,8 @@ def _longest_bracket(line: str) -> tuple[int, int] | None:
         elif letter in ")]}":
             depth -= 1
             if depth == 0 and place > start + 1:
-                found.append((start, place))
-    return max(found, key=lambda pair: pair[1] - pair[0], default=None)
+                result.append((start, place))
+    return max(result, key=lambda pair: pair[1] - pair[0], default=None)
 
 
 def _parts(inside: str) -> list[str]:

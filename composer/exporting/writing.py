@@ -7,13 +7,13 @@ import copy
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 from composer.errors import ExportError
 from composer.exporting.folding import REWRITTEN, NotNone
-from composer.exporting.functions import Function, Functions, is_gone, key_of, meant_by, own_names
+from composer.exporting.functions import Function, Functions, is_gone, key_of, meant_by, own_names, with_arguments
 from composer.exporting.source import definition, syntax
 from composer.exporting.wrapping import WIDTH, wrapped
 
@@ -28,19 +28,20 @@ def class_texts(functions: Functions) -> Iterator[str]:
         if not dataclasses.is_dataclass(cls) or not isinstance(node, ast.ClassDef):
             raise ExportError(f"{cls.__module__}.{cls.__name__} is not a dataclass, so it cannot be written to the file")
         text, _ = syntax(module.__file__ or "")
-        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
         names = {key.partition(":")[2]: name for key, name in functions.names.items() if key.startswith(f"{module.__name__}:")}
         rows = [_class_line(line, names) for line in text.splitlines()[first - 1 : node.end_lineno]]
         docstring = node.body[0]
         assert isinstance(docstring, ast.Expr), "every dataclass of blocks has a docstring"
         last = docstring.end_lineno or docstring.lineno
         shortened = f'    """{_first_sentences(ast.literal_eval(docstring.value))}"""'
-        yield "\n".join([*rows[: docstring.lineno - first], shortened, *rows[last - first + 1 :]])
+        fields = [row for row in rows[last - first + 1 :] if row.strip().partition(":")[0] not in functions.unread]
+        yield "\n".join([*rows[: docstring.lineno - first], shortened, *fields])
 
 
 def _class_line(line: str, names: Mapping[str, str]) -> str:
     """A line of a class. names: of the functions that it may call, in the file."""
-    shapes = [one.strip() for one in SHAPED.findall(line)]
+    shapes = [item.strip() for item in SHAPED.findall(line)]
     plain = SHAPED.sub("Tensor", line).replace("Tensor | Tensor", "Tensor")
     plain = re.sub(r"\baccumulating\([^()]*\)", REWRITTEN["accumulating"], plain)
     for before, after in names.items():
@@ -51,20 +52,21 @@ def _class_line(line: str, names: Mapping[str, str]) -> str:
 def function_texts(functions: Functions) -> Iterator[str]:
     """The text of each function, behind those that call it."""
     for key, tree in functions.trees.items():
-        if key not in functions.same:
+        if key not in functions.short:
             yield _text(functions, functions.function(key), tree)
 
 
 def _text(functions: Functions, function: Function, tree: ast.FunctionDef) -> str:
     renamed = _Renamed(functions, function)
-    body = [renamed.visit(one) for one in copy.deepcopy(tree).body]
+    body = [renamed.visit(item) for item in copy.deepcopy(tree).body]
     text, _ = syntax(function.module.__file__ or "")
     whole = any(is_gone(fact) for fact in functions.facts[function.key].values())
     lines = [*_head(functions, function, tree)]
-    originals = {ast.dump(one): one for one in ast.walk(function.tree) if isinstance(one, ast.stmt)}
+    originals = {ast.dump(item): item for item in ast.walk(function.tree) if isinstance(item, ast.stmt)}
     for index, statement in enumerate(body):
         if index == 0 and whole and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            lines.append(f'    """{_first_sentences(str(statement.value.value))}"""')
+            gone = [name for name, fact in functions.facts[function.key].items() if is_gone(fact)]
+            lines.append(f'    """{_first_sentences(str(statement.value.value), gone)}"""')
         else:
             lines += _statement(statement, originals, text.splitlines(), 4)
     return "\n".join(lines)
@@ -73,21 +75,21 @@ def _text(functions: Functions, function: Function, tree: ast.FunctionDef) -> st
 def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> Iterator[str]:
     arguments, facts, rows = tree.args, functions.facts[function.key], list[tuple[str, str]]()
     positional = zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)
-    defaults = {one.arg: default for one, default in positional}
-    defaults |= {one.arg: default for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default}
+    defaults = {item.arg: default for item, default in positional}
+    defaults |= {item.arg: default for item, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default}
     starred = arguments.vararg is not None
-    for one in function.parameters:
-        if is_gone(facts.get(one.arg)):
+    for item in function.parameters:
+        if is_gone(facts.get(item.arg)):
             continue
-        if one in function.tree.args.kwonlyargs and not starred:
+        if item in function.tree.args.kwonlyargs and not starred:
             rows.append(("*", ""))
             starred = True
-        plain, shape = annotation(one.annotation)
-        if isinstance(facts.get(one.arg), NotNone):
+        plain, shape = annotation(item.annotation)
+        if isinstance(facts.get(item.arg), NotNone):
             plain = plain.replace(" | None", "")
-        star = "*" if function.tree.args.vararg is one else ""
-        default = f" = {ast.unparse(defaults[one.arg])}" if one.arg in defaults else ""
-        rows.append((f"{star}{one.arg}: {plain}{default}", shape))
+        star = "*" if function.tree.args.vararg is item else ""
+        default = f" = {ast.unparse(defaults[item.arg])}" if item.arg in defaults else ""
+        rows.append((f"{star}{item.arg}: {plain}{default}", shape))
     plain, shape = annotation(tree.returns)
     line = f"def {functions.names[function.key]}({', '.join(row for row, _ in rows)}) -> {plain}:"
     shapes = (
@@ -112,9 +114,12 @@ def annotation(node: ast.expr | None) -> tuple[str, str]:
     return " | ".join(dict.fromkeys(plain.split(" | "))), " or ".join(shapes)
 
 
-def _first_sentences(docstring: str) -> str:
-    """The first paragraph, which says nothing of single arguments."""
-    return re.sub(r"\s+", " ", docstring.strip().split("\n\n")[0])
+def _first_sentences(docstring: str, gone: Sequence[str] = ()) -> str:
+    """The first paragraph of a docstring, without what it states of arguments that are gone."""
+    text = re.sub(r"\s+", " ", docstring.strip().split("\n\n")[0])
+    for name in gone:
+        text = re.sub(rf"\s*\b{re.escape(name)}: [^.]*\.", "", text)
+    return text
 
 
 def _statement(node: ast.stmt, originals: Mapping[str, ast.stmt], lines: list[str], indent: int) -> list[str]:
@@ -126,14 +131,16 @@ def _statement(node: ast.stmt, originals: Mapping[str, ast.stmt], lines: list[st
         while lines[first - 2].strip().startswith("#") and lines[first - 2].startswith(" " * original.col_offset):
             first -= 1
         own = lines[first - 1 : original.end_lineno]
+        if own[0].lstrip().startswith("elif "):  # the branches before it are gone
+            own[0] = own[0].replace("elif ", "if ", 1)
         return [space + line[original.col_offset :] if line.strip() else "" for line in own]
     if isinstance(node, ast.For | ast.While | ast.If | ast.With | ast.FunctionDef):
-        inner = [line for one in node.body for line in _statement(one, originals, lines, indent + 4)]
+        inner = [line for item in node.body for line in _statement(item, originals, lines, indent + 4)]
         bare = ast.unparse(ast.fix_missing_locations(_without_body(node)))
         head = wrapped(space + bare.splitlines()[-2 if isinstance(node, ast.FunctionDef) else 0])
         if isinstance(node, ast.FunctionDef):
             head = [space + SHAPED.sub("Tensor", bare.splitlines()[0])]
-        below = [line for one in getattr(node, "orelse", []) for line in _statement(one, originals, lines, indent + 4)]
+        below = [line for item in getattr(node, "orelse", []) for line in _statement(item, originals, lines, indent + 4)]
         return [*head, *inner, *([f"{space}else:", *below] if below else [])]
     return wrapped(space + _bare_tuples(ast.unparse(ast.fix_missing_locations(node))))
 
@@ -148,10 +155,10 @@ def _without_body(node: Any) -> Any:
 
 def _bare_tuples(line: str) -> str:
     """An assignment or a return of a tuple, without the parentheses around it."""
-    found = re.fullmatch(r"((?:return)|(?:.* =)) \((.*)\)", line)
-    if found is None:
+    result = re.fullmatch(r"((?:return)|(?:.* =)) \((.*)\)", line)
+    if result is None:
         return line
-    bare = f"{found[1]} {found[2]}"
+    bare = f"{result[1]} {result[2]}"
     try:
         same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(line))
     except SyntaxError:
@@ -176,8 +183,11 @@ class _Renamed(ast.NodeTransformer):
         return node if key is None else ast.copy_location(ast.Name(self.functions.names[key], node.ctx), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if (key := self._key(node.func)) in self.functions.same:
-            return self.visit(node.args[self.functions.same[key or ""]])
+        if (key := self._key(node.func)) in self.functions.short:
+            names = [argument.arg for argument in Function(key or "").tree.args.args]
+            values = dict(zip(names, (self.visit(value) for value in node.args), strict=False))
+            values |= {keyword.arg: self.visit(keyword.value) for keyword in node.keywords if keyword.arg}
+            return with_arguments(self.functions.short[key or ""], values)
         if ast.unparse(node.func) == "partial" and (key := self._key(node.args[0])) is not None:
             args, keywords = self._left(key, node.args[1:], node.keywords)
             name = self.visit(node.args[0])
@@ -190,6 +200,6 @@ class _Renamed(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _left(self, key: str, args: list[ast.expr], keywords: list[ast.keyword]) -> tuple[list[ast.expr], list[ast.keyword]]:
-        facts, names = self.functions.facts[key], [one.arg for one in Function(key).tree.args.args]
+        facts, names = self.functions.facts[key], [item.arg for item in Function(key).tree.args.args]
         kept = [value for name, value in zip(names, args, strict=False) if not is_gone(facts.get(name))]
-        return [*kept, *args[len(names) :]], [one for one in keywords if not is_gone(facts.get(one.arg or ""))]
+        return [*kept, *args[len(names) :]], [item for item in keywords if not is_gone(facts.get(item.arg or ""))]

@@ -41,11 +41,13 @@ from composer.weights.record import (
 )
 from composer.weights.sources import Tokenizer, check_merged, tokenizer_notes
 from composer.weights.stream import TensorToWrite, digest_and_counts, fresh_piece, inherited_piece, refuse_not_finite, write_shard
+from composer.weights.stub import STUB_TEXT
 from composer.weights.verify import problems_of
 from composer.words import plural, quantity, ranges, short_hashes, size
 from converters.canonical import is_composed
 from converters.coverage import Shaped
 from converters.hosts import Host
+from converters.model_types import STUB
 from converters.source import GENERATION_CONFIG, INDEX, Source
 from converters.trunk import Dtype, Trunk
 
@@ -197,11 +199,12 @@ def build_folder(
 
 
 def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, name: str) -> Record:
-    """Write config, picture, card and record beside the weights, and check the folder against the plan. Return the record.
+    """Write the documents beside the weights, and check the folder against the plan. Return the record.
 
     name: of the model, for its card. Raises ``BuildError``.
     """
     write_json(folder / CONFIG, config)
+    write_text(folder / STUB, STUB_TEXT)
     write_text(folder / PICTURE, picture(record.resolved, dtype=record.plan.dtype).svg)
     write_text(folder / CARD, model_card(record, name))
     record = record.model_copy(update={"documents": documents_in(folder, record.files)})

@@ -15,7 +15,7 @@ from composer.spec.resolve import Resolved
 from converters.canonical import expected_tensors
 from converters.composed import TRUNK_KEYS
 from converters.hosts import Host
-from converters.model_types import OWN, PREFIX
+from converters.model_types import AUTO_MAP, OWN, PREFIX
 from converters.trunk import DEFAULTS, DTYPE_KEYS, Dtype, Sizes, Trunk
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
 
     They are a host's own fields, or Llama's and those that only our own trunk has, and the resolved spec.
     """
-    spec = {"spec": resolved.model_dump(mode="json"), "spec_hash": resolved.hash}
+    spec = {"auto_map": AUTO_MAP, "spec": resolved.model_dump(mode="json"), "spec_hash": resolved.hash}
     if isinstance(trunk, Host):
         own = {key: value for key, value in trunk.config.items() if key not in DTYPE_KEYS}
         host = str(own["model_type"])

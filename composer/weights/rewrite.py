@@ -32,6 +32,7 @@ from composer.weights.stream import TensorToWrite, all_finite, as_bytes, inherit
 from converters.bounded import MOST_NAMES, read_json
 from converters.canonical import EMBEDDING
 from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY, ADAPTER_WEIGHTS
+from converters.model_types import STUB
 from converters.source import INDEX, Source, open_source
 from converters.trunk import dtype_name
 
@@ -197,7 +198,7 @@ def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Pat
         files = {}
         for path in sorted(path for path in model.rglob("*") if path.is_file()):
             name = path.relative_to(model).as_posix()
-            if name in (CARD, CONFIG, PICTURE, RECORD):
+            if name in (CARD, CONFIG, PICTURE, RECORD, STUB):
                 continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if name not in record.files:

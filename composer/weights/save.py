@@ -24,9 +24,11 @@ from composer.weights.config import own_parameters, recorded_trunk
 from composer.weights.plan import Inherited, Plan, make_plan, weights_of
 from composer.weights.record import CONFIG, RECORD, Record, SavedByTransformers, read_record, stored_file, versions
 from composer.weights.stream import BLOCK, as_tensor, blocks, initial_values, same_contents
+from composer.weights.stub import STUB_TEXT
 from composer.weights.verify import problems_of
 from converters.composed import ADAPTER_KEY
 from converters.errors import ConverterError
+from converters.model_types import AUTO_MAP, STUB
 from converters.shard import BYTES, StoredTensor
 from converters.source import GENERATION_CONFIG, INDEX, Source, open_source
 from converters.trunk import Trunk
@@ -88,6 +90,8 @@ class _Records:
                     "that was trained; fold them into the weights (`compose merge`), and load and save what comes out"
                 )
             return  # a folder of adapters alone has no record
+        if getattr(model.config, "auto_map", None) == AUTO_MAP:
+            write_whole(folder / STUB, STUB_TEXT)
         if not isinstance(model._origin, Origin):
             return
         try:

@@ -26,9 +26,9 @@ def randomised(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
-def of_file(model: Any) -> tuple[Exported, Any]:
+def of_file(model: Any, *, step: bool = False) -> tuple[Exported, Any]:
     """The exported file of a model, and the model that this file makes of the same weights."""
-    exported = written(model)
+    exported = written(model, step=step)
     module = ModuleType(f"exported_{exported.file}")
     sys.modules[module.__name__] = module  # dataclasses look there
     exec(compile(exported.text, f"{exported.file}.py", "exec"), vars(module))
@@ -54,12 +54,12 @@ def padded(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 
 def in_pieces(model: Any, tokens: Tensor) -> Tensor:
     """The logits of rows without padding in several calls with a cache, some of one token."""
-    cache, found, first = None, [], 0
+    cache, result, first = None, [], 0
     for length in (17, 7, 1, 1, tokens.shape[1] - 26):
         answer = model(tokens[:, first : first + length], past_key_values=cache, use_cache=True)
         cache, first = answer.past_key_values, first + length
-        found.append(answer.logits)
-    return torch.cat(found, dim=1)
+        result.append(answer.logits)
+    return torch.cat(result, dim=1)
 
 
 def generated(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -92,5 +92,5 @@ def check_equal(model: Any, own: Any, vocabulary: int, *, length: int = LENGTH, 
         assert torch.equal(generated(model, tokens, mask), generated(own, tokens, mask))
 
 
-def _close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(other, one, rtol=0, atol=3e-5 * float(one.detach().abs().max()))
+def _close(item: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(other, item, rtol=0, atol=3e-5 * float(item.detach().abs().max()))

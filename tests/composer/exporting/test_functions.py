@@ -41,9 +41,9 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("functions_to_fold", path)
     assert spec is not None
     assert spec.loader is not None
-    found = sys.modules["functions_to_fold"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    yield found
+    result = sys.modules["functions_to_fold"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    yield result
     del sys.modules["functions_to_fold"]
 
 

@@ -80,6 +80,35 @@ def test_every_shipped_spec(name: str, hosts: dict[str, Path]) -> None:
     check_equal(model, own, 507)
 
 
+@pytest.mark.parametrize("name", ["lolcats", "gated-deltanet", "latte-rglru", "mixed-heads", "hybrid"])
+def test_a_method_for_one_token_computes_the_same(name: str) -> None:
+    model = randomised(composer.build(name, TEACHER))
+    exported, own = of_file(model, step=True)
+    assert "def step(" in exported.text
+    assert "def step(" not in of_file(model)[0].text
+    check_equal(model, own, 507, gradients=False)
+
+
+def test_lola_takes_many_tokens_at_once() -> None:
+    exported, own = of_file(randomised(composer.build("lola", TEACHER)))
+    assert exported.one_by_one is None
+    head = own.model.layers[0].self_attn.composed["head"]
+    sizes = []
+    head.piece, piece = lambda *inputs: sizes.append(inputs[1].shape[1]) or piece(*inputs), head.piece
+    with torch.no_grad():
+        own(torch.arange(3, 133)[None])
+    assert sizes == [64, 64, 64], "130 tokens are three pieces"
+
+
+@pytest.mark.parametrize(("name", "lines"), [("lawcat", 510), ("lolcats", 550), ("gated-deltanet", 500), ("lola", 900)])
+def test_files_stay_short_enough_to_be_read(name: str, lines: int) -> None:
+    text = of_file(composer.build(name, TEACHER))[0].text
+    assert text.count("\n") <= lines
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+    assert all((node.end_lineno or 0) - node.lineno < 60 for node in functions)
+
+
 @pytest.mark.parametrize(("role", "kind"), ELSEWHERE)
 def test_every_other_part(role: str, kind: str, hosts: dict[str, Path]) -> None:
     head = around(role.replace(" ", "_"), kind)
@@ -101,7 +130,7 @@ def test_a_file_is_the_same_every_time_and_names_no_package_but_torch_and_transf
     roots = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(texts[0]))
-        for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""])
+        for name in ([item.name for item in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""])
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
     assert {"torch", "transformers"} <= roots <= {*sys.stdlib_module_names, "torch", "transformers"}

@@ -41,11 +41,11 @@ def loaded(exported: Path) -> tuple[Any, Any]:
 def test_a_pipeline_writes_the_model_s_text(folders: tuple[Path, Path]) -> None:
     folder, exported = folders
     writer = pipeline("text-generation", str(exported), trust_remote_code=True, dtype=torch.float32, device="cpu")
-    (found,) = writer("1 2 3", max_new_tokens=6, do_sample=False, return_full_text=False)
+    (result,) = writer("1 2 3", max_new_tokens=6, do_sample=False, return_full_text=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("1 2 3", return_tensors="pt").input_ids
     expected = composer.load(folder).generate(ids, max_new_tokens=6, do_sample=False)
-    assert found["generated_text"] == tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True)
+    assert result["generated_text"] == tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True)
     assert expected.shape[1] > ids.shape[1]
 
 
@@ -70,7 +70,7 @@ def test_lm_eval_gives_the_figures_of_compose_eval(
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     theirs = lm_eval.simple_evaluate("hf", arguments, tasks=["mine"], task_manager=manager, bootstrap_iters=0)
     assert theirs is not None
-    (figure,) = [one.value for one in own.harness if one.metric == "acc"]
+    (figure,) = [item.value for item in own.harness if item.metric == "acc"]
     assert theirs["results"]["mine"]["acc,none"] == figure
     assert 0 < figure < 1
 

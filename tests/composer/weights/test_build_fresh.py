@@ -21,13 +21,14 @@ from composer.weights.card import PICTURE
 from composer.weights.config import dimensions, own_parameters, trunk_from
 from composer.weights.record import RECORD, read_record
 from composer.weights.verify import verify
+from converters.model_types import STUB
 from converters.source import open_source
 from tests.checkpoints import edit_config, edit_tensors, llama
 from tests.composer.model.trunks import HEADS, TRUNKS, document
 from tests.composer.weights.students import SOFTMAX, loaded
 
 WEIGHTS = "model.safetensors"
-FILES = [RECORD, "README.md", PICTURE, "config.json", "generation_config.json", WEIGHTS]
+FILES = [RECORD, "README.md", PICTURE, "config.json", "generation_config.json", WEIGHTS, STUB]
 
 
 def build(out: Path, head: str = "lolcats", trunk: dict[str, Any] | None = None, **options: Any) -> Path:

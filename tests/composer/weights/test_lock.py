@@ -15,6 +15,7 @@ from composer.weights.lock import read_lock
 from composer.weights.record import read_record
 from tests.checkpoints import llama
 from tests.composer.model.trunks import document
+from tests.gguf_files import gguf_model, write_gguf
 from tests.hub_server import local_hub
 
 NAMED = {"composition.json", "README.md"}
@@ -146,3 +147,22 @@ def test_a_source_that_is_gone_is_named(locked: Path, source: Path) -> None:
     source.rename(source.with_name("elsewhere"))
     with pytest.raises(ComposerError, match="A copy of the locked source, .*, is named with"):
         composer.build_folder(locked, out="built")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_two_locks_of_one_build_are_the_same_bytes(packed: bool, source: Path, tmp_path: Path) -> None:
+    """Those of a quantised source, too, which each build unpacks anew."""
+    path = write_gguf(tmp_path / "tiny.Q8_0.gguf", gguf_model("llama")) if packed else source
+    first, second = (composer.lock("lolcats", path, tmp_path / f"{number}.lock.yaml").out for number in range(2))
+    assert first.read_bytes() == second.read_bytes()
+    built = composer.build_folder(first, path, tmp_path / "built").out
+    assert composer.verify(built).ok
+
+
+def test_locks_of_two_environments_differ_in_versions_alone(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = composer.lock("lolcats", source, tmp_path / "here.lock.yaml").out
+    monkeypatch.setattr("composer.commands.locking.versions", lambda: {"transformers": "5.17.0"})
+    elsewhere = composer.lock("lolcats", source, tmp_path / "elsewhere.lock.yaml").out
+    one, other = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in (here, elsewhere))
+    assert [key for key in one if one[key] != other[key]] == ["versions"]
+    composer.build_folder(elsewhere, source, tmp_path / "built")

@@ -1,0 +1,50 @@
+"""The functions of ``blocks`` that take tensors and plain values alone, which a file has as they are."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+import re
+import sys
+from functools import cache
+from importlib import import_module
+from types import CodeType, FunctionType
+
+import blocks
+from composer.exporting.source import definition
+
+TYPES = frozenset({
+    "Tensor", "None", "int", "float", "bool", "str", "torch", "dtype", "device", "slice", "tuple", "list", "Sequence", "Callable",
+    "Any", "RingSlot", "Float", "Int", "Bool", "Shaped",
+})  # fmt: skip
+"""Words in the annotations of a function of tensors and plain values."""
+ENTERED = frozenset({"as_dtype"})
+"""Small functions that are not kept as calls."""
+
+
+def takes_tensors_alone(function: FunctionType) -> bool:
+    """Whether all parameters of a function are tensors and plain values, by their annotations."""
+    if function.__code__.co_freevars or function.__code__.co_flags & inspect.CO_GENERATOR or function.__name__ in ENTERED:
+        return False
+    node = definition(sys.modules[function.__module__], function.__name__)
+    assert isinstance(node, ast.FunctionDef)
+    parameters = [*node.args.args, *node.args.kwonlyargs, *([node.args.vararg] if node.args.vararg else [])]
+    annotations = ["Part" if item.annotation is None else ast.unparse(item.annotation) for item in parameters]
+    plain = [re.sub(r"\[Tensor, *['\"][^'\"]*['\"]\]", "", item) for item in annotations]
+    return bool(parameters) and all(set(re.findall(r"[A-Za-z_]\w*", item)) <= TYPES for item in plain)
+
+
+@cache
+def own_functions() -> dict[CodeType, str]:
+    """The functions of ``blocks`` that take tensors and plain values alone, as ``module:name``, by their code."""
+    result = {}
+    for info in pkgutil.walk_packages(blocks.__path__, "blocks."):
+        if info.name.startswith("blocks.fused") or info.name.endswith((".fla", ".triton", "_fla")):
+            continue
+        module = import_module(info.name)
+        for name, function in vars(module).items():
+            own = inspect.unwrap(function) if callable(function) else None
+            if isinstance(own, FunctionType) and own.__module__ == module.__name__ and takes_tensors_alone(own):
+                result[own.__code__] = f"{module.__name__}:{name}"
+    return result

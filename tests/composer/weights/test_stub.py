@@ -1,0 +1,80 @@
+"""Where the package is not installed, transformers ends in a sentence that names it; where it is, its own classes are taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import composer
+from converters.model_types import AUTO_MAP, STUB
+
+ROOT = Path(__file__).parents[3]
+TEACHER = ROOT / "examples" / "teacher"
+HIDDEN = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("composer", "blocks", "converters"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+LOADS = """
+import sys
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[2] == "True")
+print(type(model).__module__)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stub") / "model"
+    composer.build_folder("lolcats", TEACHER, folder)
+    return folder
+
+
+def load(folder: Path, home: Path, *, hides: bool, trusts: bool) -> subprocess.CompletedProcess[str]:
+    """A process that loads the folder, with this package or without."""
+    environment = {"HF_MODULES_CACHE": str(home / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
+    environment |= {} if hides else {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    code = (HIDDEN if hides else "") + LOADS
+    words = [sys.executable, "-c", code, str(folder), str(trusts)]
+    return subprocess.run(words, env=environment, cwd=home, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def test_without_the_package_the_last_line_names_it_and_the_export(built: Path, tmp_path: Path) -> None:
+    ended = load(built, tmp_path, hides=True, trusts=True)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: This model needs the package attention-composer: run `pip install attention-composer`")
+    assert "`compose export`" in last
+
+
+def test_without_trust_transformers_names_the_argument_that_shows_it(built: Path, tmp_path: Path) -> None:
+    ended = load(built, tmp_path, hides=True, trusts=False)
+    assert ended.returncode == 1
+    assert "trust_remote_code=True" in ended.stderr
+    assert "does not recognize this architecture" not in ended.stderr
+
+
+def test_where_the_package_is_installed_the_file_imports_it(built: Path, tmp_path: Path) -> None:
+    ended = load(built, tmp_path, hides=False, trusts=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "composer.model.modeling"
+
+
+def test_the_file_is_part_of_the_build_and_of_what_transformers_saves(built: Path, tmp_path: Path) -> None:
+    assert composer.verify(built).ok
+    composer.load(built).save_pretrained(tmp_path / "saved")
+    composer.build_folder("lola", built, tmp_path / "next")
+    for folder in (built, tmp_path / "saved", tmp_path / "next"):
+        assert (folder / STUB).is_file()
+        assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["auto_map"] == AUTO_MAP
+    assert composer.verify(tmp_path / "saved").ok

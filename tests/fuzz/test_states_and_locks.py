@@ -1,0 +1,98 @@
+"""Whatever is in the file of a state or of a lock, the model continues from it and the spec builds, or it is refused in words."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+import composer
+from composer.model.cache import new_cache
+from composer.model.state_file import METADATA, load_cache, save_cache
+from composer.spec.places import plain
+from composer.spec.reading import read_file
+from composer.weights.lock import read_lock
+from tests.checkpoints import llama
+from tests.composer.model.models import student, tokens
+from tests.composer.model.test_state_file import OWNER
+from tests.fuzz.mutations import CUTS, EDITS, as_json, cut, edited
+from tests.fuzz.outcomes import fuzz, outcome
+
+READ = 20
+HOW = st.sampled_from(["header", "record"]).flatmap(lambda where: st.tuples(st.just(where), EDITS)) | st.tuples(
+    st.just("bytes"), CUTS
+)
+
+
+@cache
+def model() -> Any:
+    return student("lolcats")
+
+
+@cache
+def state() -> bytes:
+    """The file of a state."""
+    path, cache_of_text = Path(tempfile.mkdtemp(), "state"), new_cache(model().config)
+    with torch.no_grad():
+        model()(tokens(1, READ), past_key_values=cache_of_text)
+    save_cache(path, cache_of_text, model(), OWNER)
+    assert load_cache(path, model(), OWNER).get_seq_length() == READ
+    return path.read_bytes()
+
+
+@cache
+def lock() -> Path:
+    """A source, and the lock of a model of it."""
+    folder = Path(tempfile.mkdtemp())
+    llama(folder / "source")
+    composer.lock("lolcats", folder / "source", folder / "spec.lock.yaml")
+    assert read_lock(folder / "spec.lock.yaml") is not None
+    return folder
+
+
+def damaged_state(content: bytes, how: tuple[str, Any]) -> bytes:
+    """The file with other bytes, another header, or another record in its metadata."""
+    where, changes = how
+    if where == "bytes":
+        return cut(content, changes)
+    (length,) = struct.unpack("<Q", content[:8])
+    header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
+    if where == "record":
+        record = json.loads(header["__metadata__"][METADATA])
+        header["__metadata__"][METADATA] = as_json(edited(record, changes)).decode(errors="replace")
+        text = json.dumps(header).encode()
+    else:
+        text = as_json(edited(header, changes))
+    return struct.pack("<Q", len(text)) + text + tensors
+
+
+@fuzz(HOW, examples=120)
+def test_states(how: Any, folder: Path) -> None:
+    """A state that is accepted continues with finite logits: its bytes are those of its hash."""
+    path = folder / "state"
+    path.write_bytes(damaged_state(state(), how))
+    continued = outcome(lambda: load_cache(path, model(), OWNER))
+    if continued is not None:
+        with torch.no_grad():
+            assert bool(model()(tokens(1, 2), past_key_values=continued).logits.isfinite().all())
+
+
+@fuzz(st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS), examples=40)
+def test_locks(how: Any, folder: Path) -> None:
+    """A lock that is accepted names its source and its files, and builds them, or nothing."""
+    path, content = folder / "spec.lock.yaml", (lock() / "spec.lock.yaml").read_bytes()
+    kind, changes = how
+    if kind == "tree":
+        document = json.loads(json.dumps(plain(read_file(lock() / "spec.lock.yaml", "spec.lock.yaml"))))
+        path.write_bytes(as_json(edited(document, changes)))
+    else:
+        path.write_bytes(cut(content, changes))
+    out = folder / "built"
+    built = outcome(lambda: composer.build_folder(path, lock() / "source", out, force=True))
+    assert built is None or composer.verify(out).ok
