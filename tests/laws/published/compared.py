@@ -15,6 +15,7 @@ from tests.laws.published.numerators import (
     deltaproduct,
     gated_delta,
     gated_deltanet,
+    gdn2,
     gla,
     hypenet,
     kda,
@@ -23,6 +24,7 @@ from tests.laws.published.numerators import (
     lizard,
     mamba2,
     retention,
+    rwkv7,
 )
 from tests.laws.published.softmax import (
     forgetting,
@@ -68,6 +70,7 @@ COMPARED: dict[str, Comparison] = {
     ),
     "gated-deltanet": Comparison({"head": gated_deltanet}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3NextGatedDeltaNet`"),
     "gdn-hybrid": Comparison({"head": gated_deltanet, "source": softmax}, f"{FLA}, `GatedDeltaNet`; the source's own attention"),
+    "gdn2-hybrid": Comparison({"head": gdn2, "source": softmax}, f"{FLA}, `GatedDeltaNet2`; the source's own attention"),
     "gla": Comparison({"head": gla}, f"{FLA}, `GatedLinearAttention`; decays of query heads, as the spec says"),
     "hedgehog": Comparison({"head": hedgehog_alone}, "arXiv:2402.04347, eq. 3 to 6"),
     "hybrid": Comparison({"head": lolcats, "exact": softmax}, "as `lolcats`; softmax attention"),
@@ -99,6 +102,9 @@ COMPARED: dict[str, Comparison] = {
     "published/lolcats-llama": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
     "retention": Comparison({"head": retention}, f"{FLA}, `MultiScaleRetention`"),
     "rglru-window": Comparison({"head": rglru_window}, "arXiv:2402.17512, section 4.1; arXiv:2402.19427, eq. 1 to 4"),
+    "rwkv7": Comparison(
+        {"head": rwkv7}, f"arXiv:2503.14456; {FLA}, `RWKV7Attention`, without token shift, bonus and first values, as the spec says"
+    ),
     "softmax": Comparison({"head": softmax}, "arXiv:1706.03762, eq. 1"),
     "streaming": Comparison({"head": streaming}, "arXiv:2309.17453, with positions of the text"),
     "t2r": Comparison({"head": t2r}, "arXiv:2103.13076, eq. 4 and 6"),

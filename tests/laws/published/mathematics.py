@@ -95,6 +95,22 @@ def delta_rule(query: Tensor, steps: Iterable[tuple[Tensor, Tensor, Tensor]], de
     return torch.stack(outputs)
 
 
+def edited_state(query: Tensor, tokens: Iterable[tuple[Tensor, ...]]) -> Tensor:
+    """The generalised delta rule, without a scale: S = (Diag(α) - w rᵀ) S + k vᵀ and o = Sᵀ q.
+
+    tokens: α, w, r and k (H F) and v (H V) of each token.
+    """
+    outputs: list[Tensor] = []
+    state: Tensor | None = None
+    for asks, (decay, removed, read, key, value) in zip(query, tokens, strict=True):
+        if state is None:
+            state = torch.zeros(*key.shape, value.shape[-1], dtype=key.dtype)
+        transition = torch.diag_embed(decay) - removed[:, :, None] * read[:, None, :]
+        state = transition @ state + key[:, :, None] * value[:, None, :]
+        outputs.append(torch.einsum("hf,hfv->hv", asks, state))
+    return torch.stack(outputs)
+
+
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
     """S = Diag(α) S + k vᵀ, o = Sᵀ q, without a scale. decay: α, T H F or T H 1."""
     state, outputs = torch.zeros(query.shape[1], query.shape[2], value.shape[2], dtype=query.dtype), []
