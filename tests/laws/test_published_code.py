@@ -25,6 +25,7 @@ from tests.laws.published.mathematics import (
     edited_state,
     linear_attention,
     log_sigmoid,
+    regression,
     sigmoid,
     softmax_attention,
     unit,
@@ -188,6 +189,13 @@ def gated_delta_rule_2(naive: Any) -> tuple[Tensor, Tensor]:
     return found, wanted / ROOT
 
 
+def mesa_net(naive: Any) -> tuple[Tensor, Tensor]:
+    key, rate, decay = unit(KEY), sigmoid(RATE), log_sigmoid(BY_HEAD)
+    penalty = 0.25 + sigmoid(OTHER_KEY[0])
+    found = naive.naive_mesa_net_exact(*fla_rows(QUERY, key, VALUE, decay), penalty, rate[None])[0][0]
+    return found, regression(QUERY, key, VALUE, rate, decay.exp(), penalty)
+
+
 def gated_linear_attention(naive: Any) -> tuple[Tensor, Tensor]:
     decay = log_sigmoid(BY_FEATURE)
     found = naive.naive_recurrent_gla(*fla_rows(QUERY, KEY, VALUE, decay))[0][0]
@@ -220,6 +228,7 @@ NAIVE = {
     "gated_delta_product": gated_delta_product,
     "generalized_delta_rule.dplr": generalised_delta_rule,
     "gdn2": gated_delta_rule_2,
+    "mesa_net": mesa_net,
     "gla": gated_linear_attention,
     "simple_gla": lightning_attention,
     "retention": retention,

@@ -23,6 +23,7 @@ from tests.laws.published.mathematics import (
     in_window,
     linear_attention,
     log_sigmoid,
+    regression,
     root_mean_square_norm,
     rotate,
     sigmoid,
@@ -154,6 +155,13 @@ def gdn2(layer: Layer) -> Tensor:
     decay = torch.exp(_kimi_decay(layer, "gdn2_gate", query))
     tokens = zip(decay, key, erase.view(key.shape) * key * decay, key, write.view(value.shape) * value, strict=True)
     return layer.gated_norm(edited_state(query, tokens) / math.sqrt(query.shape[-1]), sigmoid)
+
+
+def mesa(layer: Layer) -> Tensor:
+    query, key = (unit(silu(states)) for states in convolved_query_and_key(layer))
+    rate, decay = sigmoid(layer.linear("mesa_rate")), sigmoid(layer.linear("mesa_gate"))
+    output = regression(query, key, layer.expanded[2], rate, decay, 0.25 + softplus(layer["mesa.penalty"]))
+    return root_mean_square_norm(output, layer["output_norm.weight"], 1e-5)
 
 
 def _kimi_decay(layer: Layer, gate: str, query: Tensor) -> Tensor:
