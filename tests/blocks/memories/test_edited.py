@@ -12,6 +12,8 @@ from blocks.legend import Shape
 from blocks.memories.gdn2 import Gdn2
 from blocks.memories.rwkv7 import Rwkv7
 from composer.errors import GraphError
+from composer.laws.weights import head_call
+from composer.model.implicit_attention import implicit_attention
 from tests.blocks.support import close, owner, started
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
 
@@ -127,6 +129,16 @@ def test_a_write_gate_and_an_erase_gate_of_one_number_are_the_rate_of_the_delta_
             head.get_parameter(f"{memory['kind']}_gate.weight").fill_(0.1)
         outputs.append(run(head, data)[0])
     close(*outputs)
+
+
+def test_weights_that_a_gate_of_coordinates_denies_have_a_large_error() -> None:
+    """What `inspect` reports of them: RWKV-7's weights give its answer, those of Gated DeltaNet-2 do not."""
+    data, errors = inputs(SHAPE, 1, 20), {}
+    for kind in ("rwkv7", "gdn2"):
+        head = built(complete(head_of(MEMORIES[kind])), SHAPE)
+        errors[kind] = implicit_attention(head, head_call(head, data), (5, 19), "torch").error()
+    assert errors["rwkv7"] < 1e-9
+    assert errors["gdn2"] > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["rwkv7", "gdn2"])
