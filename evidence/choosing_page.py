@@ -57,7 +57,10 @@ OTHERS = {
     "lola": (SECOND_LOLA, "lola"),
 }
 """Students of the second teacher, by the names that the page has: the experiment, and the variant there."""
-UNTRAINED = ("forgetting", "gated-deltanet", "gdn-hybrid", "hypenet", "kda-hybrid", "liger", "lizard", "mamba2")
+UNTRAINED = (
+    "forgetting", "gated-deltanet", "gdn-hybrid", "gdn2-hybrid", "hypenet", "kda-hybrid", "liger", "lizard", "mamba2",
+    "mesa", "rwkv7",
+)  # fmt: skip
 """Specs of other papers that ship, and that no run is of."""
 CLOSE = 0.05
 """Two states that differ by less, as a share, are not what decides."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Annotated
 
 from blocks.gates.base import Gate
+from blocks.gates.bounded_channel import BoundedChannel
 from blocks.gates.channel import PerChannel
 from blocks.gates.constant import Constant
 from blocks.gates.from_key import FromKey
@@ -16,7 +17,7 @@ from blocks.gates.softplus import Softplus
 from blocks.gates.softplus_channel import SoftplusChannel
 from blocks.registry import Role
 
-GATES = Role("gate", Gate, NoGate, Constant, Slopes, PerHead, PerChannel, Softplus, SoftplusChannel, FromKey)
+GATES = Role("gate", Gate, NoGate, Constant, Slopes, PerHead, PerChannel, Softplus, SoftplusChannel, BoundedChannel, FromKey)
 GateConfig = Annotated[Gate, GATES]
 
 

@@ -8,9 +8,12 @@ from blocks.memories.base import Memory
 from blocks.memories.delta import Delta
 from blocks.memories.first import First
 from blocks.memories.full import Full
+from blocks.memories.gdn2 import Gdn2
 from blocks.memories.latents import Latents
 from blocks.memories.lola import LOLA
+from blocks.memories.mesa import Mesa
 from blocks.memories.meta import Meta
+from blocks.memories.rwkv7 import Rwkv7
 from blocks.memories.sparse import Sparse
 from blocks.memories.sparse_above_state import SPARSE_ABOVE_STATE
 from blocks.memories.state import StateMemory
@@ -18,7 +21,7 @@ from blocks.memories.window import Window
 from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.registry import Role
 
-MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents)
+MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Rwkv7, Gdn2, Mesa, Latents)
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Memories that one form computes together, those that cover most first."""

@@ -62,6 +62,8 @@ class Memory(Part):
     """The ranks of decay that it can forget by, where it has a gate."""
     takes_several: ClassVar[bool] = False
     """Several pairs may fall into it at one token."""
+    by_coordinate: ClassVar[bool] = False
+    """Each coordinate of a value has a weight of its own in the answer, so no single weight of a token gives the answer."""
     to_have_mass: ClassVar[str] = ""
     """What a user would set so that its answer has a mass."""
 

@@ -10,20 +10,19 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from blocks import initialise
-from blocks.feature_maps.base import UnitLength
 from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.recurrent import Recurrent, run
+from blocks.memories.rated import Rated
+from blocks.memories.recurrent import run
 from blocks.operation import FLA, Call, Form, Kind, Port, Slot, State
 from blocks.part import Fresh, Parameters
-from blocks.rates import Learned, Rate, RateConfig
 from blocks.recurrences import delta
 from blocks.recurrences.delta.chunked import CHUNK
 from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 
-class Delta(Recurrent):
+class Delta(Rated):
     """S_t = (I - β u uᵀ) D_t S_{t-1} + β uᵀ v of the pair that falls at t, read by w_t; u and w are features of length 1.
 
     D_t is what the gate leaves of each feature, one number a head or one a feature.
@@ -40,42 +39,17 @@ class Delta(Recurrent):
         "a decay for each feature: Kimi team 2025, arXiv:2510.26692; steps: Siems et al. 2025, arXiv:2502.10297 (DeltaProduct)"
     )
     decay_ranks: ClassVar[frozenset[str]] = delta.DECAY_RANKS
-    incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
     kind: Literal["delta"] = "delta"
-    rate: RateConfig = Learned()
-    """How strongly each pair is written."""
-
     scale: Literal["none", "root"] = "none"
     """root: the answer is divided by √F, as published layers divide it before their norm (their K^-½); none: it is not."""
-
-    epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Added to the squared length that features are divided by. Published code has 1e-6."""
 
     steps: Annotated[int, Field(ge=1, le=8)] = 1
     """Corrections a token, each with a key, a value and a rate of its own; those after the first are learned maps of the hidden
     state, not convolved. The decay comes before the first, the answer after the last (DeltaProduct)."""
 
-    def has_mass(self) -> bool:
-        return False
-
-    @property
-    def features_as(self) -> UnitLength:
-        return UnitLength(self.epsilon)
-
     @property
     def recurrences(self) -> tuple[Form, ...]:
         return delta.FORMS
-
-    @property
-    def _travels_as(self) -> str:
-        return f"{self.called}_rate"
-
-    def rates(self) -> Mapping[str, Rate]:
-        return {self._travels_as: self.rate}
-
-    def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
-        """With the rate that each pair brings."""
-        return replace(super().mapped(key, pairs), rate=pairs.numbers[self._travels_as])
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         if self.steps > 1 and above:

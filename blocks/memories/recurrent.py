@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from blocks.flow import Features, Mapped, Pairs, Partial
+from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.gates import GateConfig
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
@@ -99,9 +99,7 @@ class Recurrent(Memory):
         query and the pairs' keys are features, as ``features_as`` wants them. Decay runs on clock time, whether a pair
         falls or not, and before it does.
         """
-        valid = call.tokens.valid
-        if log_decay is not None and valid is not None:
-            log_decay = log_decay.masked_fill(~valid.view(*valid.shape, *[1] * (log_decay.dim() - 2)), 0.0)
+        log_decay = still(log_decay, call.tokens)
         if recurrence.decode and pairs is not None and pairs.key.shape[1] == 0:
             pairs = None
         if pairs is None and not recurrence.decode:
@@ -143,6 +141,14 @@ def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -
     value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.head_dim, dtype=dtype)
     absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
     return Features(key, value, absent, rate=key.new_zeros(key.shape[:3]))
+
+
+def still(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
+    """The decay of the tokens, and none at padding."""
+    valid = tokens.valid
+    if log_decay is None or valid is None:
+        return log_decay
+    return log_decay.masked_fill(~valid.view(*valid.shape, *[1] * (log_decay.dim() - 2)), 0.0)
 
 
 def run(recurrence: Form, call: Call, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -62,9 +62,10 @@ def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:
     return {form.backend: partial(_run, [one for one in forms if one.backend == form.backend]) for form in forms}
 
 
-def _run(forms: list[Form], first: Tensor, *rest: Any) -> Any:
+def _run(forms: list[Form], first: Tensor, *rest: Any, **options: Any) -> Any:
     one_token = first.shape[1] == 1
-    return next(form for form in sorted(forms, key=lambda form: not form.decode) if one_token or not form.decode).run(first, *rest)
+    fitting = next(form for form in sorted(forms, key=lambda form: not form.decode) if one_token or not form.decode)
+    return fitting.run(first, *rest, **options)
 
 
 def computed(

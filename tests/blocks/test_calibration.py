@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blocks.calibration import NEAREST, Attended, divergence
 from blocks.feature_maps import FEATURE_MAPS
+from blocks.gates.bounded_channel import BoundedChannel
 from blocks.gates.channel import PerChannel
 from blocks.gates.constant import Constant
 from blocks.gates.head import PerHead
@@ -37,7 +38,7 @@ def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
 
 
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
-@pytest.mark.parametrize("part", [PerHead, PerChannel, Softplus, SoftplusChannel])
+@pytest.mark.parametrize("part", [PerHead, PerChannel, Softplus, SoftplusChannel, BoundedChannel])
 def test_gates_forget_by_the_mean_age_of_what_is_attended_to(part: type, per: str) -> None:
     """For hidden states of 0, of which a gate's bias alone is left: log α = -1 / mean age."""
     gate, given = part(per=per), attended()

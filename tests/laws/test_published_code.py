@@ -22,8 +22,10 @@ from tests.laws.published.layer import Layer
 from tests.laws.published.mathematics import (
     alibi_slopes,
     delta_rule,
+    edited_state,
     linear_attention,
     log_sigmoid,
+    regression,
     sigmoid,
     softmax_attention,
     unit,
@@ -172,6 +174,28 @@ def gated_delta_product(naive: Any) -> tuple[Tensor, Tensor]:
     return found, delta_rule(QUERY, steps, decay.double().exp()[..., None]) / ROOT
 
 
+def generalised_delta_rule(naive: Any) -> tuple[Tensor, Tensor]:
+    removed, rate, decay = unit(KEY), sigmoid(OTHER_VALUE), log_sigmoid(BY_FEATURE)
+    inputs = (QUERY, OTHER_KEY, VALUE, -removed, rate * removed, decay)
+    found = naive.dplr_recurrence(*fla_heads_first(*(states.float() for states in inputs)))[0][0].transpose(0, 1)
+    wanted = edited_state(QUERY, zip(decay.exp(), rate * removed, removed, OTHER_KEY, VALUE, strict=True))
+    return found, wanted / ROOT
+
+
+def gated_delta_rule_2(naive: Any) -> tuple[Tensor, Tensor]:
+    key, erase, write, decay = unit(KEY), sigmoid(OTHER_KEY), sigmoid(OTHER_VALUE), log_sigmoid(BY_FEATURE)
+    found = naive.naive_recurrent_gdn2(*fla_rows(QUERY, key, VALUE, decay, erase, write))[0][0]
+    wanted = edited_state(QUERY, zip(decay.exp(), key, erase * key * decay.exp(), key, write * VALUE, strict=True))
+    return found, wanted / ROOT
+
+
+def mesa_net(naive: Any) -> tuple[Tensor, Tensor]:
+    key, rate, decay = unit(KEY), sigmoid(RATE), log_sigmoid(BY_HEAD)
+    penalty = 0.25 + sigmoid(OTHER_KEY[0])
+    found = naive.naive_mesa_net_exact(*fla_rows(QUERY, key, VALUE, decay), penalty, rate[None])[0][0]
+    return found, regression(QUERY, key, VALUE, rate, decay.exp(), penalty)
+
+
 def gated_linear_attention(naive: Any) -> tuple[Tensor, Tensor]:
     decay = log_sigmoid(BY_FEATURE)
     found = naive.naive_recurrent_gla(*fla_rows(QUERY, KEY, VALUE, decay))[0][0]
@@ -202,6 +226,9 @@ NAIVE = {
     "gated_delta_rule": gated_delta_rules,
     "kda": kimi_delta_attention,
     "gated_delta_product": gated_delta_product,
+    "generalized_delta_rule.dplr": generalised_delta_rule,
+    "gdn2": gated_delta_rule_2,
+    "mesa_net": mesa_net,
     "gla": gated_linear_attention,
     "simple_gla": lightning_attention,
     "retention": retention,

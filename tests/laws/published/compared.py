@@ -15,6 +15,7 @@ from tests.laws.published.numerators import (
     deltaproduct,
     gated_delta,
     gated_deltanet,
+    gdn2,
     gla,
     hypenet,
     kda,
@@ -22,7 +23,9 @@ from tests.laws.published.numerators import (
     liger,
     lizard,
     mamba2,
+    mesa,
     retention,
+    rwkv7,
 )
 from tests.laws.published.softmax import (
     forgetting,
@@ -68,6 +71,7 @@ COMPARED: dict[str, Comparison] = {
     ),
     "gated-deltanet": Comparison({"head": gated_deltanet}, f"{FLA}, `GatedDeltaNet`; transformers, `Qwen3NextGatedDeltaNet`"),
     "gdn-hybrid": Comparison({"head": gated_deltanet, "source": softmax}, f"{FLA}, `GatedDeltaNet`; the source's own attention"),
+    "gdn2-hybrid": Comparison({"head": gdn2, "source": softmax}, f"{FLA}, `GatedDeltaNet2`; the source's own attention"),
     "gla": Comparison({"head": gla}, f"{FLA}, `GatedLinearAttention`; decays of query heads, as the spec says"),
     "hedgehog": Comparison({"head": hedgehog_alone}, "arXiv:2402.04347, eq. 3 to 6"),
     "hybrid": Comparison({"head": lolcats, "exact": softmax}, "as `lolcats`; softmax attention"),
@@ -94,11 +98,15 @@ COMPARED: dict[str, Comparison] = {
     "lolcats-terraced": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
     "lolcats-workshop": Comparison({"head": lolcats_workshop}, "LoLCATs (workshop paper), eq. 6 and 8"),
     "mamba2": Comparison({"head": mamba2}, f"arXiv:2405.21060, section 7; {FLA}, `Mamba2`, without biases of the convolution"),
+    "mesa": Comparison({"head": mesa}, f"arXiv:2506.05233, eq. 5; {FLA}, `MesaNet`, its systems solved exactly"),
     "mixed-heads": Comparison({"lolcats": lolcats, "lawcat": lawcat}, "as `lolcats` and `lawcat`"),
     "published/liger-gla": Comparison({"head": liger(WINDOW)}, "Liger's code, `LigerGatedLinearAttention`, on whole texts"),
     "published/lolcats-llama": Comparison({"head": lolcats_terraced}, LOLCATS_CODE),
     "retention": Comparison({"head": retention}, f"{FLA}, `MultiScaleRetention`"),
     "rglru-window": Comparison({"head": rglru_window}, "arXiv:2402.17512, section 4.1; arXiv:2402.19427, eq. 1 to 4"),
+    "rwkv7": Comparison(
+        {"head": rwkv7}, f"arXiv:2503.14456; {FLA}, `RWKV7Attention`, without token shift, bonus and first values, as the spec says"
+    ),
     "softmax": Comparison({"head": softmax}, "arXiv:1706.03762, eq. 1"),
     "streaming": Comparison({"head": streaming}, "arXiv:2309.17453, with positions of the text"),
     "t2r": Comparison({"head": t2r}, "arXiv:2103.13076, eq. 4 and 6"),

@@ -95,6 +95,36 @@ def delta_rule(query: Tensor, steps: Iterable[tuple[Tensor, Tensor, Tensor]], de
     return torch.stack(outputs)
 
 
+def edited_state(query: Tensor, tokens: Iterable[tuple[Tensor, ...]]) -> Tensor:
+    """The generalised delta rule, without a scale: S = (Diag(α) - w rᵀ) S + k vᵀ and o = Sᵀ q.
+
+    tokens: α, w, r and k (H F) and v (H V) of each token.
+    """
+    outputs: list[Tensor] = []
+    state: Tensor | None = None
+    for asks, (decay, removed, read, key, value) in zip(query, tokens, strict=True):
+        if state is None:
+            state = torch.zeros(*key.shape, value.shape[-1], dtype=key.dtype)
+        transition = torch.diag_embed(decay) - removed[:, :, None] * read[:, None, :]
+        state = transition @ state + key[:, :, None] * value[:, None, :]
+        outputs.append(torch.einsum("hf,hfv->hv", asks, state))
+    return torch.stack(outputs)
+
+
+def regression(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, decay: Tensor, penalty: Tensor) -> Tensor:
+    """o = Hᵀ (G + Λ)⁻¹ q with G = γ G + β k kᵀ and H = γ H + β k vᵀ. rate and decay: β and γ, T H. penalty: Λ, H F."""
+    (length, heads, features), width = query.shape, value.shape[-1]
+    outer, cross = torch.zeros(heads, features, features).double(), torch.zeros(heads, features, width).double()
+    outputs = []
+    for token in range(length):
+        left, weight = decay[token][:, None, None], rate[token][:, None, None]
+        outer = left * outer + weight * key[token][:, :, None] * key[token][:, None, :]
+        cross = left * cross + weight * key[token][:, :, None] * value[token][:, None, :]
+        solution = torch.linalg.solve(outer + torch.diag_embed(penalty), query[token])
+        outputs.append(torch.einsum("hf,hfv->hv", solution, cross))
+    return torch.stack(outputs)
+
+
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
     """S = Diag(α) S + k vᵀ, o = Sᵀ q, without a scale. decay: α, T H F or T H 1."""
     state, outputs = torch.zeros(query.shape[1], query.shape[2], value.shape[2], dtype=query.dtype), []

@@ -19,9 +19,11 @@ from tests.laws.published.layer import (
 from tests.laws.published.mathematics import (
     alibi_slopes,
     delta_rule,
+    edited_state,
     in_window,
     linear_attention,
     log_sigmoid,
+    regression,
     root_mean_square_norm,
     rotate,
     sigmoid,
@@ -117,9 +119,7 @@ def gated_deltanet(layer: Layer) -> Tensor:
 
 def kda(layer: Layer) -> Tensor:
     query, key, value = layer.short_convolved()
-    logits = layer.hidden @ layer["delta_gate.down"].T @ layer["delta_gate.up"].T + layer["delta_gate.bias"]
-    decay = -torch.exp(layer["delta_gate.rate"])[:, None] * softplus(logits.view(query.shape))
-    return layer.gated_norm(_delta(layer, query, key, value, decay), sigmoid)
+    return layer.gated_norm(_delta(layer, query, key, value, _kimi_decay(layer, "delta_gate", query)), sigmoid)
 
 
 def deltaproduct(layer: Layer) -> Tensor:
@@ -132,6 +132,41 @@ def deltaproduct(layer: Layer) -> Tensor:
         steps.append((unit(own_key), own_value, own_rate))
     output = delta_rule(unit(query), steps, torch.exp(_softplus_decay(layer))[..., None])
     return layer.gated_norm(output / math.sqrt(query.shape[-1]))
+
+
+def rwkv7(layer: Layer) -> Tensor:
+    query, key, value = layer.expanded
+    steepness = torch.tanh(layer.hidden @ layer["rwkv7_gate.down"].T) @ layer["rwkv7_gate.up"].T + layer["rwkv7_gate.bias"]
+    decay = torch.exp(-math.exp(-0.5) * sigmoid(steepness)).view(key.shape)
+    rate = sigmoid(layer.hidden @ layer["rwkv7.rate_down"].T @ layer["rwkv7.rate_up"].T + layer["rwkv7.rate_bias"]).view(key.shape)
+    removed = key * layer["rwkv7.removed"]
+    removed = removed / removed.norm(dim=-1, keepdim=True)
+    written = key * (1 + (rate - 1) * layer["rwkv7.replaced"])
+    output = edited_state(query, zip(decay, rate * removed, removed, written, value, strict=True))
+    return layer.gated_norm(output, sigmoid, 64e-5)
+
+
+def gdn2(layer: Layer) -> Tensor:
+    query, key, value = layer.short_convolved()
+    query, key = unit(query), unit(key)
+    erase, write = (
+        sigmoid(layer.hidden @ layer[f"gdn2.{name}_weight"].T + layer[f"gdn2.{name}_bias"]) for name in ("erase", "write")
+    )
+    decay = torch.exp(_kimi_decay(layer, "gdn2_gate", query))
+    tokens = zip(decay, key, erase.view(key.shape) * key * decay, key, write.view(value.shape) * value, strict=True)
+    return layer.gated_norm(edited_state(query, tokens) / math.sqrt(query.shape[-1]), sigmoid)
+
+
+def mesa(layer: Layer) -> Tensor:
+    query, key = (unit(silu(states)) for states in convolved_query_and_key(layer))
+    rate, decay = sigmoid(layer.linear("mesa_rate")), sigmoid(layer.linear("mesa_gate"))
+    output = regression(query, key, layer.expanded[2], rate, decay, 0.25 + softplus(layer["mesa.penalty"]))
+    return root_mean_square_norm(output, layer["output_norm.weight"], 1e-5)
+
+
+def _kimi_decay(layer: Layer, gate: str, query: Tensor) -> Tensor:
+    logits = layer.hidden @ layer[f"{gate}.down"].T @ layer[f"{gate}.up"].T + layer[f"{gate}.bias"]
+    return -torch.exp(layer[f"{gate}.rate"])[:, None] * softplus(logits.view(query.shape))
 
 
 def _slow_head_decay(layer: Layer) -> Tensor:

@@ -1,0 +1,115 @@
+"""What the memories share whose token edits a state: gates of its hidden state say what is taken out, and what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from blocks.flow import Mapped, Pairs, Partial
+from blocks.gates.base import MatrixRank, matrices
+from blocks.legend import Float, Shape, Tensor
+from blocks.memories.base import Memory, Misplaced
+from blocks.memories.recurrent import Recurrent, run, still
+from blocks.operation import FLA, Call, Form, Kind, Port, Slot, State
+from blocks.part import Fresh, Parameters
+from blocks.recurrences.rank_one.chunked import CHUNK
+from blocks.tensors import accumulating, as_dtype, repeat_heads
+
+
+class Edited(Recurrent):
+    """A state of matrices that each token edits by gates of its own. The answer is a raw numerator: there is no mass."""
+
+    takes_several: ClassVar[bool] = False
+    decay_ranks: ClassVar[frozenset[str]] = frozenset({"none", "head", "channel"})
+
+    def has_mass(self) -> bool:
+        return False
+
+    def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
+        if above:
+            yield (
+                "its gates are of the token whose pair comes in, and pairs fall into this memory later; let it see every pair "
+                f"(`flow: parallel`, or the edge `pairs -> {self.called}`), or take `delta`, whose rate travels with the pair",
+                ("kind",),
+            )
+
+    def inputs(self, shape: Shape) -> tuple[Port, ...]:
+        return (*super().inputs(shape), Port("hidden", Kind.HIDDEN, dim=shape.hidden_size))
+
+    def state(self, shape: Shape) -> dict[str, Slot]:
+        return {"state": Slot((shape.state_heads, shape.features, shape.head_dim), "state")}
+
+    def answer(
+        self,
+        parameters: Parameters,
+        call: Call,
+        *,
+        features: Mapped,
+        pairs: Pairs | None,
+        decay: Tensor | None = None,
+        hidden: Float[Tensor, "B T C"] | None = None,
+        recurrence: Form,
+    ) -> tuple[tuple[Partial], State]:
+        """Edit the state by each token's pair, and answer the token's query."""
+        assert pairs is not None, "it receives every pair"
+        assert hidden is not None, "the graph passes it"
+        taken = self.features(features, pairs)
+        key = repeat_heads(taken.key, call.shape.state_heads)
+        # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
+        value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
+        key, value, *edits = self.edits(parameters, call.shape, key, value, hidden)
+        inputs = (taken.there(key, 0.0), value, *(taken.there(edit, 0.0) for edit in edits))
+        log_decay = still(decay, call.tokens)
+        output, matrix = run(recurrence, call, features.query, *inputs, log_decay, call.tokens.segment, call.state["state"])
+        return (Partial(self.scaled(output, features.query.shape[-1]), None),), {"state": matrix}
+
+    def edits(
+        self,
+        parameters: Parameters,
+        shape: Shape,
+        key: Float[Tensor, "B T N F"],
+        value: Float[Tensor, "B T K D"],
+        hidden: Float[Tensor, "B T C"],
+    ) -> tuple[Tensor, ...]:
+        """The key and value that are written, and what else the recurrence takes behind them. Where no pair comes in, the key and
+        what stands behind the value are 0 instead."""
+        raise NotImplementedError
+
+    def scaled(self, output: Float[Tensor, "B T H D"], features: int) -> Float[Tensor, "B T H D"]:
+        """The answer, times the memory's scale."""
+        return output
+
+    def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
+        return state["state"].double()
+
+    def products(self, shape: Shape) -> int:
+        """Products of a vector of features and the state that a token takes beside those of its queries."""
+        raise NotImplementedError
+
+    def flops_of_gates(self, shape: Shape) -> int:
+        """Of the gates, a token."""
+        raise NotImplementedError
+
+    def flops(self, shape: Shape, tokens: int) -> int:
+        entry = 2 * shape.features * shape.head_dim
+        decay = 0 if self.gate.rank_of_decay == "none" else entry // 2
+        edited = (self.products(shape) * entry + decay) * shape.state_heads
+        return edited + entry * shape.heads + self.flops_of_gates(shape)
+
+    def prefill_flops(self, shape: Shape, tokens: int) -> int:
+        """Edits and reads of the state, the chunk's own pairs, and the triangular system of its keys."""
+        chunk = min(CHUNK, tokens)
+        pairs = 2 * chunk * shape.heads * (shape.features + shape.head_dim)
+        system = chunk * shape.state_heads * (3 * shape.features + shape.head_dim)
+        return pairs + (self.products(shape) - 1) * system + self.flops(shape, tokens)
+
+
+def gate_matrices(name: str, width: int, columns: int, rank: MatrixRank, bias: Fresh) -> dict[str, Fresh]:
+    """The parameters of a gate of the hidden state: matrices of a rank, and a bias, by names that begin with the gate's."""
+    fresh = matrices(width, columns, rank) | {"bias": bias}
+    return {f"{name}_{own}": parameter for own, parameter in fresh.items()}
+
+
+def of_gate(name: str, parameters: Parameters) -> dict[str, Tensor]:
+    """The parameters of that gate, by the names that ``logits`` of ``blocks.gates.base`` has for them."""
+    return {own.removeprefix(f"{name}_"): tensor for own, tensor in parameters.items() if own.startswith(f"{name}_")}

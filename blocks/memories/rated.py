@@ -1,0 +1,43 @@
+"""What the memories share whose pairs are written at a rate, under keys of length 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from blocks.feature_maps.base import UnitLength
+from blocks.flow import Features, Pairs
+from blocks.legend import Float, Tensor
+from blocks.memories.recurrent import Recurrent
+from blocks.rates import Learned, Rate, RateConfig
+
+
+class Rated(Recurrent):
+    """A state that takes each pair at the rate of the pair's own token. The answer is a raw numerator: there is no mass."""
+
+    incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
+    rate: RateConfig = Learned()
+    """How strongly each pair is written."""
+    epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Added to the squared length that features are divided by. Published code has 1e-6."""
+
+    def has_mass(self) -> bool:
+        return False
+
+    @property
+    def features_as(self) -> UnitLength:
+        return UnitLength(self.epsilon)
+
+    @property
+    def _travels_as(self) -> str:
+        return f"{self.called}_rate"
+
+    def rates(self) -> Mapping[str, Rate]:
+        return {self._travels_as: self.rate}
+
+    def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
+        """With the rate that each pair brings."""
+        return replace(super().mapped(key, pairs), rate=pairs.numbers[self._travels_as])

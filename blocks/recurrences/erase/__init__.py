@@ -1,0 +1,32 @@
+"""The gated delta rule 2: S_t = (I - k_tᵀ (b_t ∘ k_t)) D_t S_{t-1} + k_tᵀ v_t, o_t = q_t S_t, with a decay D of rank none, head or
+channel.
+
+b_t says feature by feature how much of what the state answers to k_t is taken out. How much of a value is written is in v_t itself.
+Hatamizadeh et al. 2026, arXiv:2605.22791 (Gated DeltaNet-2).
+
+The arguments are those of ``delta``, but for
+
+    key        B T N F     of length 1
+    value      B T K V     times what its write gate lets through
+    erase      B T N F     b, in the place of the rate: from 0 to below 2
+
+A token whose key is 0 writes nothing, and decay still runs.
+"""
+
+from __future__ import annotations
+
+from blocks.fla import fits_a_step
+from blocks.operation import FLA, REFERENCE, TORCH, Form
+from blocks.recurrences.erase import fla
+from blocks.recurrences.erase.naive import naive
+from blocks.recurrences.erase.torch_forms import chunked, step
+
+DECAY_RANKS = frozenset({"none", "head", "channel"})
+
+FORMS: tuple[Form, ...] = (
+    Form(REFERENCE, "one token after the other", naive),
+    Form(FLA, "fused_recurrent_gdn2", fla.step, fits_a_step, decode=True, missing=fla.missing, refuses=True),
+    Form(FLA, "chunk_gdn2", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
+    Form(TORCH, "one step of the recurrence", step, decode=True),
+    Form(TORCH, "chunks of 64 through a triangular system", chunked),
+)

@@ -1,0 +1,80 @@
+"""The generalised delta rule on flash-linear-attention: ``dplr_delta_rule``. Query heads that share a state have a copy of it each.
+
+Its ``a`` is -r and its ``b`` is w. It wants a decay for each feature.
+"""
+
+from __future__ import annotations
+
+from blocks import fla
+from blocks.fla import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
+from blocks.kernels import gently
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.operation import Setting
+from blocks.recurrences.rank_one.chunked import of_features
+
+CHUNKS = kernel("ops.generalized_delta_rule", "chunk_dplr_delta_rule")
+STEP = kernel("ops.generalized_delta_rule", "fused_recurrent_dplr_delta_rule")
+MOST_FEATURES = 256
+
+
+def missing() -> str | None:
+    """What is not installed of all that the forms call."""
+    return missing_of(CHUNKS, STEP)
+
+
+def fits(setting: Setting) -> str | None:
+    """Of the chunked form."""
+    if setting.device == "cuda" and setting.dtype == "float32":
+        return "its kernel does not support float32 on every GPU"
+    if setting.shape is not None and setting.shape.features > MOST_FEATURES:
+        return f"its kernel takes {MOST_FEATURES} features at most"
+    return fla.fits(setting)
+
+
+def chunked(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    read: Float[Tensor, "B T N F"],
+    removed: Float[Tensor, "B T N F"] | None,
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """Any number of tokens."""
+    return in_chunks(CHUNKS, _inputs(query, key, value, read, removed, log_decay), segment, state)
+
+
+def step(
+    query: Float[Tensor, "B 1 H F"],
+    key: Float[Tensor, "B 1 N F"],
+    value: Float[Tensor, "B 1 K V"],
+    read: Float[Tensor, "B 1 N F"],
+    removed: Float[Tensor, "B 1 N F"] | None,
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B 1"] | None,
+    state: Float[Tensor, "B N F V"],
+    *,
+    in_place: bool = False,
+) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
+    """The recurrence once."""
+    if segment is not None:
+        state = state * (segment == 0)[..., None, None]
+    inputs = _inputs(query, key, value, read, removed, log_decay)
+    output, left = STEP(**inputs, initial_state=filled_state(state, query.shape[2]), scale=1.0, output_final_state=True)
+    return answered(output, left, state)
+
+
+def _inputs(
+    query: Tensor, key: Tensor, value: Tensor, read: Tensor, removed: Tensor | None, log_decay: Tensor | None
+) -> dict[str, Tensor]:
+    """By the names that the kernels have for them."""
+    heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
+    return {
+        "q": to_heads(query, heads, dtype, features),
+        "k": to_heads(key, heads, dtype, features),
+        "v": to_heads(value, heads, dtype, width(value.shape[-1])),
+        "a": to_heads(-read, heads, dtype, features),
+        "b": to_heads(key if removed is None else removed, heads, dtype, features),
+        "gk": to_heads(gently(of_features(log_decay, key)), heads, torch.float32, features),
+    }

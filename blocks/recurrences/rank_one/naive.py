@@ -1,0 +1,33 @@
+"""The definition: one token after the other."""
+
+from __future__ import annotations
+
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.tensors import repeat_heads
+
+
+def naive(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    read: Float[Tensor, "B T N F"],
+    removed: Float[Tensor, "B T N F"] | None,
+    log_decay: Tensor | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
+    """S_t = (D_t - w_tᵀ r_t) S_{t-1} + k_tᵀ v_t, o_t = q_t S_t. A new document starts from S = 0."""
+    heads, state_heads = query.shape[2], key.shape[2]
+    value = repeat_heads(value, state_heads)
+    removed = key if removed is None else removed
+    outputs = []
+    for t in range(query.shape[1]):
+        if segment is not None:
+            before = segment[:, t - 1] if t else torch.zeros_like(segment[:, 0])
+            state = state * (segment[:, t] == before)[:, None, None, None]
+        answer = torch.einsum("bnf,bnfv->bnv", read[:, t], state)
+        if log_decay is not None:
+            state = state * log_decay[:, t].exp().view(*state.shape[:2], -1, 1)
+        state = state - removed[:, t, :, :, None] * answer[..., None, :] + key[:, t, :, :, None] * value[:, t, :, None, :]
+        outputs.append(torch.einsum("bhf,bhfv->bhv", query[:, t], state.repeat_interleave(heads // state_heads, dim=1)))
+    return torch.stack(outputs, dim=1), state

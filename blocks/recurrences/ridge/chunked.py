@@ -1,0 +1,136 @@
+"""Chunks: the systems of all tokens of a chunk at once, by conjugate gradients. The form of training and prefill on any device.
+
+With L the decay summed from the chunk's first token, G and H those that enter the chunk and W_ij = exp(L_i - L_j) β_j for j ≤ i,
+the product of a row x_i and the matrix G_i + Λ of its token needs no matrix of its own:
+
+    x_i (G_i + Λ) = exp(L_i) x_i G + Σ_j W_ij (x_i·k_j) k_j + x_i ∘ λ
+    o_i = exp(L_i) x_i H + Σ_j W_ij (x_i·k_j) v_j    with x_i (G_i + Λ) = q_i
+
+Conjugate gradients take as many such products as steps. In exact arithmetic F steps solve the system; ``STEPS`` at most are taken,
+enough for eigenvalues of G + Λ that differ by factors of hundreds. The published kernels take 30.
+
+The gradient does not go through the steps. With y the solution for the gradient of x as right-hand side, q has the gradient y and
+G_i the gradient -x_iᵀ y_i. Both follow from q_i - x_i (G_i + Λ), which is 0, once its own gradient is replaced by y.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import repeat
+
+from blocks.legend import Float, Int, Tensor, torch
+from blocks.recurrences.chunks import cut_documents, decay_between, into_chunks, of_documents
+from blocks.tensors import repeat_heads
+
+CHUNK = 64
+SPAN = 512
+"""Tokens whose chunks are computed together, so that memory does not grow with T."""
+STEPS = 32
+
+
+def chunked(
+    query: Float[Tensor, "B T H F"],
+    key: Float[Tensor, "B T N F"],
+    value: Float[Tensor, "B T K V"],
+    rate: Float[Tensor, "B T N"],
+    log_decay: Float[Tensor, "B T N"] | None,
+    segment: Int[Tensor, "B T"] | None,
+    state: Float[Tensor, "B N F X"],
+    *,
+    ridge: Float[Tensor, "N F"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F X"]]:
+    """Any number of tokens, span by span."""
+    outputs = []
+    columns = (states.split(SPAN, dim=1) for states in (query, key, repeat_heads(value, key.shape[2]), rate))
+    decays = repeat(None) if log_decay is None else log_decay.split(SPAN, dim=1)
+    documents = repeat(None) if segment is None else cut_documents(segment, SPAN)
+    for q, k, v, r, decay, document in zip(*columns, decays, documents, strict=False):
+        output, state = _span(q, k, v, r, decay, document, state, ridge)
+        outputs.append(output)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), state
+
+
+def _span(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rate: Tensor,
+    log_decay: Tensor | None,
+    segment: Tensor | None,
+    state: Tensor,
+    ridge: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Letters beside the legend's: n chunks of c tokens, Q query heads a state head."""
+    length, features = query.shape[1], query.shape[3]
+    chunk = min(CHUNK, 1 << (length - 1).bit_length())
+    count = math.ceil(length / chunk)
+    state_heads = key.shape[2]
+    reads, order = query.shape[2] // state_heads, (0, 3, 1, 4, 2, 5)
+
+    # B N n … c …; the tokens that fill the last chunk have rate 0 and decay 0, and change nothing.
+    queries = into_chunks(query, count, chunk, (state_heads, reads), order).flatten(3, 4)
+    keys, values = (into_chunks(states, count, chunk, (state_heads, 1), order)[:, :, :, 0] for states in (key, value))
+    rates = into_chunks(rate, count, chunk, (state_heads, 1), (0, 3, 1, 4, 2))
+    if log_decay is None:
+        between, survives = query.new_ones(1, 1, 1, chunk, chunk).tril(), query.new_ones(1, 1, count, chunk, 1)
+    else:
+        decay = into_chunks(log_decay, count, chunk, (state_heads, 1), (0, 3, 1, 4, 2))
+        between = decay_between(decay)[:, :, :, 0].exp().tril()
+        survives = decay[:, :, :, 0].cumsum(3).exp()[..., None]
+    whole = survives[..., -1:, :]
+    if segment is not None:
+        document, before = of_documents(segment, count, chunk)
+        between = between * (document[..., :, None] == document[..., None, :])[:, None]
+        continues = (document == before[..., None])[:, None, :, :, None]
+        survives, whole = survives * continues, whole * continues[..., -1:, :]
+    weights = between * rates
+
+    entering = torch.cat((keys, values), dim=-1)
+    added = (keys * weights[..., -1, :, None]).mT @ entering
+    whole = whole.expand(-1, -1, count, -1, -1)
+    earlier = []
+    for left, more in zip(whole.unbind(2), added.unbind(2), strict=True):
+        earlier.append(state)
+        state = state * left + more
+    matrix, answers = torch.stack(earlier, dim=2).split((features, value.shape[3]), dim=-1)
+
+    # The queries of a state head stand one after the other, each with all tokens of the chunk.
+    weights, survives = weights.repeat(1, 1, 1, reads, 1), survives.repeat(1, 1, 1, reads, 1)
+    solution = _solution(queries, survives, matrix, keys, weights, ridge[:, None, None])
+    output = (solution * survives) @ answers + ((solution @ keys.mT) * weights) @ values
+    output = output.unflatten(3, (reads, chunk)).permute(0, 2, 4, 1, 3, 5)
+    return output.flatten(3, 4).flatten(1, 2)[:, :length], state
+
+
+def _solution(queries: Tensor, survives: Tensor, matrix: Tensor, keys: Tensor, weights: Tensor, ridge: Tensor) -> Tensor:
+    """x of x_i (G_i + Λ) = q_i, with its gradient."""
+    fixed = [operand.detach() for operand in (survives, matrix, keys, weights, ridge)]
+    solution = _conjugate_gradients(queries.detach(), *fixed)
+    missing = queries - _product(solution, survives, matrix, keys, weights, ridge)
+    if missing.requires_grad:
+        missing.register_hook(lambda slope: slope if slope is None else _conjugate_gradients(slope, *fixed))
+        solution = solution + (missing - missing.detach())
+    return solution
+
+
+def _product(
+    rows: Float[Tensor, "B N n q F"], survives: Tensor, matrix: Tensor, keys: Tensor, weights: Tensor, ridge: Tensor
+) -> Float[Tensor, "B N n q F"]:
+    """x_i (G_i + Λ)."""
+    return (rows * survives) @ matrix + ((rows @ keys.mT) * weights) @ keys + rows * ridge
+
+
+def _conjugate_gradients(
+    sides: Float[Tensor, "B N n q F"], survives: Tensor, matrix: Tensor, keys: Tensor, weights: Tensor, ridge: Tensor
+) -> Float[Tensor, "B N n q F"]:
+    """The systems of all rows, each by itself. Once a row is solved, its residual is 0 and its steps are 0."""
+    least = torch.finfo(sides.dtype).tiny
+    solution, residual, direction = torch.zeros_like(sides), sides, sides
+    size = residual.square().sum(-1, keepdim=True)
+    for _ in range(min(STEPS, 2 * sides.shape[-1])):
+        product = _product(direction, survives, matrix, keys, weights, ridge)
+        length = size / (direction * product).sum(-1, keepdim=True).clamp(min=least)
+        solution, residual = solution + length * direction, residual - length * product
+        before, size = size, residual.square().sum(-1, keepdim=True)
+        direction = residual + size / before.clamp(min=least) * direction
+    return solution

@@ -1,0 +1,58 @@
+"""MesaNet's state: what a query finds in it, whatever feeds it, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from blocks.legend import Shape
+from blocks.memories.mesa import Mesa
+from composer.errors import GraphError
+from tests.blocks.support import close, started
+from tests.laws.cases import SMALL, built, complete, inputs, run
+
+SHAPE = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2)
+HEAD: dict[str, Any] = {"position": "none", "feature_map": "identity", "memory": [{"kind": "mesa"}]}
+WINDOW = {"kind": "window", "size": 5}
+
+
+def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
+    """Below a window, those that fell out of it, without decay: rows of √β k and √β v, and rows of √Λ for the penalty."""
+    memory = {"kind": "mesa", "gate": "none", "rate": {"kind": "fixed", "value": 0.5}}
+    head, data = built(complete(HEAD | {"memory": [WINDOW, memory], "read": "sum"}), SMALL.shape(4)), inputs(SMALL.shape(4), 1, 30)
+    alone = built(complete({"position": "none", "memory": [WINDOW | {"evict": "drop"}]}), SMALL.shape(4))
+    found = (run(head, data)[0] - run(alone, data)[0])[0, -1]
+    penalty = 0.25 + torch.nn.functional.softplus(head.get_parameter("mesa.penalty"))
+    for query_head in range(4):
+        own = query_head // 2
+        key = torch.nn.functional.normalize(data.key[0, :25, own], dim=-1)
+        rows = torch.cat((0.5**0.5 * key, torch.diag(penalty[own].sqrt())))
+        values = torch.cat((0.5**0.5 * data.value[0, :25, own], torch.zeros(8, 8, dtype=torch.float64)))
+        wanted = torch.nn.functional.normalize(data.query[0, -1, query_head], dim=-1) @ torch.linalg.lstsq(rows, values).solution
+        close(found[query_head], wanted)
+
+
+def test_penalty_state_and_operations() -> None:
+    (slot,) = Mesa().state(SHAPE).values()
+    assert slot.bytes(2) == 2 * 5 * (5 + 3) * 4
+    penalty = started(Mesa(), SHAPE)["penalty"]
+    assert penalty.shape == (2, 5)
+    close(0.25 + torch.nn.functional.softplus(penalty), torch.ones(2, 5), 1e-6)
+    assert started(Mesa(smallest=3.0), SHAPE)["penalty"].isfinite().all()
+    # Two states of 5 × 8 numbers: the sums, the decay, and a system of 5; the reads of 4 queries.
+    assert Mesa().flops(SHAPE, 9) == 2 * (80 + 40 + 2 * 125 // 3) + 4 * 80
+    assert Mesa().prefill_flops(SHAPE, 64) == Mesa().prefill_flops(SHAPE, 10_000) > Mesa().prefill_flops(SHAPE, 10)
+
+
+def test_a_cache_that_looks_at_it_is_refused() -> None:
+    sparse = {"kind": "sparse", "size": 4, "keep": "recent"}
+    with pytest.raises(GraphError, match="a cache above it would solve"):
+        complete(HEAD | {"memory": [WINDOW, sparse, {"kind": "mesa"}], "read": "sum"})
+
+
+@pytest.mark.parametrize("gate", ["channel", "from_key"])
+def test_a_decay_of_each_feature_is_refused(gate: str) -> None:
+    with pytest.raises(GraphError, match="which a `mesa` memory cannot"):
+        complete(HEAD | {"memory": [{"kind": "mesa", "gate": gate}]})

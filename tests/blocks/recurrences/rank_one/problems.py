@@ -1,0 +1,92 @@
+"""Problems for the generalised delta rule: every rank of decay, every sharing of heads, documents, w that is the key or is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.blocks.support import random
+
+RANKS = ["none", "head", "channel"]
+HEADS = [(2, 2, 2), (4, 4, 2), (4, 2, 2), (4, 4, 1), (6, 2, 1)]
+"""H query heads, N state heads, K key heads."""
+FEATURES, WIDTH = 3, 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arguments of a form."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    read: Tensor
+    removed: Tensor | None
+    log_decay: Tensor | None
+    segment: Tensor | None
+    state: Tensor
+
+    @property
+    def columns(self) -> tuple[Tensor | None, ...]:
+        """The tensors that have a row for each token, in the order of a form's signature, but for the documents."""
+        return self.query, self.key, self.value, self.read, self.removed, self.log_decay
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a gradient goes to."""
+        return [tensor for tensor in (*self.columns, self.state) if tensor is not None]
+
+    def arguments(self, tensors: list[Tensor] | None = None) -> tuple[Any, ...]:
+        """In the order of a form's signature, with other tensors in place of its own."""
+        waiting = iter(self.tensors if tensors is None else tensors)
+        columns = [None if tensor is None else next(waiting) for tensor in self.columns]
+        return *columns, self.segment, next(waiting)
+
+    def cut(self, columns: slice, state: Tensor) -> tuple[Any, ...]:
+        """The arguments of a call with some consecutive tokens, which goes on from ``state``."""
+        segment = self.segment
+        if segment is not None:
+            segment = segment[:, columns] - (segment[:, columns.start - 1, None] if columns.start else 0)
+        return *(None if tensor is None else tensor[:, columns] for tensor in self.columns), segment, state
+
+
+def draw(
+    rank: str,
+    heads: tuple[int, int, int],
+    length: int,
+    *,
+    apart: bool = True,
+    documents: bool = False,
+    batch: int = 2,
+    steepness: float = 1.0,
+    features: int = FEATURES,
+) -> Problem:
+    """Random numbers, a row r of length 1, and w between 0 and r, so that the state stays bounded.
+
+    apart: w is not the key. documents: the first row starts a document at its first token, the second goes on with the state.
+    """
+    query_heads, state_heads, key_heads = heads
+    segment = None
+    if documents:
+        starts = torch.rand(batch, length) < 0.15
+        starts[:, 0] = torch.arange(batch) == 0
+        segment = starts.cumsum(1)
+    decay = None
+    if rank != "none":
+        own = (batch, length, state_heads, *([features] if rank == "channel" else []))
+        decay = -steepness * torch.rand(own, dtype=torch.float64)
+    read = torch.nn.functional.normalize(random(batch, length, state_heads, features), dim=-1)
+    removed = torch.rand(read.shape, dtype=torch.float64) * read
+    return Problem(
+        random(batch, length, query_heads, features),
+        random(batch, length, state_heads, features) if apart else removed,
+        random(batch, length, key_heads, WIDTH),
+        read,
+        removed if apart else None,
+        decay,
+        segment,
+        random(batch, state_heads, features, WIDTH),
+    )

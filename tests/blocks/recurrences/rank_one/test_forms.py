@@ -1,0 +1,183 @@
+"""The generalised delta rule is its product of matrices, and every form of PyTorch is its definition, gradients included."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocks.recurrences import delta
+from blocks.recurrences.rank_one import DECAY_RANKS, FORMS, chunked, naive, step
+from tests.blocks.recurrences.rank_one.problems import FEATURES, HEADS, RANKS, WIDTH, Problem, draw
+from tests.blocks.support import assert_derivatives, by_backend, close, owner, random
+
+MODULE = importlib.import_module("blocks.recurrences.rank_one.chunked")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 4 and spans of 8: twenty tokens have every border."""
+    for name, size in (("CHUNK", 4), ("SPAN", 8)):
+        monkeypatch.setattr(MODULE, name, size)
+
+
+def agree(problem: Problem, form: Any = chunked, tolerance: float = 1e-10) -> None:
+    """Outputs, last states and the gradients of all tensors are those of the definition."""
+    answers = []
+    for compute in (form, naive):
+        tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
+        output, state = compute(*problem.arguments(tensors))
+        loss = output.square().mean() + state.square().mean()
+        answers.append((output, state, *torch.autograd.grad(loss, tensors)))
+    for got, wanted in zip(*answers, strict=True):
+        close(got, wanted, tolerance)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_definition_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+    """S_t = P_1…t S_0 + Σ_s P_s+1…t k_sᵀ v_s, with P_a…b = M_b ⋯ M_a and M_u = D_u - w_uᵀ r_u as a matrix."""
+    problem, length = draw(rank, heads, 6, documents=documents), 6
+    output, state = naive(*problem.arguments())
+    assert problem.removed is not None
+    query_heads, state_heads, key_heads = heads
+    for batch, t, head in itertools.product(range(2), range(length), range(query_heads)):
+        own = owner(head, query_heads, state_heads)
+        segment = torch.zeros(length, dtype=torch.int64) if problem.segment is None else problem.segment[batch]
+        held = torch.zeros(FEATURES, WIDTH, dtype=torch.float64)
+        passes = torch.eye(FEATURES, dtype=torch.float64)
+        for s in range(t, -1, -1):
+            if segment[s] != segment[t]:
+                break
+            held += passes @ problem.key[batch, s, own].outer(problem.value[batch, s, owner(own, state_heads, key_heads)])
+            left = torch.ones(FEATURES, dtype=torch.float64)
+            if problem.log_decay is not None:
+                left = left * problem.log_decay[batch, s, own].exp()
+            passes = passes @ (torch.diag(left) - problem.removed[batch, s, own].outer(problem.read[batch, s, own]))
+        if segment[t] == 0:
+            held += passes @ problem.state[batch, own]
+        close(output[batch, t, head], problem.query[batch, t, head] @ held)
+        if t == length - 1:
+            close(state[batch, own], held)
+
+
+@pytest.mark.parametrize("form", by_backend(FORMS))
+def test_with_a_key_that_it_reads_by_itself_it_is_the_delta_rule(form: str) -> None:
+    """(I - β kᵀ k) D S + β kᵀ v, with r = k D and w = β k."""
+    problem = draw("channel", (4, 2, 1), 17, documents=True)
+    assert problem.log_decay is not None
+    key, rate = problem.read, 2 * torch.rand(2, 17, 2, dtype=torch.float64)
+    written = rate[..., None] * key
+    arguments = (problem.query, written, problem.value, key * problem.log_decay.exp(), None, problem.log_decay)
+    found = by_backend(FORMS)[form](*arguments, problem.segment, problem.state)
+    wanted = delta.naive(problem.query, key, problem.value, rate, problem.log_decay, problem.segment, problem.state)
+    for got, want in zip(found, wanted, strict=True):
+        close(got, want)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("apart", [False, True], ids=["the key", "w"])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_every_length_across_chunks_and_spans(rank: str, heads: tuple[int, int, int], documents: bool, apart: bool) -> None:
+    for length in (1, 2, 4, 5, 8, 9, 20):
+        agree(draw(rank, heads, length, documents=documents, apart=apart))
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 197])
+@pytest.mark.parametrize("documents", [False, True])
+def test_chunks_and_spans_as_they_are(documents: bool, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "SPAN", 2 * MODULE.CHUNK)
+    agree(draw("channel", (4, 2, 1), length, documents=documents))
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
+    for apart in (False, True):
+        problem = draw(rank, heads, 1, documents=documents, apart=apart)
+        agree(problem, step)
+        with torch.no_grad():
+            wanted = naive(*problem.arguments())
+            found = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), in_place=True)
+            for got, want in zip(found, wanted, strict=True):
+                close(got, want)
+
+
+@pytest.mark.parametrize("steepness", [60.0, 1e4])
+def test_no_decay_is_too_steep(steepness: float) -> None:
+    """Gentle tokens among steep ones, and tokens that forget everything."""
+    problem = draw("channel", (4, 2, 1), 130, documents=True, steepness=steepness)
+    assert problem.log_decay is not None
+    problem.log_decay[:, 1::3] *= 1e-3
+    agree(problem)
+    problem.log_decay[:, [0, 5, 6, 40, 66]] = -math.inf
+    agree(problem)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("apart", [False, True], ids=["the key", "w"])
+def test_gradients_are_derivatives(apart: bool) -> None:
+    problem = draw("channel", (2, 2, 1), 5, documents=True, features=2, apart=apart)
+
+    def run(*tensors: Tensor) -> Any:
+        return chunked(*problem.arguments(list(tensors)))
+
+    assert_derivatives(run, problem.tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)
+@pytest.mark.parametrize("form", by_backend(FORMS))
+def test_any_split_is_the_whole(form: str, cuts: list[int]) -> None:
+    problem = draw("channel", (4, 4, 2), 11, documents=True)
+    wanted, last = naive(*problem.arguments())
+    outputs, state, at = [], problem.state, 0
+    for length in cuts:
+        output, state = by_backend(FORMS)[form](*problem.cut(slice(at, at + length), state))
+        outputs.append(output)
+        at += length
+    close(torch.cat(outputs, dim=1), wanted)
+    close(state, last)
+
+
+def test_float32_holds_over_2048_tokens() -> None:
+    """As in RWKV-7: keys of any length, r of length 1, w up to r."""
+    problem = draw("channel", (2, 2, 2), 2048, features=16, steepness=0.05)
+    single = [tensor.float() for tensor in problem.tensors]
+    wanted = naive(*problem.arguments([tensor.double() for tensor in single]))
+    for got, want in zip(chunked(*problem.arguments(single)), wanted, strict=True):
+        assert got.dtype == torch.float32
+        assert (got - want).abs().max() < 5e-6 * want.abs().max()
+
+
+@pytest.mark.parametrize("form", by_backend(FORMS))
+def test_a_value_is_replaced_by_another(form: str) -> None:
+    """Orthonormal keys that remove all that they find bring the newer value back, however long the written key is."""
+    keys = torch.linalg.qr(random(1, 8, 8)).Q
+    key = torch.cat((keys, keys[:, :3]), dim=1)[:, :, None]
+    value, state = random(1, 11, 1, 5), torch.zeros(1, 1, 8, 5, dtype=torch.float64)
+    output, held = by_backend(FORMS)[form](key, 2 * key, value, key, key, None, None, state)
+    close(output, 2 * value, 1e-12)
+    close(keys @ held[:, 0], 2 * torch.cat((value[:, 8:, 0], value[:, 3:8, 0]), dim=1), 1e-12)
+
+
+def test_every_rank_of_decay_is_drawn() -> None:
+    assert set(RANKS) == DECAY_RANKS
+
+
+def test_a_token_without_key_and_removal_only_decays() -> None:
+    problem = draw("channel", (4, 2, 1), 5)
+    assert problem.log_decay is not None
+    assert problem.removed is not None
+    empty = replace(problem, key=torch.zeros_like(problem.key), removed=torch.zeros_like(problem.removed))
+    _, state = chunked(*empty.arguments())
+    close(state, problem.state * problem.log_decay.sum(1).exp()[..., None])
