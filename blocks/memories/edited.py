@@ -58,7 +58,7 @@ class Edited(Recurrent):
         # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
         value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
         key, value, *edits = self.edits(parameters, call.shape, key, value, hidden)
-        inputs = (taken.there(key, 0.0), value, *(taken.there(edit, 0.0) for edit in edits))
+        inputs = (taken.fill_absent(key, 0.0), value, *(taken.fill_absent(edit, 0.0) for edit in edits))
         log_decay = still(decay, call.tokens)
         output, matrix = run(recurrence, call, features.query, *inputs, log_decay, call.tokens.segment, call.state["state"])
         return (Partial(self.scaled(output, features.query.shape[-1]), None),), {"state": matrix}

@@ -106,7 +106,7 @@ class Mesa(Rated):
         if pairs is not None:
             assert pairs.rate is not None, "the graph gives every pair its rate"
             key, rate = (repeat_heads(states, call.shape.state_heads) for states in (pairs.key, pairs.rate))
-            value, rate = as_dtype(pairs.value, accumulating(pairs.value.dtype)), pairs.there(rate, 0.0)
+            value, rate = as_dtype(pairs.value, accumulating(pairs.value.dtype)), pairs.fill_absent(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
         return Partial(output, None), {"state": matrix}
 
