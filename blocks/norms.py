@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-from blocks.gradients import divide_by_root
 from blocks.legend import Float, Tensor, torch
 from blocks.tensors import accumulating, as_dtype, derives_by_hand, may_look
 
@@ -14,6 +13,8 @@ def rms_norm(states: Float[Tensor, "*rest D"], weight: Float[Tensor, " D"], epsi
     dtype = accumulating(states.dtype)
     wide, weight = as_dtype(states, dtype), as_dtype(weight, dtype)
     if wide.requires_grad and derives_by_hand(wide):
+        from blocks.gradients import divide_by_root
+
         return as_dtype(divide_by_root(wide, wide.shape[-1], epsilon) * weight, states.dtype)
     if torch.is_grad_enabled() or not may_look(wide):
         return torch.rms_norm(wide, weight.shape, weight, epsilon).to(states.dtype)

@@ -20,17 +20,17 @@ from blocks.tensors import as_dtype
 
 
 class Rwkv7(Edited):
-    """S_t = (D_t - (a ∘ κ̂)ᵀ κ̂) S_{t-1} + k̃ᵀ v of the token's own pair, read by q_t.
+    """S_t = (D_t - (a ∘ κ)ᵀ κ) S_{t-1} + k'ᵀ v of the token's own pair, read by q_t.
 
-    κ̂ is the key that is looked for, ξ ∘ k divided by its length, and k̃ = k ∘ (1 + (a - 1) ∘ α) the key that is written. a is the
-    in-context learning rate, one number a feature: how much of what κ̂ finds is taken out. In the paper S is this one transposed.
+    κ is the key that is looked for, ξ ∘ k divided by its length, and k' = k ∘ (1 + (a - 1) ∘ α) the key that is written. a is the
+    in-context learning rate, one number a feature: how much of what κ finds is taken out. In the paper S is this one transposed.
 
     Not in this memory: the token shift in front of the projections, the mixture of values with those of the first layer, and the
-    bonus (q · (ρ ∘ k̃)) v, which the published layer adds behind its norm.
+    bonus (q · (ρ ∘ k')) v, which the published layer adds behind its norm.
     """
 
     equation: ClassVar[str] = (
-        "S_t = (D_t - (a_t ∘ κ̂_t)ᵀ κ̂_t) S_{t-1} + k̃_tᵀ v_t; a_t = σ(x_t A₁ A₂ + b), κ̂ = ξ∘k / ‖ξ∘k‖, k̃ = k ∘ (1 + (a-1)∘α); "
+        "S_t = (D_t - (a_t ∘ κ_t)ᵀ κ_t) S_{t-1} + k'_tᵀ v_t; a_t = σ(x_t A₁ A₂ + b), κ = ξ∘k / ‖ξ∘k‖, k' = k ∘ (1 + (a-1)∘α); "
         "o_t = φ(q_t) S_t"
     )
     source: ClassVar[str] = "Peng et al. 2025, arXiv:2503.14456 (RWKV-7), as in flash-linear-attention's layer"
@@ -45,7 +45,7 @@ class Rwkv7(Edited):
     length: Literal["unit", "raw"] = "unit"
     """unit: features of queries and keys are divided by their length; raw: they are not, as published."""
     epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Added to the squared lengths that features and κ̂ are divided by."""
+    """Added to the squared lengths that features and κ are divided by."""
 
     def problem(self, shape: Shape) -> Problem | None:
         if self.length == "raw" and shape.exponential:
@@ -74,7 +74,7 @@ class Rwkv7(Edited):
         value: Float[Tensor, "B T K D"],
         hidden: Float[Tensor, "B T C"],
     ) -> tuple[Tensor, ...]:
-        """k̃, v, κ̂ and a ∘ κ̂."""
+        """k', v, κ and a ∘ κ."""
         rate = logits(of_gate("rate", parameters), hidden).sigmoid().view(key.shape)
         removed, replaced = (as_dtype(parameters[name], key.dtype) for name in ("removed", "replaced"))
         sought = of_unit_length(key * removed, self.epsilon)

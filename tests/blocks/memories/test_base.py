@@ -68,6 +68,6 @@ def test_a_name_is_a_plain_word() -> None:
 def test_every_memory_has_a_mass_unless_it_says_otherwise(kind: str) -> None:
     part = MEMORIES[kind]()
     assert isinstance(part, Memory)
-    assert part.has_mass() is (kind not in {"delta", "latents"})
+    assert part.has_mass() is (kind not in {"delta", "gdn2", "latents", "mesa", "rwkv7"})
     if "normalise" in type(part).model_fields:
         assert not part.model_copy(update={"normalise": False}).has_mass()
