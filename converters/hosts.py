@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from converters.config import MOST_LAYERS, positive_int
+from converters.config import MOST_LAYERS, encode_floats, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
+from converters.hybrid_layers import count_of_layers, layers_without_attention
 from converters.length_rotations import LengthRotation, length_rotations
 from converters.local_layers import local_layers
 from converters.model_types import PREFIX
 from converters.rotary import check_rotary
 from converters.trunk import Sizes, read_dtype
 
-ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
+ATTENTIONS = ("self_attn", "attention", "attn", "self_attention", "mixer")
 """Names that hosts give the attention of a layer."""
 OWN_KEYS = ("spec", "spec_hash", "adapter")
 """Keys that a composed model's config has beside its host's."""
@@ -54,8 +55,13 @@ LINES: Mapping[str, Line] = {
     "gpt_oss": Line(head_dim=64),
     "helium": Line(head_dim=128),
     "jetmoe": Line("model.layers.{layer}.self_attention"),
+    "lfm3": Line(head_dim=128),
     "modernbert-decoder": Line("model.layers.{layer}.attn"),
+    "nemotron_h": Line("model.layers.{layer}.mixer", head_dim=128),
     "qwen3": Line(head_dim=128),
+    "qwen3_5_moe_text": Line(head_dim=256),
+    "qwen3_5_text": Line(head_dim=256),
+    "qwen3_next": Line(head_dim=256),
     "seed_oss": Line(head_dim=128),
 }
 
@@ -65,20 +71,19 @@ LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "
 PAST_BASE = "its language model calls its layers past its base model, where heads learn which tokens a call has"
 NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"
 COMPRESSED = "its keys and values are compressed (multi-head latent attention), and heads take them as they are"
-MIXED = "it has states of its own beside attention, in layers that are none"
+NO_ATTENTION = "none of its layers has softmax attention, which heads could replace"
+INNER_STATE = "its attention keeps a state of its own, which queries and keys are computed from, and heads take them as they are"
+SHARED_ATTENTION = "several of its layers share one attention, and heads have parameters of their own in each layer"
 PICTURES = "it reads more than text; its text model alone can be a source"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
     **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "longcat_flash"), COMPRESSED),
     **dict.fromkeys(("minicpm3", "youtu"), COMPRESSED),
-    **dict.fromkeys(
-        (
-            "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
-            "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
-        ),
-        MIXED,
-    ),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"), NO_ATTENTION),
+    **dict.fromkeys(("qwen4_exp_text", "zaya"), INNER_STATE),
+    **dict.fromkeys(("zamba", "zamba2"), SHARED_ATTENTION),
+    "recurrent_gemma": "its recurrent layers keep their states in their modules, and not in a cache, which has them by rows",
     "gemma4_text": "some of its layers share keys and values with others, and heads have their own",
     "opt": PAST_BASE,
     **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "mllama", "qwen2_vl", "qwen2_5_vl"), PICTURES),
@@ -112,6 +117,10 @@ class Host(Sizes):
     def length_rotations(self) -> Mapping[int, LengthRotation]:
         return length_rotations(self.config, self.windows, self.layers)
 
+    @property
+    def without_attention(self) -> tuple[int, ...]:
+        return () if self.refused else layers_without_attention(self.config["model_type"], self.config, self.layers)
+
 
 def host_family(model_type: str) -> Family:
     """The family of a model type that has no table here."""
@@ -137,8 +146,10 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
     head_dim = line.head_dim or (hidden // heads if hidden % heads == 0 else None)
     head_dim = positive_int(config, "head_dim", head_dim)
-    layers = _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
+    layers = count_of_layers(model_type, config)
+    layers = layers or _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     if refused is None:
+        layers_without_attention(model_type, config, layers)
         check_rotary(model_type, config, head_dim)
     kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
     return Host(
@@ -150,7 +161,7 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         head_dim=head_dim,
         max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
         dtype=read_dtype(config),
-        config={**kept, "model_type": model_type},
+        config=encode_floats({**kept, "model_type": model_type}),
         attention=line.attention,
         refused=refused,
         windows=None if refused else local_layers(model_type, config, layers),
