@@ -73,8 +73,8 @@ NO_INTERFACE = "its attention does not go through transformers' attention interf
 COMPRESSED = "its keys and values are compressed (multi-head latent attention), and heads take them as they are"
 NO_ATTENTION = "none of its layers has softmax attention, which heads could replace"
 INNER_STATE = "its attention keeps a state of its own, which queries and keys are computed from, and heads take them as they are"
+SHARED_KEYS = "some of its layers take keys and values of earlier layers, and heads take those of their own layer"
 SHARED_ATTENTION = "several of its layers share one attention, and heads have parameters of their own in each layer"
-PICTURES = "it reads more than text; its text model alone can be a source"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
     **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
@@ -84,19 +84,16 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("qwen4_exp_text", "zaya"), INNER_STATE),
     **dict.fromkeys(("zamba", "zamba2"), SHARED_ATTENTION),
     "recurrent_gemma": "its recurrent layers keep their states in their modules, and not in a cache, which has them by rows",
-    "gemma4_text": "some of its layers share keys and values with others, and heads have their own",
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), SHARED_KEYS),
+    "llama4_text": "it norms and scales queries and keys behind their rotation, and heads take them before it",
+    "mllama_text_model": "its layers of cross-attention look at images, which heads do not see",
     "opt": PAST_BASE,
-    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "mllama", "qwen2_vl", "qwen2_5_vl"), PICTURES),
-    "qwen3_vl": PICTURES,
 }  # fmt: skip
 """Families that cannot be sources, and why."""
-NEAREST: Mapping[str, str] = {
-    "gemma3": "gemma3_text",
-    "mistral3": "mistral",
-    "qwen2_vl": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen3_vl": "qwen3",
-}
+OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "audio_encoder_config")
+"""Keys of a config for the parts of a model beside its text decoder."""
+DECODERS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+"""By type of a text decoder inside another model, the family whose language model computes the same of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +128,7 @@ def host_family(model_type: str) -> Family:
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     """The sizes of a host. notes: a note is appended for each key that is not used."""
-    line, refused = LINES.get(model_type, USUAL), _refused(model_type)
+    line, refused = LINES.get(model_type, USUAL), _refused(model_type, config)
     inner = config.get("text_config")
     if refused is not None:
         # A model that is only run without heads needs no sizes of heads.
@@ -168,11 +165,24 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     )
 
 
-def _refused(model_type: str) -> str | None:
-    if (reason := REFUSED.get(model_type)) is None:
+def decoder_of(config: Config) -> Mapping[str, Any] | None:
+    """Return the part of a config that describes the text decoder of a model that reads images or sound, too; None for a model
+    that is a text decoder, and nothing else."""
+    if not any(isinstance(config.get(key), Mapping) for key in OTHER_PARTS):
         return None
-    near = f" The nearest that can be: {NEAREST[model_type]}." if model_type in NEAREST else ""
-    return f"models of the family {model_type} cannot be a source: {reason}.{near}"
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _refused(model_type: str, config: Config) -> str | None:
+    """Why models of a family cannot be composed; None where they can."""
+    reason = REFUSED.get(model_type)
+    if reason is None and decoder_of(config) is not None:
+        reason = (
+            "it reads images or sound as well, and heads replace the attention of a text decoder alone. `compose build "
+            "--text-only` builds from its text decoder, and leaves the other parts out"
+        )
+    return None if reason is None else f"models of the family {model_type} cannot be a source: {reason}."
 
 
 def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:
