@@ -93,7 +93,7 @@ class MixerCache(Cache):
     """The cache that a host's mixer reads and writes in one call: the same states at every index."""
 
     def __init__(self, states: MixerStates, layer: int) -> None:
-        super().__init__(layers=[states] * (layer + 1))
+        super().__init__(layers=[*[states] * (layer + 1)])
         self.states = states
 
     def get_linear_cache(self, _: int) -> Tensor | None:

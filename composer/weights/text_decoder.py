@@ -55,7 +55,7 @@ class TextDecoder:
     def dtype(self) -> Dtype:
         """The type of most of the decoder's tensors."""
         [(dtype, _)] = Counter(tensor.dtype for tensor in self._tensors.values()).most_common(1)
-        return dtype
+        return dtype_name(dtype)
 
     def describe(self, dtype: Dtype | None) -> Described:
         """Describe the decoder from the config alone. dtype: None keeps the config's. Raises SourceError and ConfigError."""
