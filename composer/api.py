@@ -28,6 +28,7 @@ from composer.shared_options import (
     Replacing,
     SeededFromBelow,
     TakesTokenizer,
+    TextDecoderAlone,
     WithBackend,
     to_optional_path,
     to_references,
@@ -74,7 +75,7 @@ def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides =
 
 
 @options_class
-class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, Overriding, OfSource, OfSpec):
+class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
     """Build a model in memory, in evaluation mode: the source's weights, the spec's heads."""
 
     error: ClassVar[type[ComposerError]] = BuildError
@@ -93,6 +94,8 @@ class ModelOptions(WithBackend, SeededFromBelow, InDtype, FreshOrNot, Overriding
         check_origin(source, self.fresh, self.revision)
         if source is not None and not isinstance(source, str | os.PathLike) and not hasattr(source, "config"):
             raise BuildError(f"a source is a folder, a repository of the Hub or a model of transformers, not {brief(source)}")
+        if self.text_only and not isinstance(source, str | os.PathLike):
+            raise BuildError("--text-only is for a source in a folder or on the Hub: name one, or pass the text decoder itself")
 
 
 @in_words
@@ -114,8 +117,8 @@ def run_build_in_memory(options: ModelOptions) -> Composed:
             import torch
             from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-        resolved = resolve_spec(loaded, dimensions(describe_model(source, options.revision).trunk))
-        opened = open_model(source, options.revision, dtype)
+        resolved = resolve_spec(loaded, dimensions(describe_model(source, options.revision, text_only=options.text_only).trunk))
+        opened = open_model(source, options.revision, dtype, text_only=options.text_only)
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
         torch_dtype = getattr(torch, dtype or opened.trunk.dtype)
@@ -135,7 +138,7 @@ def run_build_in_memory(options: ModelOptions) -> Composed:
 
 
 @options_class
-class BuildOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
+class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
     """Build a model: the source's weights, the spec's heads.
 
     With --fresh there is no source: the spec also describes the trunk, and all weights are random. transformers loads the folder.
@@ -165,6 +168,8 @@ class BuildOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDty
             self.check_locked()
             return
         check_origin(self.source, self.fresh, self.revision)
+        if self.source is None and self.text_only:
+            raise BuildError("--text-only is for a model with a source: name the source with --from")
         if self.source is None and self.lolcats:
             raise BuildError("--lolcats is for a model with a source: name the source with --from")
         if self.source is not None and self.tokenizer is not None:
@@ -178,6 +183,7 @@ class BuildOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDty
             "--seed": self.seed,
             "--dtype": self.dtype,
             "--tokenizer": self.tokenizer,
+            "--text-only": self.text_only,
             "--lolcats": self.lolcats,
         }
         if flags := [flag for flag, value in decided.items() if value]:
@@ -221,8 +227,9 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
         resolved = resolve_spec(loaded, None)
         tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
     else:
-        resolved = resolve_spec(loaded, dimensions(describe_model(options.source, options.revision).trunk))
-        source = open_model(options.source, options.revision, options.dtype)
+        described = describe_model(options.source, options.revision, text_only=options.text_only)
+        resolved = resolve_spec(loaded, dimensions(described.trunk))
+        source = open_model(options.source, options.revision, options.dtype, text_only=options.text_only)
     with progress_callback(options.progress, _written, "name", "bar", "bytes", "speed") as moved:
         return write_folder(
             resolved,

@@ -160,6 +160,13 @@ class OfSource(MaybeFromSource):
 
 
 @options_class
+class TextDecoderAlone:
+    text_only: bool = option(
+        "Of a source that reads images or sound, too: build from its text decoder, and leave the other parts out.", default=False
+    )
+
+
+@options_class
 class FromSource(WithParts):
     source: str = option(SOURCE, converter=to_text, kw_only=False, flags=("--from",), metavar="SOURCE")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -67,6 +68,32 @@ def token_id(config: Mapping[str, object], key: str, vocabulary: int, default: i
     if isinstance(value, list):
         raise _refusal(key, value, "a token's number or null")
     return value
+
+
+FLOAT = "__float__"
+"""The key of a mapping that transformers writes in place of a number that JSON does not have: ``{"__float__": "Infinity"}``."""
+_FLOATS: Mapping[str, float] = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def encode_floats(value: Any) -> Any:
+    """Return a value of a config with infinite numbers and NaN written as transformers writes them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    return _each(value, encode_floats)
+
+
+def decode_floats(value: Any) -> Any:
+    """Return a value of a config with the numbers that ``encode_floats`` has written."""
+    if isinstance(value, Mapping) and value.keys() == {FLOAT} and isinstance(value[FLOAT], str) and value[FLOAT] in _FLOATS:
+        return _FLOATS[value[FLOAT]]
+    return _each(value, decode_floats)
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change all that a value of JSON contains."""
+    if isinstance(value, Mapping):
+        return {key: change(item) for key, item in value.items()}
+    return [change(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _checked(

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from converters.config import MOST_LAYERS, positive_int
+from converters.config import MOST_LAYERS, encode_floats, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
+from converters.hybrid_layers import count_of_layers, layers_without_attention
 from converters.length_rotations import LengthRotation, length_rotations
 from converters.local_layers import local_layers
 from converters.model_types import AUTO_MAP, PREFIX
 from converters.rotary import check_rotary
 from converters.trunk import Sizes, read_dtype
 
-ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
+ATTENTIONS = ("self_attn", "attention", "attn", "self_attention", "mixer")
 """Names that hosts give the attention of a layer."""
 OWN_KEYS = ("spec", "spec_hash", "adapter")
 """Keys that a composed model's config has beside its host's."""
@@ -54,8 +55,13 @@ LINES: Mapping[str, Line] = {
     "gpt_oss": Line(head_dim=64),
     "helium": Line(head_dim=128),
     "jetmoe": Line("model.layers.{layer}.self_attention"),
+    "lfm3": Line(head_dim=128),
     "modernbert-decoder": Line("model.layers.{layer}.attn"),
+    "nemotron_h": Line("model.layers.{layer}.mixer", head_dim=128),
     "qwen3": Line(head_dim=128),
+    "qwen3_5_moe_text": Line(head_dim=256),
+    "qwen3_5_text": Line(head_dim=256),
+    "qwen3_next": Line(head_dim=256),
     "seed_oss": Line(head_dim=128),
 }
 
@@ -65,33 +71,29 @@ LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "
 PAST_BASE = "its language model calls its layers past its base model, where heads learn which tokens a call has"
 NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"
 COMPRESSED = "its keys and values are compressed (multi-head latent attention), and heads take them as they are"
-MIXED = "it has states of its own beside attention, in layers that are none"
-PICTURES = "it reads more than text; its text model alone can be a source"
+NO_ATTENTION = "none of its layers has softmax attention, which heads could replace"
+INNER_STATE = "its attention keeps a state of its own, which queries and keys are computed from, and heads take them as they are"
+SHARED_KEYS = "some of its layers take keys and values of earlier layers, and heads take those of their own layer"
+SHARED_ATTENTION = "several of its layers share one attention, and heads have parameters of their own in each layer"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
     **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "longcat_flash"), COMPRESSED),
     **dict.fromkeys(("minicpm3", "youtu"), COMPRESSED),
-    **dict.fromkeys(
-        (
-            "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
-            "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
-        ),
-        MIXED,
-    ),
-    "gemma4_text": "some of its layers share keys and values with others, and heads have their own",
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"), NO_ATTENTION),
+    **dict.fromkeys(("qwen4_exp_text", "zaya"), INNER_STATE),
+    **dict.fromkeys(("zamba", "zamba2"), SHARED_ATTENTION),
+    "recurrent_gemma": "its recurrent layers keep their states in their modules, and not in a cache, which has them by rows",
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), SHARED_KEYS),
+    "llama4_text": "it norms and scales queries and keys behind their rotation, and heads take them before it",
+    "mllama_text_model": "its layers of cross-attention look at images, which heads do not see",
     "opt": PAST_BASE,
-    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "mllama", "qwen2_vl", "qwen2_5_vl"), PICTURES),
-    "qwen3_vl": PICTURES,
 }  # fmt: skip
 """Families that cannot be sources, and why."""
-NEAREST: Mapping[str, str] = {
-    "gemma3": "gemma3_text",
-    "mistral3": "mistral",
-    "qwen2_vl": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen3_vl": "qwen3",
-}
+OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "audio_encoder_config")
+"""Keys of a config for the parts of a model beside its text decoder."""
+DECODERS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+"""By type of a text decoder inside another model, the family whose language model computes the same of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,10 @@ class Host(Sizes):
     def length_rotations(self) -> Mapping[int, LengthRotation]:
         return length_rotations(self.config, self.windows, self.layers)
 
+    @property
+    def without_attention(self) -> tuple[int, ...]:
+        return () if self.refused else layers_without_attention(self.config["model_type"], self.config, self.layers)
+
 
 def host_family(model_type: str) -> Family:
     """The family of a model type that has no table here."""
@@ -122,7 +128,7 @@ def host_family(model_type: str) -> Family:
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     """The sizes of a host. notes: a note is appended for each key that is not used."""
-    line, refused = LINES.get(model_type, USUAL), _refused(model_type)
+    line, refused = LINES.get(model_type, USUAL), _refused(model_type, config)
     inner = config.get("text_config")
     if refused is not None:
         # A model that is only run without heads needs no sizes of heads.
@@ -137,8 +143,10 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
     head_dim = line.head_dim or (hidden // heads if hidden % heads == 0 else None)
     head_dim = positive_int(config, "head_dim", head_dim)
-    layers = _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
+    layers = count_of_layers(model_type, config)
+    layers = layers or _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     if refused is None:
+        layers_without_attention(model_type, config, layers)
         check_rotary(model_type, config, head_dim)
     kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
     return Host(
@@ -150,18 +158,31 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         head_dim=head_dim,
         max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
         dtype=read_dtype(config),
-        config={**kept, "model_type": model_type},
+        config=encode_floats({**kept, "model_type": model_type}),
         attention=line.attention,
         refused=refused,
         windows=None if refused else local_layers(model_type, config, layers),
     )
 
 
-def _refused(model_type: str) -> str | None:
-    if (reason := REFUSED.get(model_type)) is None:
+def decoder_of(config: Config) -> Mapping[str, Any] | None:
+    """Return the part of a config that describes the text decoder of a model that reads images or sound, too; None for a model
+    that is a text decoder, and nothing else."""
+    if not any(isinstance(config.get(key), Mapping) for key in OTHER_PARTS):
         return None
-    near = f" The nearest that can be: {NEAREST[model_type]}." if model_type in NEAREST else ""
-    return f"models of the family {model_type} cannot be a source: {reason}.{near}"
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _refused(model_type: str, config: Config) -> str | None:
+    """Why models of a family cannot be composed; None where they can."""
+    reason = REFUSED.get(model_type)
+    if reason is None and decoder_of(config) is not None:
+        reason = (
+            "it reads images or sound as well, and heads replace the attention of a text decoder alone. `compose build "
+            "--text-only` builds from its text decoder, and leaves the other parts out"
+        )
+    return None if reason is None else f"models of the family {model_type} cannot be a source: {reason}."
 
 
 def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:

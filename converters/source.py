@@ -72,16 +72,18 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class UnpackedFrom:
-    """The quantised weights that a folder was unpacked from. path: of the GGUF file, or of the folder.
+    """The quantised weights that a folder was unpacked from, or the model whose text decoder it has. path: of the GGUF file, or of
+    the folder.
 
-    quantisation: such as ``GGUF Q4_1, F32`` or ``fp8``. files: SHA-256 of each file that was read, by name. weights: SHA-256 of
-    each file with unpacked weights, by name.
+    quantisation: such as ``GGUF Q4_1, F32`` or ``fp8``, or the words for a text decoder. files: SHA-256 of each file that was read,
+    by name. weights: SHA-256 of each file with unpacked weights, by name. text_only: the folder has a text decoder.
     """
 
     path: Path
     quantisation: str
     files: Mapping[str, str]
     weights: Mapping[str, str]
+    text_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

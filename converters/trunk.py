@@ -77,6 +77,11 @@ class Sizes:
         """The layers whose rotary frequencies depend on the length of the text so far."""
         return {}
 
+    @property
+    def without_attention(self) -> tuple[int, ...]:
+        """The layers of a hybrid that have no softmax attention."""
+        return ()
+
     def __post_init__(self) -> None:
         if self.heads % self.key_heads:
             raise ConfigError(

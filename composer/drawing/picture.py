@@ -115,7 +115,7 @@ def _figures(
         len(layers) * state_bytes(state_size(graphs[kind], tokens), dtype) for kind, (_, _, layers) in kinds.items()
     )
     size_ = resolved.dimensions
-    cache = 2 * tokens * size_.layers * size_.key_heads * size_.head_dim * BYTES[dtype]
+    cache = 2 * tokens * len(size_.with_attention) * size_.key_heads * size_.head_dim * BYTES[dtype]
     grows = any(memory.grows for head, _, _ in kinds.values() for memory in head.memory)
     _text(sheet, f"State {size(state)}" + (f" at {tokens:,} tokens, and growing" if grows else " at any length"), 13, "state", 18)
     beside = f"softmax attention's KV cache: {size(cache)} at {tokens:,} tokens"

@@ -15,8 +15,10 @@ from composer.graph.lowering import AUTO
 from composer.inspection.findings import Findings
 from composer.inspection.options import InspectOptions
 from composer.inspection.texts import LookedText, looked_text
+from composer.spec.dimensions import Dimensions
 from composer.tasks.unknown import without_embedding
 from composer.weights.config import check_positions
+from composer.words import layers_in_words, ranges
 
 BINS = 1024
 """The most bins of columns: in a text of so many tokens or fewer, each token is a bin."""
@@ -70,7 +72,7 @@ def look(
     from composer.weights.in_memory import trunk_of
 
     resolved = student.config.resolved()
-    layers = _layers(options, len(resolved.layers))
+    layers = _layers(options, resolved.dimensions)
     if teacher is not None and _sizes(teacher) != _sizes(student):
         raise InspectionError(
             f"The teacher {teacher_label} does not fit the model: heads are compared one by one, so both need as many layers, "
@@ -189,14 +191,17 @@ def _named(reference: str) -> str:
     return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 
 
-def _layers(options: InspectOptions, count: int) -> tuple[int, ...]:
-    """Raises InspectionError."""
+def _layers(options: InspectOptions, size: Dimensions) -> tuple[int, ...]:
+    """The layers to inspect; by default all that have attention. Raises InspectionError."""
+    count, having = size.layers, size.with_attention
     if options.layers is None:
-        return tuple(range(count))
+        return having
     layers = tuple(layer + count if layer < 0 else layer for layer in options.layers)
     wrong = [layer for layer, own in zip(options.layers, layers, strict=True) if not 0 <= own < count]
     if wrong or not layers:
         raise InspectionError(
             f"There is no layer {', '.join(map(str, wrong)) or 'named'}: the model has {count}, from 0 to {count - 1}."
         )
+    if others := sorted(set(layers) - set(having)):
+        raise InspectionError(f"{layers_in_words(others)} of the model has no attention to inspect: {ranges(having)} have.")
     return tuple(sorted(set(layers)))

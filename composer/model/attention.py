@@ -133,19 +133,22 @@ class ComposedAttention(nn.Module):
         """The host's own forward. The mask is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
         held = self._held(options)
         state = held.tensors if held is not None else {}
-        passed = _passed(arguments, options).on(hidden_states.device)
+        passed = passed_to(arguments, options)
+        if passed is None:
+            raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
+        passed = passed.on(hidden_states.device)
         in_place = held is not None and not (held.differentiated or torch.is_grad_enabled()) and (not state or writable(held))
         call = LayerCall(hidden_states, passed, state, in_place)
         answer = self._run_host(call, arguments, options)
         if held is not None:
             held.keep(call.carried, hidden_states.shape[1])
         if self.listener is not None:
-            self.listener(call, options, _attended(answer))
+            self.listener(call, options, attended_in(answer))
         return answer
 
     def answers(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any]) -> Tensor:
         """The layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
-        return _attended(self._run_host(LayerCall(hidden, passed, {}), (), options))
+        return attended_in(self._run_host(LayerCall(hidden, passed, {}), (), options))
 
     def of_heads(
         self,
@@ -273,7 +276,7 @@ def _alike(inputs: list[Tensor]) -> bool:
     return all(tensor is inputs[0] for tensor in inputs)
 
 
-def _attended(answer: Any) -> Tensor:
+def attended_in(answer: Any) -> Tensor:
     """The output of a host's attention, B T C; some hosts return it in a tuple with other things."""
     return answer[0] if isinstance(answer, tuple) else answer
 
@@ -284,11 +287,9 @@ def _projected_dtype(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if runs_autocast(device) else hidden.dtype
 
 
-def _passed(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed:
-    for argument in (options.get("attention_mask"), *arguments):
-        if isinstance(argument, Passed):
-            return argument
-    raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
+def passed_to(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed | None:
+    """The tokens of a call among the arguments of a host's module; None where it was called without."""
+    return next((value for value in (options.get("attention_mask"), *arguments) if isinstance(value, Passed)), None)
 
 
 def _without_mask(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

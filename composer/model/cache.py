@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +15,10 @@ SEEN = "seen"
 
 
 class StateLayer(CacheLayerMixin):
-    """The states of one layer, by ``<head>.<part>.<tensor>``, and the number of columns that went through it."""
+    """The states of one layer, by ``<head>.<part>.<tensor>``, and the number of columns that went through it.
+
+    A layer of a hybrid has the states of its host's own mixer, by themselves in ``mixer``.
+    """
 
     is_compileable = False
     is_sliding = False
@@ -22,6 +26,7 @@ class StateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.tensors: State = {}
+        self.mixer: State = {}
         self.columns = 0
         self.differentiated = False
         """Whether gradients of a call may need the states as they are."""
@@ -33,6 +38,12 @@ class StateLayer(CacheLayerMixin):
         self.tensors = {name: tensor if tensor is before.get(name) else _own(tensor) for name, tensor in state.items()}
         stays = self.differentiated and any(tensor is before.get(name) for name, tensor in state.items())
         self.differentiated = torch.is_grad_enabled() or stays
+        self.columns += columns
+
+    def keep_mixer(self, states: State, columns: int) -> None:
+        """Take the new states of the host's mixer. columns: 0 where the layer has heads, too, which count them."""
+        self.mixer = {name: _own(tensor) for name, tensor in states.items()}
+        self.differentiated = torch.is_grad_enabled()
         self.columns += columns
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:
@@ -61,7 +72,7 @@ class StateLayer(CacheLayerMixin):
         )
 
     def reset(self) -> None:
-        self.tensors, self.columns, self.differentiated = {}, 0, False
+        self.tensors, self.mixer, self.columns, self.differentiated = {}, {}, 0, False
 
     def offload(self) -> NoReturn:
         raise NotImplementedError("states are not offloaded: they are small")
@@ -73,16 +84,21 @@ class StateLayer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self.tensors = {name: tensor[indices.to(tensor.device)] for name, tensor in self.tensors.items()}
+        self._each(lambda tensor: tensor[indices.to(tensor.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.tensors = {name: tensor.repeat_interleave(repeats, dim=0) for name, tensor in self.tensors.items()}
+        self._each(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
+        self.mixer = {name: change(tensor) for name, tensor in self.mixer.items()}
 
 
 @torch.compiler.assume_constant_result  # its guards tell tensors of inference mode from others, and the mode, too
 def writable(layer: StateLayer) -> bool:
     """Whether the states may be written over here: outside inference mode, PyTorch refuses to write over tensors made in it."""
-    return torch.is_inference_mode_enabled() or not any(tensor.is_inference() for tensor in layer.tensors.values())
+    states = (*layer.tensors.values(), *layer.mixer.values())
+    return torch.is_inference_mode_enabled() or not any(tensor.is_inference() for tensor in states)
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -108,6 +124,10 @@ class ComposedCache(Cache):
         assert isinstance(held, StateLayer)
         return held
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns so far, padding included. Layers without any state, such as an MLP by itself, count none."""
+        return max(self.state(layer).columns for layer in range(len(self.layers)))
+
     def seen(self) -> Tensor | None:
         """Real tokens of each row so far, ``B``, int64; None before the first. Raises ValueError where a call was cut short."""
         counted = self.state(0).tensors.get(SEEN)
@@ -126,7 +146,8 @@ class ComposedCache(Cache):
 
     def bytes(self) -> int:
         """Bytes of all states, counters included."""
-        return sum(tensor.nbytes for layer in range(len(self.layers)) for tensor in self.state(layer).tensors.values())
+        layers = [self.state(layer) for layer in range(len(self.layers))]
+        return sum(tensor.nbytes for layer in layers for states in (layer.tensors, layer.mixer) for tensor in states.values())
 
 
 def new_cache(config: Any) -> ComposedCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any, TypeAlias, cast
 
@@ -20,7 +21,9 @@ from composer.errors import BuildError
 from composer.model import own
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.configuration import ComposedConfig, configuration_of
+from composer.model.mixers import serve_cpu
 from composer.model.modeling import ComposedForCausalLM, composed_causal, composed_model
+from converters.hybrid_layers import HYBRIDS
 from converters.model_types import OWN, PREFIX
 
 Composed: TypeAlias = ComposedForCausalLM | ComposedForSequenceClassification
@@ -56,6 +59,8 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
         raise BuildError(f'transformers has no language model of the family "{host}"')
     bare: Any = MODEL_MAPPING[plain]
     language: Any = MODEL_FOR_CAUSAL_LM_MAPPING[plain]
+    if host in HYBRIDS:
+        serve_cpu(sys.modules[bare.__module__])
     base, model = cast("Any", composed_model(bare)), cast("Any", composed_causal(language))
     base.config_class = model.config_class = configuration
     configuration.made_by = configuration_for, (configuration.model_type,)  # a pickled model finds all of this done

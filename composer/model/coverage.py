@@ -13,6 +13,7 @@ from composer.model.configuration import configuration_of
 from composer.progress import silent_transformers
 from composer.trust import refused_by_transformers
 from converters.bounded import shortened
+from converters.config import decode_floats
 from converters.model_types import PREFIX
 
 
@@ -27,7 +28,7 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
     problem = "transformers cannot make a model of this config.json"
     options: dict[str, Any] = {"device_map": {"": "meta"}, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with silent_transformers("critical"), refused_by_transformers(problem, BuildError):
-        made = kind.from_dict(dict(config))
+        made = kind.from_dict(decode_floats(config))
         try:
             _, report = class_of(made).from_pretrained(None, config=made, state_dict=empty, **options)
         except RuntimeError as error:

@@ -176,6 +176,8 @@ def _keeps_last_or_all(kept: Any) -> bool:
 
 
 def may_record(model: Any) -> bool:
-    """Whether all of a model is on one GPU."""
+    """Whether all of a model is on one GPU, and its states are those of heads: a hybrid's mixers return new tensors."""
+    if model.base.has_mixers:
+        return False
     devices = {parameter.device for parameter in model.parameters()}
     return len(devices) == 1 and next(iter(devices)).type == "cuda"

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.modeling_utils import AttentionInterface
@@ -18,8 +19,11 @@ from composer.errors import BuildError
 from composer.model.attention import INTERFACE, ComposedAttention, Unturned
 from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.model.made import made
+from composer.model.mixers import hybrids_run, keep_mixers
 from composer.spec.resolve import Resolved
 from converters.hosts import ATTENTIONS
+from converters.hybrid_layers import HYBRIDS
+from converters.model_types import PREFIX
 
 PROBE = "composed-probe"
 """The name of an attention interface that records its arguments and computes nothing."""
@@ -32,6 +36,9 @@ TURNS: Mapping[str, Callable[[Any], bool]] = {
 }
 """Whether a layer turns queries and keys, for hosts that read cosine and sine in layers that do not."""
 
+ROTARIES = ("rotary_emb", "pos_emb")
+"""Names that hosts give the module of their rotary embedding."""
+
 HALVES = frozenset({"GptOssAttention"})
 """Hosts whose tables have each angle once, for both coordinates of a pair."""
 
@@ -43,7 +50,8 @@ def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
     """The layers of a host's base model, and their name in it. Raises BuildError."""
     count = cast("Any", base).config.get_text_config().num_hidden_layers
     for name, module in base.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count and all(attention_of(layer) for layer in module):
+        # A hybrid's layers have an attention or another mixer.
+        if isinstance(module, nn.ModuleList) and len(module) == count and any(attention_of(layer) for layer in module):
             return name, module
     raise BuildError(f"{_host(base)} has no {count} layers with an attention each, so no heads can be put into it")
 
@@ -58,20 +66,31 @@ def attention_of(layer: nn.Module) -> tuple[str, nn.Module] | None:
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[str, ComposedAttention]]:
-    """The composed attention of each layer in turn, with its full name."""
+    """The composed attention of each layer in turn, with its full name. ``layer`` is its layer's index: some layers of a hybrid
+    have none."""
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, ComposedAttention)]
     return iter(sorted(modules, key=lambda item: item[1].layer))
 
 
-def compose(base: nn.Module, resolved: Resolved) -> None:
-    """Put heads into every layer of a host's base model. Raises BuildError with the layer whose attention heads cannot replace."""
+def attentions_by_layer(model: nn.Module) -> dict[int, ComposedAttention]:
+    """The composed attention of each layer that has one, by the layer's index."""
+    return {attention.layer: attention for _, attention in attentions(model)}
+
+
+def compose(base: nn.Module, resolved: Resolved) -> bool:
+    """Put heads into every layer of a host's base model that has attention, and keep a hybrid's other mixers. Return whether it has
+    any of these. Raises BuildError with the layer whose attention heads cannot replace."""
     name, layers = layers_of(base)
-    rotary = getattr(base.get_submodule(name.rpartition(".")[0]), "rotary_emb", None)
+    around = base.get_submodule(name.rpartition(".")[0])
+    rotary = next((getattr(around, name) for name in ROTARIES if hasattr(around, name)), None)
     turnings: dict[Any, HostTurning] = {}
     for index, layer in enumerate(layers):
-        name_and_module = attention_of(layer)
-        assert name_and_module is not None, "layers_of has looked"
-        attention: Any = name_and_module[1]
+        if not resolved.layers[index]:
+            continue
+        named_attention = attention_of(layer)
+        if named_attention is None:
+            raise BuildError(f"layer {index} of {_host(base)} has no attention that heads could replace; expected one")
+        attention: Any = named_attention[1]
         host, layer_type = type(attention), _layer_type(rotary, attention, index)
         try:
             facts = attention_facts(attention, rotary)
@@ -93,6 +112,22 @@ def compose(base: nn.Module, resolved: Resolved) -> None:
         attention.layer, attention.facts, attention.composed = index, facts, heads
         if heads._mixes:
             attention.hook_projections()  # before anything is compiled, which no hook can be set in
+    return _keep_mixers(base, layers, resolved)
+
+
+def _keep_mixers(base: nn.Module, layers: nn.ModuleList, resolved: Resolved) -> bool:
+    """Keep the mixers of a hybrid's layers, whose attention has been composed. Return whether there are any."""
+    config: Any = cast("Any", base).config
+    if config.model_type.removeprefix(PREFIX) not in HYBRIDS:
+        return False
+    if not hybrids_run():
+        raise BuildError(
+            f"{_host(base)} has layers with states of their own, and transformers {transformers.__version__} cannot continue them "
+            "as heads do: install a later version"
+        )
+    count = getattr(config, "number_of_conv_states", 1)
+    kept = [keep_mixers(layer, index, count, beside_heads=bool(resolved.layers[index])) for index, layer in enumerate(layers)]
+    return any(kept)
 
 
 def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:

@@ -28,6 +28,7 @@ from composer.model.generation import check_continuation, prepare_cache
 from composer.model.head import Head, PartModule, precise_parameters
 from composer.model.hosts import compose
 from composer.model.made import made
+from composer.model.mixers import masks_of
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
@@ -79,6 +80,11 @@ class ComposedPreTrainedModel(PreTrainedModel):
         """The model without its output matrix."""
         return cast("ComposedModel", self.base_model)
 
+    def _initialize_weights(self, module: nn.Module, *_: Any, **__: Any) -> None:
+        """As transformers has it for classes of its own. Of others it takes a module without parameters for initialised, and some
+        hosts' base models fill buffers of their layers."""
+        super()._initialize_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -97,7 +103,7 @@ class ComposedModel(ComposedPreTrainedModel):
         resolved = config.resolved()
         self.backend: str = AUTO
         self.both_ways = resolved.direction == "bidirectional"
-        compose(self, resolved)
+        self.has_mixers = compose(self, resolved)
         # A load must not make these narrower. ``PartModule`` handles casts of a loaded model.
         self._keep_in_fp32_modules_strict = precise_parameters(self)
         self.post_init()
@@ -144,8 +150,11 @@ class ComposedModel(ComposedPreTrainedModel):
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(tokens)
         passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
+        if cache is not None and self.has_mixers:
+            cache.state(0).tensors.pop(SEEN, None)  # the heads of layer 0 drop it where it has any
         outputs = self._attended(rows, seen, passed) if output_attentions else self.run(rows.tokens, rows.below, **passed)
         if cache is not None:
+            outputs.past_key_values = cache
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.reordered:
             outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
@@ -180,7 +189,10 @@ class ComposedModel(ComposedPreTrainedModel):
         passed = Passed(tokens, self.backend, below)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
-        options |= {"attention_mask": None, "use_cache": options["past_key_values"] is not None, "return_dict": True}
+        # Hybrids' hosts have kinds of caches of their own, which they insist on where use_cache is True.
+        use_cache = options["past_key_values"] is not None and not self.has_mixers
+        masks = masks_of(passed) if self.has_mixers else None
+        options |= {"attention_mask": masks, "use_cache": use_cache, "return_dict": True}
         before, RUNNING.passed = RUNNING.passed, passed
         try:
             return super().forward(**options)  # type: ignore[misc]
@@ -198,7 +210,7 @@ class ComposedModel(ComposedPreTrainedModel):
             if past is not None:
                 raise ValueError("past_key_values: a bidirectional model hands nothing on; give it each text whole, in one call")
             return None
-        if self.gradient_checkpointing and self.training:
+        if getattr(self, "gradient_checkpointing", False) and self.training:
             if past is not None:
                 raise ValueError("past_key_values: layers with gradient checkpointing take no cache in training; call eval() first")
             return None

@@ -72,7 +72,15 @@ class DeclaredState(NamedTuple):
 
 
 def declared_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
-    """Return every tensor of a model's cache after ``tokens`` tokens of one row, by its name in a file."""
+    """Return every tensor of a model's cache after ``tokens`` tokens of one row, by its name in a file.
+
+    Raises ComposerError for a hybrid, whose host declares no states of its own layers.
+    """
+    if model.base.has_mixers:
+        raise ComposerError(
+            "The state of this model is not kept in files: layers of its source keep states of another kind beside those of heads. "
+            "Pass the text with each call of `compose generate`."
+        )
     dtypes = {"pairs": model.dtype, "state": accumulating(model.dtype), "int64": torch.int64}
     states = {SEEN: DeclaredState(0, SEEN, (1,), torch.int64)}
     for module in model.modules():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from composer.data.packing import Batch, PackedRows
 from composer.model.attention import ComposedAttention
-from composer.model.hosts import attentions
+from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.selection.report import LayerScore
 from composer.training.finetune import divergence
@@ -22,10 +22,9 @@ def score_layers(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
 ) -> tuple[float, tuple[LayerScore, ...]]:
     """KL(teacher ‖ student) in nats a token, and the scores of each layer; passes over a row: 3 + twice the layers."""
-    own, taught = _layers(student), _layers(teacher)
-    layers = range(len(own))
+    own, taught = attentions_by_layer(student), attentions_by_layer(teacher)
     apart, tokens = 0.0, 0
-    restored, swapped, wrong, whole = ([0.0] * len(own) for _ in range(4))
+    restored, swapped, wrong, whole = (dict.fromkeys(own, 0.0) for _ in range(4))
     for part in rows.in_order(1):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
@@ -38,7 +37,7 @@ def score_layers(
         teach(teacher, batch, compared)
         wanted = _logits(teacher, batch)
         apart += _apart(student, batch, wanted)
-        for index in layers:
+        for index in own:
             with in_place_of(own[index], taught[index]):
                 restored[index] += _apart(student, batch, wanted)
             with in_place_of(taught[index], own[index]):
@@ -50,7 +49,7 @@ def score_layers(
             swapped=swapped[index] / tokens,
             error=wrong[index] / max(whole[index], torch.finfo(torch.float32).tiny),
         )
-        for index in layers
+        for index in own
     )
     return apart / tokens, scores
 
@@ -60,7 +59,7 @@ def divergence_with(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows, keep: Iterable[int]
 ) -> tuple[float, int]:
     """KL(teacher ‖ student) in nats a token with the teacher's attention in these layers of the student, and the tokens."""
-    own, theirs = _layers(student), _layers(teacher)
+    own, theirs = attentions_by_layer(student), attentions_by_layer(teacher)
     apart, tokens = 0.0, 0
     with ExitStack() as kept:
         for index in keep:
@@ -81,10 +80,6 @@ def in_place_of(attention: ComposedAttention, other: ComposedAttention) -> Itera
         yield
     finally:
         attention.composed = heads
-
-
-def _layers(model: ComposedForCausalLM) -> list[ComposedAttention]:
-    return [attention for _, attention in attentions(model)]
 
 
 def _apart(model: ComposedForCausalLM, batch: Batch, wanted: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from blocks.legend import Shape
 from blocks.part import Closed
@@ -27,11 +27,23 @@ class Dimensions(Closed):
     attention: str = Field(default=ATTENTION, exclude_if=lambda value: value == ATTENTION)
     """The name of a layer's attention in the model, with ``{layer}`` for its index."""
 
+    without_attention: tuple[NonNegativeInt, ...] = Field(default=(), exclude_if=lambda layers: not layers)
+    """The layers of a hybrid that have no softmax attention, so no heads: they stay as they are in the source."""
+
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
         if self.heads % self.key_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.key_heads} key heads evenly")
+        without = set(self.without_attention)
+        if not without < set(range(self.layers)) or len(without) < len(self.without_attention):
+            raise ValueError(f"`without_attention` must list some of the layers 0 to {self.layers - 1}, each once")
         return self
+
+    @property
+    def with_attention(self) -> tuple[int, ...]:
+        """The layers that have heads."""
+        without = set(self.without_attention)
+        return tuple(layer for layer in range(self.layers) if layer not in without)
 
     def shape(self, heads: int) -> Shape:
         """The shape of a group of ``heads`` query heads, which take whole key groups."""

@@ -13,6 +13,7 @@ from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.places import nearest
+from composer.words import layers_in_words, ranges
 from converters.bounded import listed
 
 TWICE = "names a head twice: give all its query heads to one group"
@@ -32,18 +33,49 @@ class Group(Closed):
 
 
 def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
-    """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order."""
+    """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order. Layers without attention have
+    none."""
     every = groups_of("head", dimensions, heads, ("layers",)) if spec.head is not None else None
     groups: dict[int | None, tuple[Group, ...] | None] = {None: every}
     for number, rule in enumerate(spec.layers):
-        if not layers_at(rule.at, dimensions.layers, ("layers", number, "at")):
-            raise GraphError(f"this names none of the model's {dimensions.layers} layers", ("layers", number, "at"))
+        check_rule(rule.at, dimensions, ("layers", number, "at"))
         groups[number] = groups_of(rule.use, dimensions, heads, ("layers", number, "use"))
-    chosen = [groups[number] for number in last_rules(spec, dimensions.layers)]
-    if None in chosen:
-        layer = chosen.index(None)
-        raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
-    return tuple(groups for groups in chosen if groups is not None)
+    without = set(dimensions.without_attention)
+    layers: list[tuple[Group, ...]] = []
+    for layer, number in enumerate(last_rules(spec, dimensions.layers)):
+        own = () if layer in without else groups[number]
+        if own is None:
+            raise GraphError(f"layer {layer} has no head: add a rule for it, or a `head:` for all that no rule names", ("layers",))
+        layers.append(own)
+    return tuple(layers)
+
+
+def check_rule(at: int | tuple[int, ...] | str, dimensions: Dimensions, path: FieldPath) -> None:
+    """Raise GraphError if a rule names no layer, or names a layer that has no attention by its number.
+
+    A range, and ``all``, leave out the layers of a hybrid that have no attention.
+    """
+    layers, without = layers_at(at, dimensions.layers, path), set(dimensions.without_attention)
+    if not layers:
+        raise GraphError(f"this names none of the model's {dimensions.layers} layers", path)
+    absent = [layer for layer in layers if layer in without]
+    if absent and (not isinstance(at, str) or len(absent) == len(layers)):
+        raise GraphError(
+            f"layer {absent[0]} of the source has no attention, and stays as it is. The layers with attention are "
+            f"{ranges(dimensions.with_attention)}: name some of these",
+            path,
+        )
+
+
+def notes_on_kept_layers(dimensions: Dimensions) -> tuple[str, ...]:
+    """Return a note on the layers of a hybrid that have no attention; none where all have."""
+    without = dimensions.without_attention
+    if not without:
+        return ()
+    return (
+        f"The source has no attention in {layers_in_words(without)}: they stay as they are, with states of their own. Figures of "
+        "heads leave these states out.",
+    )
 
 
 def last_rules(spec: Spec, layers: int) -> list[int | None]:

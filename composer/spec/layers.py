@@ -13,7 +13,10 @@ def check_layers(resolved: Resolved) -> None:
     size = resolved.dimensions
     if len(resolved.layers) != size.layers:
         raise ValueError(f"says the heads of {len(resolved.layers):,} layers, and there are {size.layers:,}")
-    for layer in set(resolved.layers):
+    without = set(size.without_attention)
+    if any(bool(groups) == (layer in without) for layer, groups in enumerate(resolved.layers)):
+        raise ValueError("gives heads to a layer without attention, or none to a layer with attention")
+    for layer in set(resolved.layers) - {()}:
         if unknown := [group.head for group in layer if group.head not in resolved.heads]:
             raise ValueError(f"has no head {unknown[0]}, which a layer names")
         if any(group.heads * size.key_heads != group.key_heads * size.heads for group in layer):

@@ -14,7 +14,7 @@ from composer.graph.rules import mistakes
 from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, LayerRule, Spec
-from composer.spec.layer_rules import TWICE, groups_of, layers_at, layers_of, named, unknown, unused_heads
+from composer.spec.layer_rules import TWICE, check_rule, groups_of, layers_at, layers_of, named, unknown, unused_heads
 from composer.spec.resolve import complete_head, dimensions_and_trunk, heads_of, refuse_odd, reserved
 
 ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, rope_theta=1e4)
@@ -130,8 +130,7 @@ def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[FieldPath]) -> I
 def _of_rule_on(spec: Spec, number: int, dimensions: Dimensions, heads: dict[str, HeadSpec]) -> Iterator[GraphError]:
     rule, path = spec.layers[number], ("layers", number)
     try:
-        if not layers_at(rule.at, dimensions.layers, (*path, "at")):
-            raise GraphError(f"this names none of the model's {dimensions.layers} layers", (*path, "at"))
+        check_rule(rule.at, dimensions, (*path, "at"))
     except GraphError as error:
         yield error
     try:

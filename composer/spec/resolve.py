@@ -33,6 +33,7 @@ from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
+from composer.words import ranges
 
 NO_SIZES = {"rope_theta", "rope_scaling", "attention"}
 """Fields left out of the hash: resolving has copied them into positions and parameter names."""
@@ -194,10 +195,15 @@ def reserved(name: str, path: FieldPath) -> GraphError:
 
 def _check_lock(spec: Spec, size: Dimensions) -> None:
     """A spec that says the sizes of its source is for such sources alone."""
-    wanted, actual = (
-        {} if dimensions is None else dimensions.model_dump(exclude=NO_SIZES) for dimensions in (spec.dimensions, size)
-    )
+    if spec.dimensions is None:
+        return
+    wanted, actual = (sizes.model_dump(exclude={*NO_SIZES, "without_attention"}) for sizes in (spec.dimensions, size))
     other = [f"{name} {count:,} (here {actual[name]:,})" for name, count in wanted.items() if count != actual[name]]
+    if spec.dimensions.without_attention != size.without_attention:
+        pairs = (sizes.without_attention for sizes in (spec.dimensions, size))
+        other.append(
+            "without attention in {} (here {})".format(*(f"layers {ranges(some)}" if some else "no layer" for some in pairs))
+        )
     if other:
         raise GraphError(
             f"this spec was resolved for a model of {', '.join(other)}. Resolve the spec that it was made of on this one, or let "

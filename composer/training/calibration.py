@@ -48,7 +48,8 @@ def calibrate(
 ) -> Start | None:
     """Set the first values of the parts of all layers, in place. Both models are whole, on one device."""
     batch = rows.batch(rows_to_calibrate(stage, rows, seed)).to(next(teacher.parameters()).device)
-    own, starts = dict(enumerate(attentions(student))), list[Start]()
+    own = {attention.layer: (name, attention) for name, attention in attentions(student)}
+    starts = list[Start]()
 
     def visit(index: int, attention: ComposedAttention, lesson: Lesson) -> None:
         name, learner = own[index]

@@ -12,7 +12,7 @@ from blocks.part import Closed
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.model.attention import ComposedAttention
-from composer.model.hosts import attentions
+from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.overrides import Overrides
 from composer.spec.recipe import Recipe
@@ -39,7 +39,7 @@ class AttentionLikeness(Closed):
 
 class Likeness(Closed):
     """loss, teacher_loss: next-token losses on held-out rows, in nats, averaged as in the recipe; ``loss`` is None for a student
-    that looks both ways, and so sees the next token. layers: by index."""
+    that looks both ways, and so sees the next token. layers: those with attention, in order."""
 
     loss: float | None
     teacher_loss: float
@@ -78,11 +78,10 @@ def likeness_of(
 def attention_likeness(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
 ) -> tuple[AttentionLikeness, ...]:
-    """The likeness of each layer, on the first ``ROWS`` rows."""
-    own = [attention for _, attention in attentions(student)]
-    layers, backend = len(own), student.base.backend
-    errors, divergences, tokens = [0.0] * layers, [0.0] * layers, 0
-    known = [has_weights(student, index) and has_weights(teacher, index) for index in range(layers)]
+    """The likeness of each layer that has attention, on the first ``ROWS`` rows."""
+    own, backend = attentions_by_layer(student), student.base.backend
+    errors, divergences, tokens = dict.fromkeys(own, 0.0), dict.fromkeys(own, 0.0), 0
+    known = {index: has_weights(student, index) and has_weights(teacher, index) for index in own}
     for part in islice(rows.in_order(1), ROWS):
         batch = part.to(student.device)
         tokens += int(batch.valid.sum())
@@ -99,8 +98,8 @@ def attention_likeness(
 
         teach(teacher, batch, compared)
     return tuple(
-        AttentionLikeness(mse=error / tokens, divergence=divergence / tokens if weighed else None)
-        for error, divergence, weighed in zip(errors, divergences, known, strict=True)
+        AttentionLikeness(mse=errors[index] / tokens, divergence=divergences[index] / tokens if known[index] else None)
+        for index in own
     )
 
 

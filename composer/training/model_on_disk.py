@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,7 +32,11 @@ from composer.weights.sources import check_merged
 from composer.weights.stream import as_tensor, count_not_finite, not_finite
 from converters import shard
 from converters.bounded import opened
+from converters.config import decode_floats
 from converters.source import Source
+
+PAIRED_LAYERS = frozenset({"BambaDecoderLayer", "FalconH1DecoderLayer"})
+"""Hosts' layers that return a tuple, with the hidden states first."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,13 @@ class StoredModel:
             name: source.tensors[own] for name, own in {**source.covered.trunk, **source.covered.composed}.items()
         }
         document = config_dict(source.trunk, _resolved(source), "float32")
-        self._config = config = configuration_for(document["model_type"]).from_dict(document)
+        self._config = config = configuration_for(document["model_type"]).from_dict(decode_floats(document))
         with torch.device("meta"):
             model = class_of(config)(config).requires_grad_(False).eval()
         model.run_on(backend)
         self._base, self._prefix = model.base, f"{model.base_model_prefix}."
         self._path, self._layers = layers_of(self._base)
-        self._names = {index: name for index, (name, _) in enumerate(attentions(model))}
+        self._names = {attention.layer: name for name, attention in attentions(model)}
         self._calls: dict[int, Mapping[str, Any]] = {}
         for index, layer in enumerate(self._layers):
             layer.forward = partial(self._called, index)
@@ -82,20 +86,29 @@ class StoredModel:
             if not f"{name}.".startswith(f"{self._path}."):
                 self._fill(name, module, config)
 
-    def layer(self, index: int, *, attention_alone: bool = False) -> tuple[nn.Module, str, ComposedAttention]:
-        """One layer with its weights, the full name of its attention, and the attention. attention_alone: leave the rest of the
-        layer without weights."""
+    @property
+    def with_attention(self) -> Collection[int]:
+        """The layers that have attention."""
+        return self._names.keys()
+
+    def attention(self, index: int) -> tuple[str, ComposedAttention]:
+        """The attention of a layer with its weights, and its full name. The rest of the layer has none."""
+        own = self._names[index]
+        return own, next(attention for _, attention in attentions(self.layer(index, within=f"{own}.")))
+
+    def layer(self, index: int, *, within: str = "") -> nn.Module:
+        """One layer with its weights. within: the prefix of the full names of tensors that are read; all others have none."""
         layer = copy.deepcopy(self._layers[index], {id(self): self})  # without a copy of this model, which the forward refers to
         del layer.forward
-        own, prefix = self._names[index], self._within(index)
-        wanted = [name for name in layer.state_dict() if not attention_alone or f"{prefix}{name}".startswith(f"{own}.")]
+        prefix = self._within(index)
+        wanted = [name for name in layer.state_dict() if f"{prefix}{name}".startswith(within)]
         if index in self._joined and any(prefix + name not in self._tensors for name in wanted):
             joined = self._join(index)
             tensors = {name: joined[name] for name in wanted}
         else:
             tensors = {name: self._read(prefix + name) for name in wanted}
-        layer.load_state_dict(tensors, strict=not attention_alone, assign=True)
-        return layer.requires_grad_(False).eval(), own, next(attention for _, attention in attentions(layer))
+        layer.load_state_dict(tensors, strict=not within, assign=True)
+        return layer.requires_grad_(False).eval()
 
     def _join(self, index: int) -> Mapping[str, Tensor]:
         """The tensors of a layer for which transformers joins some, such as those of experts."""
@@ -124,11 +137,11 @@ class StoredModel:
         calls, self._calls = self._calls, {}
         return LayerInputs(calls[0]["hidden"], tuple(calls[index]["options"] for index in range(len(calls))))
 
-    def _called(self, index: int, hidden: Tensor, *positional: Any, **options: Any) -> Tensor:
+    def _called(self, index: int, hidden: Tensor, *positional: Any, **options: Any) -> Any:
         """The forward of a layer without weights: it records its arguments, by their names, and returns its input."""
         names = islice(inspect.signature(type(self._layers[index]).forward).parameters, 2, None)  # without itself and its input
         self._calls[index] = {"hidden": hidden, "options": {**dict(zip(names, positional, strict=False)), **options}}
-        return hidden
+        return (hidden, None) if type(self._layers[index]).__name__ in PAIRED_LAYERS else hidden
 
     def _fill(self, path: str, module: nn.Module, config: Any) -> None:
         """Fill a module outside of the layers: its own parameters, and buffers, which are in no file. The embedding is left out, as

@@ -136,7 +136,8 @@ def transfer_streamed(
     Files of a stopped run that are damaged are made anew, which takes time and changes no number. Raises TrainingError.
     """
     setting, count = run.setting(journal), teacher.trunk.layers
-    spills, finished = _spills(run, stage, teacher.trunk.hidden_size), [_read_finished(run, index) for index in range(count)]
+    spills, trained = _spills(run, stage, teacher.trunk.hidden_size), teacher.with_attention
+    finished = [_read_finished(run, index) if index in trained else ({}, None) for index in range(count)]
     for spill in spills:
         wrong = spill.tidy()
         if wrong is not None:
@@ -148,7 +149,7 @@ def transfer_streamed(
             spill.begin(teacher)
         last = index == count - 1
         if done is None or not (last or all(spill.at > index for spill in spills)):
-            above, _, _ = teacher.layer(index)
+            above = teacher.layer(index)
             if done is None:
                 finished[index] = _train(run, stage, index, student, teacher, above, spills, journal)
                 give_back()
@@ -176,7 +177,7 @@ def _train(
     journal: Journal,
 ) -> Layer:
     """Train one layer, if it has fresh parameters."""
-    (_, name, own), outcome = student.layer(index, attention_alone=True), None
+    (name, own), outcome = student.attention(index), None
     unit = layer_unit(index, name, own, stage)
     if unit is not None:
         course = LayerCourse(unit, own, teacher, layer, stage, run.options.backend)

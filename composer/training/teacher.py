@@ -154,7 +154,7 @@ def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
     except OSError as error:
         problem = f"cannot be read ({problem_with(error)})"
     if problem is None:
-        return str(path)
+        return str(open_model(path, text_only=True).folder) if unpacked.text_only else str(path)
     hub = f"hub:{source.repo_id}"
     if is_gguf(path.name):
         parts = path.parts

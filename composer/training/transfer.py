@@ -20,7 +20,7 @@ from composer.data.packing import Batch
 from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, Passed, Projected
 from composer.model.configuration import Composition
 from composer.model.head import Head, anatomy
-from composer.model.hosts import attentions, layers_of
+from composer.model.hosts import attentions, attentions_by_layer, layers_of
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Transfer
 from composer.training.finetune import MODEL
@@ -59,9 +59,9 @@ class TransferCourse:
     def __init__(self, student: ComposedForCausalLM, teacher: ComposedForCausalLM, stage: Transfer) -> None:
         self._layers = dict(layer_units(student, stage))
         self.units = list(self._layers.values())
-        self._attentions = dict(enumerate(attention for _, attention in attentions(student)))
+        self._attentions = attentions_by_layer(student)
         self._student, self._teacher, self._stage = student, teacher, stage
-        self._alike = layers_alike(self._attentions, dict(enumerate(attention for _, attention in attentions(teacher))))
+        self._alike = layers_alike(self._attentions, attentions_by_layer(teacher))
 
     def count(self, batch: Batch) -> int:
         return int(batch.valid.sum())
@@ -131,18 +131,19 @@ def _host_of(attention: ComposedAttention) -> tuple[dict[str, Any], dict[str, Te
 
 def computing_alone(model: ComposedForCausalLM) -> Iterator[nn.Module]:
     """The modules that are called by themselves in a transfer: each layer's attention, and the rest of the layer."""
-    for (_, attention), layer in zip(attentions(model), layers_of(model.base)[1], strict=True):
+    layers = layers_of(model.base)[1]
+    for _, attention in attentions(model):
         yield attention
-        yield layer
+        yield layers[attention.layer]
 
 
 def layer_units(model: ComposedForCausalLM, stage: Transfer) -> Iterator[tuple[int, Unit]]:
     """A unit for each layer that has fresh parameters; all others are frozen."""
     model.requires_grad_(False)
-    for index, (name, attention) in enumerate(attentions(model)):
-        unit = layer_unit(index, name, attention, stage)
+    for name, attention in attentions(model):
+        unit = layer_unit(attention.layer, name, attention, stage)
         if unit is not None:
-            yield index, unit
+            yield attention.layer, unit
 
 
 def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Transfer) -> Unit | None:
@@ -164,8 +165,8 @@ def teach(teacher: ComposedForCausalLM, batch: Batch, visit: VisitLayer) -> None
     In one process the forward ends with the last layer's attention. Sharded parameters need all of it, for FSDP's hooks at its end.
     """
     results = [attention for _, attention in attentions(teacher)]
-    for index, attention in enumerate(results):
-        attention.listener = partial(_on_call, index, attention, visit, index == len(results) - 1 and count() == 1)
+    for attention in results:
+        attention.listener = partial(_on_call, attention.layer, attention, visit, attention is results[-1] and count() == 1)
     try:
         with suppress(HeadsHaveRun):
             within(teacher, _run, batch)

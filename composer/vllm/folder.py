@@ -18,6 +18,9 @@ from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.parameters import graphs_of
 from composer.weights.load import load_model
+from converters.config import decode_floats
+from converters.hybrid_layers import HYBRIDS
+from converters.model_types import PREFIX
 from converters.trunk import dtype_name
 
 
@@ -26,7 +29,7 @@ def configuration_of_folder(folder: Path) -> Any:
     export = read_export(folder)
     if export is None:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
-    return configuration_for(export.config["model_type"]).from_dict(export.config)
+    return configuration_for(export.config["model_type"]).from_dict(decode_floats(export.config))
 
 
 def keeps_states(config: Any) -> bool:
@@ -40,6 +43,12 @@ def check_servable(config: Any) -> None:
         raise ValueError("a bidirectional model writes no text, so there is nothing to serve; expected `direction: causal`")
     if getattr(config, "labels", None) is not None:
         raise ValueError("a classifier writes no text, so there is nothing to serve; expected a language model")
+    family = str(config.model_type).removeprefix(PREFIX)
+    if family in HYBRIDS:
+        raise ValueError(
+            f"vLLM does not serve composed models of the family {family}: layers of the source keep states of another kind beside "
+            "heads. Serve it with `compose serve`"
+        )
 
 
 def load_for_serving(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:

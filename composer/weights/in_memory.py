@@ -24,6 +24,7 @@ from composer.weights.sources import describe_model
 from composer.weights.stream import count_not_finite, initial_values, not_finite
 from converters.bounded import listed
 from converters.canonical import EMBEDDING, OUTPUT, is_composed
+from converters.config import decode_floats, encode_floats
 from converters.coverage import cover
 from converters.errors import ConverterError
 from converters.families import family_of
@@ -46,7 +47,7 @@ class _Typed(NamedTuple):
 
 def trunk_of(model: PreTrainedModel) -> Sizes:
     """Return the trunk of a model in memory, with the dtype that it has there. Raises ``SourceError``."""
-    config = model.config.to_dict()
+    config = encode_floats(model.config.to_dict())
     try:
         trunk = family_of(config).read_config(config, [])
         return replace(trunk, dtype=dtype_name(model.dtype))
@@ -127,7 +128,7 @@ def _weights_of(model: PreTrainedModel, trunk: Sizes, tensors: Mapping[str, torc
         if tensor.is_meta or not tensor.is_floating_point():
             kind = "is not in memory (offloaded)" if tensor.is_meta else f"is {tensor.dtype}, not a floating type"
             raise SourceError(f"{name} {kind}. Load the model whole and without quantisation, or build from its folder.")
-    config = model.config.to_dict()
+    config = encode_floats(model.config.to_dict())
     try:
         covered = cover(family_of(config), trunk, tensors)
     except ConverterError as error:
@@ -176,7 +177,7 @@ def _assembled(
     """Return the composed model with these values, in evaluation mode. buffers: of its source, for those that are in no file."""
     keep_records()
     document = config_dict(trunk, resolved, trunk.dtype)
-    config = configuration_for(document["model_type"]).from_dict(document)
+    config = configuration_for(document["model_type"]).from_dict(decode_floats(document))
     with torch.device("meta"):
         model = class_of(config)(config)
     if isinstance(trunk, Trunk) and trunk.tied_embeddings and trunk.labels is None:

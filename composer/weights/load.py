@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,8 @@ class Opened:
         """
         from transformers import AutoModelForCausalLM
 
+        from composer.model.mixers import serve_cpu
+
         folder = self.source.folder
         full = f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
         problem = f"transformers cannot open {self.reference}"
@@ -155,6 +158,7 @@ class Opened:
                 folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
             )
             check_loaded(model, self.source)
+            serve_cpu(sys.modules[type(model).__module__])
             return model.to(device).requires_grad_(False).eval()
 
     def facts(self, dtype: Dtype | None) -> OpenedFacts:

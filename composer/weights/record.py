@@ -71,6 +71,8 @@ class StoredUnpacked(Closed):
     """Such as ``GGUF Q4_1, F32``, the type of most weights first, or ``fp8``."""
     files: dict[str, str]
     """SHA-256 of each file that was read, by name."""
+    text_only: bool = Field(default=False, exclude_if=lambda is_text_only: not is_text_only)
+    """The folder has the text decoder of the model at ``path``, whose weights are not quantised."""
 
 
 class StoredSource(Closed):
@@ -193,7 +195,12 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
         spec_hash=student.spec_hash if student else None,
         unpacked=None
         if unpacked is None
-        else StoredUnpacked(path=str(unpacked.path), quantisation=unpacked.quantisation, files=dict(unpacked.files)),
+        else StoredUnpacked(
+            path=str(unpacked.path),
+            quantisation=unpacked.quantisation,
+            files=dict(unpacked.files),
+            text_only=unpacked.text_only,
+        ),
     )
 
 

@@ -34,6 +34,7 @@ from composer.weights.output import whole_or_nothing, write_json
 from composer.weights.packed import Packed, find_packed
 from composer.weights.record import StoredFile, StoredUnpacked, documents_in, stored_file
 from composer.weights.stream import digest_and_counts, not_finite
+from composer.weights.text_decoder import TextDecoder, find_text_decoder
 from composer.words import plural
 from converters.bounded import MOST_NAMES, brief, lost_link, read_bytes
 from converters.composed import ADAPTER_KEY
@@ -59,24 +60,36 @@ PACKAGES = ("attention-composer", "transformers")
 """The packages whose versions decide what is unpacked."""
 
 
-def open_model(reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None) -> Source:
+def open_model(
+    reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None, *, text_only: bool = False
+) -> Source:
     """Open a model to build from, fetching it if need be; a folder that exists here wins over the Hub.
 
     Headers are read and checked, weights are not, unless they are quantised: then they are unpacked first. dtype: of unpacked
-    weights; None: bfloat16. Weights that are not quantised stay as they are stored. Raises ``SourceError`` and ``BuildError``.
+    weights; None: bfloat16. Weights that are not quantised stay as they are stored. text_only: open the text decoder of a model
+    that reads images or sound, too. Raises ``SourceError`` and ``BuildError``.
     """
     with _as_source_errors():
         place = _place(reference, revision)
         if isinstance(place, Path):
-            return _open(place, dtype)
+            return _open(place, dtype, text_only)
         path, commit = _fetch(place)
-        return replace(_open(path, dtype), repo_id=place.repo_id, revision=place.revision, commit=commit)
+        return replace(_open(path, dtype, text_only), repo_id=place.repo_id, revision=place.revision, commit=commit)
 
 
-def _open(path: Path, dtype: Dtype | None) -> Source:
-    """Open a folder, or the unpacked model of a GGUF file or of a quantised folder."""
+def _open(path: Path, dtype: Dtype | None, text_only: bool) -> Source:
+    """Open a folder, the unpacked model of a GGUF file or of a quantised folder, or the text decoder in a folder."""
+    if text_only:
+        decoder = _text_decoder(path)
+        return _open_unpacked(decoder, dtype or decoder.dtype)
     packed = find_packed(path)
     return open_source(path) if packed is None else _open_unpacked(packed, dtype)
+
+
+def _text_decoder(path: Path) -> TextDecoder:
+    if not path.is_dir():
+        raise SourceError(f"--text-only: {path} is a GGUF file, which has a text decoder alone: leave --text-only out.")
+    return find_text_decoder(path)
 
 
 def check_merged(source: Source) -> None:
@@ -85,15 +98,19 @@ def check_merged(source: Source) -> None:
         raise SourceError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
 
 
-def describe_model(reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None) -> Described:
+def describe_model(
+    reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None, *, text_only: bool = False
+) -> Described:
     """Read a model's ``config.json``, or the metadata of a GGUF file, alone: enough to resolve a spec and to explain it. Raises
     ``SourceError``.
 
-    dtype: of weights that are quantised, as ``open_model`` has it.
+    dtype, text_only: as ``open_model`` has them.
     """
     with _as_source_errors():
         place = _place(reference, revision)
         path = place if isinstance(place, Path) else _fetch(place, weights=False)[0]
+        if text_only:
+            return _text_decoder(path).describe(dtype)
         packed = find_packed(path)
         return describe(path) if packed is None else packed.describe(dtype or DTYPE)
 
@@ -259,7 +276,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attention-composer"
 
 
-def _open_unpacked(packed: Packed, dtype: Dtype | None) -> Source:
+def _open_unpacked(packed: Packed | TextDecoder, dtype: Dtype | None) -> Source:
     """Open the unpacked model, unpacking it first unless the cache has it. Raises SourceError, BuildError and ConverterError.
 
     dtype: of the weights; None: ``DTYPE``.
@@ -277,10 +294,13 @@ def _open_unpacked(packed: Packed, dtype: Dtype | None) -> Source:
             with exclusive_lock(inside(root), None):
                 manifest = _manifest(folder) or _write(packed, files, folder, dtype)
     weights = {name: str(file.sha256) for name, file in manifest.weights.items()}
-    return replace(open_source(folder), unpacked=UnpackedFrom(packed.path, packed.quantisation, files, weights))
+    return replace(
+        open_source(folder),
+        unpacked=UnpackedFrom(packed.path, packed.quantisation, files, weights, isinstance(packed, TextDecoder)),
+    )
 
 
-def _name(packed: Packed, files: dict[str, str], dtype: Dtype) -> str:
+def _name(packed: Packed | TextDecoder, files: dict[str, str], dtype: Dtype) -> str:
     """Return the name of the folder: the model's, the dtype, and a hash of all that decides the contents."""
     key = json.dumps([sorted(files.items()), dtype, versions_of(PACKAGES)])
     label = packed.path.stem if is_gguf(packed.path.name) else packed.path.name
@@ -301,7 +321,7 @@ def _manifest(folder: Path) -> Manifest | None:
     return manifest if manifest.documents == {name: digest for name, digest in documents.items() if name != MANIFEST} else None
 
 
-def _write(packed: Packed, files: dict[str, str], folder: Path, dtype: Dtype) -> Manifest:
+def _write(packed: Packed | TextDecoder, files: dict[str, str], folder: Path, dtype: Dtype) -> Manifest:
     shutil.rmtree(folder, ignore_errors=True)
     inform(f"Unpacking {packed.path} ({packed.quantisation}) to {dtype}, into {folder}")
     with whole_or_nothing(folder) as partial:
@@ -313,7 +333,9 @@ def _write(packed: Packed, files: dict[str, str], folder: Path, dtype: Dtype) ->
                 larger = "" if dtype in ("float32", "float64") else " Values that are too large for a type become infinite in it."
                 raise SourceError(f"{not_finite(packed.path, counts)}{larger} They were unpacked to {dtype}.")
             weights[name] = stored_file(shard.file, "written", origin=None, contents=digest)
-        source = StoredUnpacked(path=str(packed.path), quantisation=packed.quantisation, files=files)
+        source = StoredUnpacked(
+            path=str(packed.path), quantisation=packed.quantisation, files=files, text_only=isinstance(packed, TextDecoder)
+        )
         manifest = Manifest(source=source, weights=weights, documents=documents_in(partial, weights))
         write_json(partial / MANIFEST, manifest.model_dump(mode="json"))
     return manifest

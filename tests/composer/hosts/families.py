@@ -18,6 +18,11 @@ PASSED = [
     "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma",
 ]  # fmt: skip
 """The families whose softmax students are their sources."""
+HYBRIDS = [
+    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "minimax", "nemotron_h", "olmo_hybrid",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+]  # fmt: skip
+"""Those of which some layers have no attention, or a state of another kind beside it."""
 LATER = {"nemotron": "5.13"}
 """Those of which transformers has had the attention from a later version on than the oldest that is taken."""
 
@@ -49,6 +54,15 @@ EXPERTS: dict[str, Any] = {
     "moe_num_experts": 4,
     "moe_k": 2,
 }
+THREE = {"num_hidden_layers": 3}
+LINEAR = ["linear_attention", "full_attention", "linear_attention"]
+DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 8}
 PECULIAR: dict[str, dict[str, Any]] = {
     "cohere2": {"layer_types": ["sliding_attention", "full_attention"]},
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
@@ -56,6 +70,33 @@ PECULIAR: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"]},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.7, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
     "helium": {"head_dim": 8},
+    "bamba": {**THREE, **MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
+    "granitemoehybrid": {
+        **THREE,
+        **MAMBA,
+        "layer_types": LINEAR,
+        "shared_intermediate_size": 48,
+        "position_embedding_type": "rope",
+    },
+    "jamba": {**THREE, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    "lfm2": {**THREE, "layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {**THREE, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "lfm3": {**THREE, "layer_types": ["conv", "full_attention", "sliding_attention"]},
+    "minimax": {**THREE, "layer_types": LINEAR, "block_size": 4},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 24,
+    },
+    "olmo_hybrid": {**THREE, "layer_types": LINEAR},
+    "qwen3_5_moe_text": {**THREE, **DELTA, "layer_types": LINEAR},
+    "qwen3_5_text": {**THREE, **DELTA, "layer_types": LINEAR},
+    "qwen3_next": {**THREE, **DELTA, "layer_types": LINEAR},
     "phi": {"partial_rotary_factor": 0.5},
 }
 

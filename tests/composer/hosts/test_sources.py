@@ -18,9 +18,11 @@ from composer.spec.recipe import Lora
 from composer.training.finetune import add_adapters, projections
 from composer.weights.record import RECORD
 from composer.weights.verify import verify
+from converters import hybrid_layers
 from converters.hosts import REFUSED
 from tests.checkpoints import edit_config
-from tests.composer.hosts.families import PASSED, small
+from tests.composer.hosts.families import HYBRIDS, PASSED, small
+from tests.composer.hosts.multimodal import MULTIMODAL
 
 DOCS = Path(__file__).parents[3] / "docs" / "sources.md"
 KEPT: dict[str, Any] = {
@@ -64,8 +66,12 @@ def test_an_old_name_of_rotary_positions(tmp_path: Path) -> None:
 def test_the_docs_list_what_the_law_has_passed() -> None:
     listed = DOCS.read_text(encoding="utf-8").partition("## Families")[2]
     families, _, refused = listed.partition("## What cannot be a source")
+    families, _, hybrids = families.partition("Hybrids, by the same test")
     assert re.findall(r"`([a-z0-9_-]+)`", families.split("\n\n", 2)[2]) == PASSED
-    assert set(re.findall(r"`([a-z0-9_-]+)`", refused)) == REFUSED.keys()
+    assert re.findall(r"`([a-z0-9_-]+)`", hybrids.partition("With `--text-only`")[0]) == HYBRIDS
+    assert set(HYBRIDS) == hybrid_layers.HYBRIDS.keys()
+    assert set(re.findall(r"`([a-z0-9_-]+)`", refused.partition("| family |")[2])) == REFUSED.keys()
+    assert len({*PASSED, *HYBRIDS, *MULTIMODAL}) >= 85
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import composer
 from composer.training.finetune import merge_adapters
 from composer.weights.verify import verify
-from tests.composer.hosts.families import small
+from tests.composer.hosts.families import HYBRIDS, small
 from tests.composer.training.runs import VOCABULARY, make_student, run
 from tests.composer.training.streams import STREAM, same
 from tests.composer.weights.students import weights
@@ -21,7 +21,7 @@ NAMED = ["biogpt", "gpt2", "gpt_bigcode", "gpt_neox", "modernbert-decoder", "per
 """The families whose projections are not all called as Llama's."""
 SCALED = ["gemma", "gemma2", "gemma3_text", "vaultgemma"]
 """Those whose embedding has a scale, which is in no file."""
-STREAMED = [*SCALED, "gpt2", "gpt_bigcode", "biogpt", "gpt_neox", "flint"]
+STREAMED = [*SCALED, "gpt2", "gpt_bigcode", "biogpt", "gpt_neox", "flint", "qwen3_next", "bamba"]
 """Beside these, those whose layers take arguments by their places, which learn positions or turn, and one whose attention has
 tensors of other names in files."""
 IDS = torch.arange(20).view(2, 10) % 14
@@ -41,7 +41,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("error:fan_in_fan_out")
-@pytest.mark.parametrize("family", ["qwen3", *NAMED])
+@pytest.mark.parametrize("family", ["qwen3", *NAMED, "olmo_hybrid"])
 def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
     student = student_of(family, teacher, tmp_path)
     run(student, tmp_path / "out", texts, "recipe.finetune.steps=2", "recipe.finetune.lora.rank=4", which="finetune")
@@ -86,4 +86,8 @@ def test_streamed_and_in_memory(family: str, teacher: Path, texts: Path, tmp_pat
     run(student, tmp_path / "streamed", texts, few, **STREAM)
     wanted, start = weights(tmp_path / "whole"), weights(student)
     assert any(not torch.equal(tensor, start[name]) for name, tensor in wanted.items()), "something was learned"
-    assert same(wanted, tmp_path / "streamed")
+    if family in HYBRIDS:  # documents of a batch run together there, by their lengths, and rounding depends on which
+        for name, tensor in weights(tmp_path / "streamed").items():
+            torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=1e-5)
+    else:
+        assert same(wanted, tmp_path / "streamed")

@@ -1,0 +1,284 @@
+"""A hybrid's layers that keep states of their own, such as Mamba's, gated delta nets and short convolutions: they stay as they are.
+
+A mixer keeps its host's forward. Around it stands what such forwards lack, so that a mixer sees what composed heads see: rows
+without padding, documents that do not see each other, and texts in pieces. The mixer runs on groups of documents of equal length,
+each from its own state. States are in the same cache as those of heads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial, wraps
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+from blocks.flow import Tokens
+from blocks.operation import State
+from composer.model.attention import CACHES, RUNNING, ComposedAttention, Passed, attended_in, passed_to
+from composer.model.cache import ComposedCache, StateLayer, writable
+from composer.model.made import made
+
+MIXER_CACHES = (*CACHES, "cache_params")
+"""Names that hosts give the cache, as an argument of their mixers."""
+PAIRED = frozenset({"MiniMaxLightningAttention"})
+"""Hosts' mixers that return a tuple, whose second value their layers drop."""
+ONE_BY_ONE = frozenset({"JambaMambaMixer"})
+"""Hosts' mixers that ignore their state in calls of several tokens: they continue a text token by token."""
+KINDS = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+    "conv",
+)
+"""The types of layers for which hosts of hybrids make a mask each."""
+
+
+def hybrids_run() -> bool:
+    """Whether this version of transformers has the layers with states that mixers are composed with."""
+    return hasattr(Cache, "get_conv_state")
+
+
+def masks_of(passed: Passed) -> dict[str, Passed]:
+    """The masks of a hybrid's layers, by the type of a layer. All of them are the tokens of the call."""
+    return dict.fromkeys(KINDS, passed)
+
+
+class MixerStates(LinearAttentionLayer):
+    """The states of one mixer during a call. transformers' own writes over its tensors, and this one replaces them, so that
+    gradients may need the old ones."""
+
+    def __init__(self, states: State, count: int) -> None:
+        """states: as ``tensors`` returns them; empty before the first token. count: of states of each kind."""
+        super().__init__(number_of_states=count)
+        self.linear: Tensor | None = states.get("linear")
+        for index in range(count):
+            self.conv_states[index] = states.get(f"conv.{index}")
+            self.recurrent_states[index] = states.get(f"recurrent.{index}")
+            self.has_previous_state[index] = bool(states)
+
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any) -> Tensor:
+        """Keep the last columns, and return all of them, those of earlier calls first."""
+        before = self.conv_states[state_idx]
+        size = conv_kernel_size or (conv_states if before is None else before).shape[-1]
+        whole = conv_states if before is None else torch.cat((before, conv_states), dim=-1)
+        whole = pad(whole, (max(0, size - whole.shape[-1]), 0))
+        self.conv_states[state_idx] = whole[..., -size:]
+        self.has_previous_state[state_idx] = True
+        return whole
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
+        self.recurrent_states[state_idx] = recurrent_states
+        return recurrent_states
+
+    def tensors(self) -> State:
+        """All states that there are, by their names in the cache."""
+        named = {
+            **{f"conv.{index}": state for index, state in self.conv_states.items()},
+            **{f"recurrent.{index}": state for index, state in self.recurrent_states.items()},
+            "linear": self.linear,
+        }
+        return {name: state for name, state in named.items() if state is not None}
+
+
+class MixerCache(Cache):
+    """The cache that a host's mixer reads and writes in one call: the same states at every index."""
+
+    def __init__(self, states: MixerStates, layer: int) -> None:
+        super().__init__(layers=[*[states] * (layer + 1)])
+        self.states = states
+
+    def get_linear_cache(self, _: int) -> Tensor | None:
+        """MiniMax's name for its state."""
+        return self.states.linear
+
+    def set_linear_cache(self, _: int, linear_cache: Tensor) -> None:
+        self.states.linear = linear_cache
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSpan:
+    """Consecutive tokens of one row. continues: from the state of the row. last: the row's state is the one behind them."""
+
+    row: int
+    start: int
+    length: int
+    continues: bool
+    last: bool
+
+
+class KeptMixer(nn.Module):
+    """Stands in front of a host's class of layers with states, which is the next one in the order of its bases."""
+
+    layer: int
+    beside_heads: bool
+    """Whether the layer has composed heads, too, which count the columns of its states."""
+    count: int
+    """States of each kind."""
+
+    def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
+        """The host's own forward, on documents from their own states. The mask is a ``Passed``."""
+        passed = passed_to(arguments, options) or RUNNING.passed
+        if passed is None:
+            raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
+        tokens = passed.on(hidden_states.device).tokens
+        held = self._held(options)
+        plain = {name: None if name in MIXER_CACHES or isinstance(value, Passed) else value for name, value in options.items()}
+
+        run = partial(self._run, plain, [name for name in MIXER_CACHES if name in options])
+        if tokens.valid is None and tokens.segment is None:
+            attended, after = run(hidden_states, None if held is None else _usable(held))
+        else:
+            documents = tokens.once(("documents",), lambda: list(documents_of(tokens)))
+            attended, after = _by_documents(hidden_states, documents, None if held is None else _usable(held), run)
+        if held is not None:
+            held.keep_mixer(after, 0 if self.beside_heads else hidden_states.shape[1])
+        return (attended, None) if self._host_name in PAIRED else attended
+
+    @property
+    def _host_name(self) -> str:
+        return type(self).__mro__[2].__name__
+
+    def _run(self, options: Mapping[str, Any], caches: Sequence[str], hidden: Tensor, before: State | None) -> tuple[Tensor, State]:
+        """The host's forward on whole rows, and the states behind them.
+
+        options: the host's other arguments. caches: the names of those that take a cache. before: the states of the rows, which may
+        be written over; None: there is no cache.
+        """
+        if before is None:
+            return attended_in(super().forward(hidden, **options)), {}  # type: ignore[misc]
+        if before and hidden.shape[1] > 1 and self._host_name in ONE_BY_ONE:
+            attended = []
+            for column in range(hidden.shape[1]):
+                part, before = self._run(options, caches, hidden[:, column, None], before)
+                attended.append(part)
+            return torch.cat(attended, dim=1), before
+        states = MixerStates(before, self.count)
+        options = {**options, **dict.fromkeys(caches, MixerCache(states, self.layer))}
+        return attended_in(super().forward(hidden, **options)), states.tensors()  # type: ignore[misc]
+
+    def _held(self, options: Mapping[str, Any]) -> StateLayer | None:
+        cache = next((options[name] for name in MIXER_CACHES if name in options), None)
+        assert cache is None or isinstance(cache, ComposedCache), "ComposedModel.forward has checked the cache's type"
+        return None if cache is None else cache.state(self.layer)
+
+
+def _usable(held: StateLayer) -> State:
+    """A mixer's states, which the host may write over: copies, where gradients or a caller may need the states as they are."""
+    if torch.is_grad_enabled() or held.differentiated or not writable(held):
+        return {name: state.clone() for name, state in held.mixer.items()}
+    return dict(held.mixer)
+
+
+def documents_of(tokens: Tokens) -> Iterator[DocumentSpan]:
+    """The documents of a call's rows, without padding."""
+    batch, length = tokens.position.shape
+    counts = [length] * batch if tokens.valid is None else tokens.valid.sum(1).tolist()
+    numbers = None if tokens.segment is None else tokens.segment.tolist()
+    for row, count in enumerate(counts):
+        own = [0] * count if numbers is None else numbers[row][:count]
+        starts = [column for column in range(count) if column == 0 or own[column] != own[column - 1]]
+        for start, end in pairwise([*starts, count]):
+            yield DocumentSpan(row, start, end - start, own[start] == 0, end == count)
+
+
+def _by_documents(
+    hidden: Tensor,
+    documents: Sequence[DocumentSpan],
+    before: State | None,
+    run: Callable[[Tensor, State | None], tuple[Tensor, State]],
+) -> tuple[Tensor, State]:
+    """Run a mixer on each document by itself. Columns of padding answer 0. before: states of all rows; None: there is no cache.
+
+    With a cache, documents of one length run together, as the states behind their last tokens are needed. Without, shorter ones
+    are padded behind, to less than twice their length: what follows a token does not change its answer.
+    """
+    groups: dict[tuple[int, bool, bool], list[DocumentSpan]] = {}
+    for document in documents:
+        size = document.length.bit_length() if before is None else document.length
+        groups.setdefault((size, document.continues, document.last), []).append(document)
+    attended, after = torch.zeros_like(hidden), before
+    for (_, continues, last), group in groups.items():
+        rows = hidden.new_tensor([document.row for document in group], dtype=torch.int64)
+        starts = hidden.new_tensor([document.start for document in group], dtype=torch.int64)
+        lengths = hidden.new_tensor([document.length for document in group], dtype=torch.int64)
+        offsets = torch.arange(max(document.length for document in group), device=hidden.device)
+        columns = (starts[:, None] + offsets).clamp(max=hidden.shape[1] - 1)
+        own = None
+        if before is not None:
+            own = {name: state[rows] for name, state in before.items()} if continues else {}
+        answer, state = run(hidden[rows[:, None], columns], own)
+        real = offsets < lengths[:, None]
+        places = rows[:, None].expand_as(columns)[real], columns[real]
+        attended = attended.index_put(places, answer[real].to(attended.dtype))
+        if last and after is not None:
+            after = {name: _rows_replaced(after.get(name), rows, part, hidden.shape[0]) for name, part in state.items()}
+    return attended, after or {}
+
+
+def _rows_replaced(states: Tensor | None, rows: Tensor, new: Tensor, batch: int) -> Tensor:
+    """States of all rows with some of them replaced. None: all others are as before their first token, 0."""
+    if states is None:
+        states = new.new_zeros(batch, *new.shape[1:])
+    return states.index_copy(0, rows, new.to(states.dtype))
+
+
+def mixers_of(layer: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a layer that take a cache, so keep states, and are not composed."""
+    for module in layer.children():
+        taken = inspect.signature(type(module).forward).parameters
+        if not isinstance(module, ComposedAttention) and any(name in taken for name in MIXER_CACHES):
+            yield module
+
+
+def keep_mixers(layer: nn.Module, index: int, count: int, *, beside_heads: bool) -> bool:
+    """Let the mixers of a layer keep their states beside those of heads. Return whether it has any. count: of its states."""
+    mixers = list(mixers_of(layer))
+    for module in mixers:
+        mixer: Any = module
+        mixer.__class__ = kept_class(type(module))
+        mixer.layer, mixer.count, mixer.beside_heads = index, count, beside_heads
+    return bool(mixers)
+
+
+@cache
+def kept_class(host: type[nn.Module]) -> type[KeptMixer]:
+    """A host's class of layers with states, kept beside composed heads."""
+    return made(kept_class, host, KeptMixer, host)
+
+
+def serve_cpu(module: ModuleType) -> None:
+    """Let the functions of a host's module serve tensors on a CPU.
+
+    transformers chooses one of fla's and other packages' kernels for such a function wherever the package is installed, without
+    looking at the device: on a CPU they raise. A call with tensors there takes transformers' own definition.
+    """
+    for name, function in list(vars(module).items()):
+        definition = getattr(function, "__wrapped__", None)
+        if inspect.isfunction(definition) and definition.__module__ == module.__name__ and not hasattr(function, SERVES_CPU):
+            setattr(module, name, _by_device(function, definition))
+
+
+SERVES_CPU = "serves_cpu"
+"""Marks a function that ``serve_cpu`` has made."""
+
+
+def _by_device(function: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
+    known = inspect.signature(definition).parameters
+
+    @wraps(definition)
+    def chosen(first: Tensor, *arguments: Any, **options: Any) -> Any:
+        if first.device.type != "cpu":
+            return function(first, *arguments, **options)
+        return definition(first, *arguments, **{name: value for name, value in options.items() if name in known})
+
+    setattr(chosen, SERVES_CPU, True)
+    return chosen

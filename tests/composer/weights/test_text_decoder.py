@@ -1,0 +1,98 @@
+"""`--text-only` builds from the text decoder of a model that reads images, which answers text as the whole model does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import composer
+from composer.errors import BuildError, SourceError
+from composer.model.mixers import hybrids_run
+from composer.training.teacher import open_teacher
+from composer.weights.record import read_record
+from composer.weights.verify import verify
+from tests.checkpoints import edit_config
+from tests.composer.hosts.families import small
+from tests.composer.hosts.multimodal import MULTIMODAL, multimodal
+
+DOCS = Path(__file__).parents[3] / "docs" / "sources.md"
+HYBRID = {"lfm2_vl", "qwen3_5"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own."""
+    monkeypatch.setenv("COMPOSER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("family", MULTIMODAL)
+@torch.no_grad()
+def test_the_decoder_answers_text_as_the_whole_model(family: str, tmp_path: Path) -> None:
+    if family in HYBRID and not hybrids_run():
+        pytest.skip("this version of transformers has no layers with states that continue")
+    source = multimodal(family)
+    source.save_pretrained(tmp_path / "source")
+    ids = torch.randint(3, 90, (2, 14), generator=torch.Generator().manual_seed(1))
+    with pytest.raises(SourceError, match=f"family {family} cannot be a source: it reads images.* `compose build --text-only`"):
+        composer.build_folder("softmax", tmp_path / "source", tmp_path / "whole")
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "student", text_only=True)
+    student = composer.load(tmp_path / "student")
+    torch.testing.assert_close(student(ids).logits, source(input_ids=ids, use_cache=False).logits, rtol=0, atol=2e-5)
+    assert verify(tmp_path / "student").ok
+    assert student.config.model_type.removeprefix("composed_") != family
+
+
+def test_the_docs_list_them() -> None:
+    listed = DOCS.read_text(encoding="utf-8").partition("With `--text-only`, the text decoders")[2].partition("## What cannot")[0]
+    assert re.findall(r"`([a-z0-9_]+)`", listed) == list(MULTIMODAL)
+
+
+def test_names_of_the_modules(tmp_path: Path) -> None:
+    """Transformers saves Gemma 3 with the first checkpoints' names, and others publish it with those of its modules."""
+    multimodal("gemma3").save_pretrained(tmp_path / "source")
+    path = tmp_path / "source" / "model.safetensors"
+    tensors = load_file(path)
+    renamed = {name.replace("language_model.model.", "model.language_model."): tensor for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, path, {"format": "pt"})
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "student", text_only=True)
+    assert verify(tmp_path / "student").ok
+
+
+def test_a_teacher_is_written_again_where_the_cache_is_gone(tmp_path: Path, cache: Path) -> None:
+    multimodal("gemma3").save_pretrained(tmp_path / "source")
+    composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", text_only=True)
+    record = read_record(tmp_path / "student")
+    assert record is not None
+    shutil.rmtree(cache)
+    assert open_teacher(record, None).source.family.model_type == "gemma3_text"
+
+
+@torch.no_grad()
+def test_in_memory_from_a_folder(tmp_path: Path) -> None:
+    source = multimodal("llava")
+    source.save_pretrained(tmp_path / "source")
+    ids = torch.randint(3, 90, (1, 9), generator=torch.Generator().manual_seed(1))
+    student = composer.build("softmax", tmp_path / "source", text_only=True)
+    torch.testing.assert_close(student(ids).logits, source(input_ids=ids, use_cache=False).logits, rtol=0, atol=2e-5)
+    with pytest.raises(BuildError, match="is for a source in a folder"):
+        composer.build("softmax", source, text_only=True)
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    small("qwen3").save_pretrained(tmp_path / "text")
+    with pytest.raises(SourceError, match="no part beside a text decoder"):
+        composer.build_folder("softmax", tmp_path / "text", tmp_path / "out", text_only=True)
+    with pytest.raises(BuildError, match="is for a model with a source"):
+        composer.build_folder("latte-lm", fresh=True, out=tmp_path / "out", text_only=True)
+    multimodal("gemma3").save_pretrained(tmp_path / "source")
+    edit_config(tmp_path / "source", quantization_config={"quant_method": "gptq"})
+    with pytest.raises(SourceError, match="are quantised"):
+        composer.build_folder("softmax", tmp_path / "source", tmp_path / "out", text_only=True)
+    assert not (tmp_path / "out").exists()
