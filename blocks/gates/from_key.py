@@ -1,4 +1,4 @@
-"""Liger's decay: made from the key itself, without a parameter of its own."""
+"""Liger's decay: computed from the key, without parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FromKey(Gate):
     rank_of_decay: ClassVar[DecayRank] = "channel"
     kind: Literal["from_key"] = "from_key"
     temperature: PositiveFloat = 16.0
-    """τ: the larger, the slower the state forgets."""
+    """τ. A larger τ makes the decay slower."""
 
     def misfit(self, shape: Shape) -> Problem | None:
         if shape.features % shape.head_dim == 0:
