@@ -80,7 +80,7 @@ def answer(
     total *= tl.where(some, 1.0 / tl.where(some, mass, 1.0), 0.0)[:, None]
     sums = tl.where(some, 1.0, 0.0)
 
-    # Behind what is held stand the chunk before and the own one, of which a token sees what is not after it.
+    # Places after the cache are the chunk before and the own chunk. A token does not see later tokens.
     asking = tile(query, row * D, column, here, columns)
     own_entry = (2 * size + token + line)[:, None]
     peak = tl.full((BLOCK,), float("-inf"), tl.float32)

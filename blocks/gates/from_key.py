@@ -15,11 +15,9 @@ from blocks.tensors import accumulating, repeat_heads
 
 
 class FromKey(Gate):
-    """log α_t = logsigmoid(k_t) / temperature, one number a coordinate of the token's key as it is projected: neither turned nor
-    convolved.
-
-    Feature j of a head's map decays by coordinate j mod D, so that both sides of a two-sided map of D features each decay alike.
-    """
+    """log α_t = logsigmoid(k_t) / temperature, one number per coordinate of the token's projected key, before rotation and
+    convolution. Feature j of a head decays by coordinate j mod D, so both sides of a two-sided map with D features each have
+    the same decays."""
 
     equation: ClassVar[str] = "log α_t = logsigmoid(k_t) / τ, k_t = x_t W_k"
     source: ClassVar[str] = "Lan et al. 2025, arXiv:2503.01496 (Liger), as in its code"
