@@ -1,4 +1,4 @@
-"""What a teacher's heads attend to, on a few rows of text, for parts that start from it."""
+"""Measurements of a teacher's attention on a few rows of text, from which parts compute their first values."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from dataclasses import dataclass
 from blocks.legend import Bool, Float, Tensor, torch
 
 STEPS = 20
-"""Of L-BFGS on what is cached: more of them fit these rows better, and others worse."""
+"""Steps of L-BFGS on the measurements. More steps fit these rows better and other rows worse."""
 FAINT = 1e-6
-"""What every pair that is held weighs beside the teacher's weight, so that a head without any has an age, too."""
+"""Weight that is added to every pair in a memory, so that the mean age of a head without attention there is defined."""
 NEAREST = 0.25
-"""Tokens: no head's mean distance is taken to be shorter."""
+"""The smallest mean distance of a head, in tokens."""
 
 WIDEST = 16.0
-"""The largest shift of a logit."""
+"""The largest shift of a logit, up or down."""
 HALVINGS = 40
-"""Of the interval that a shift is looked for in."""
+"""Bisections of the interval in which a shift is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attended:
-    """One memory's part of what a teacher attends to, at Q tokens of each row.
+    """The attention of a teacher's heads to the pairs of one memory, at Q query tokens of each row.
 
-    held: which pairs the memory holds. weights: the teacher's of them, 0 elsewhere; outside: its weight on all others. age: tokens
-    since a pair came into the memory. share: of the memory in its own head's answer, as it stands. balanced: the head learns a
-    weight between this memory and others, by which any share comes about; None: their masses share no denominator, so shares do
-    not depend on what a map makes of keys. query, key: as the memory's feature map is given them; decay: how much the memory
-    forgets a token, a natural logarithm; None where it has no map, or is yet to be asked.
+    held: which pairs the memory holds. weights: the teacher's attention weights on these pairs, 0 elsewhere. outside: its
+    weight on all other pairs. age: tokens since a pair entered the memory. share: the memory's current share in the output of
+    its own head. balanced: whether the head learns a weight between this memory and others, which can give the memory any
+    share; None if their masses have no common denominator, so that shares do not depend on the feature map. query, key: the
+    inputs of the memory's feature map. decay: the natural logarithm of the memory's mean decay per token; both are None without
+    a feature map, and before they are measured.
     """
 
     held: Bool[Tensor, "B Q H T"]
@@ -43,20 +44,21 @@ class Attended:
     decay: Float[Tensor, " H"] | None = None
 
     def mean_age(self, heads: int) -> Float[Tensor, " n"]:
-        """How long ago the pairs came in that so many groups of heads attend to, on average."""
+        """Return the mean age of the pairs that each of ``heads`` groups of heads attends to, in tokens."""
         weighed = self.weights + FAINT * self.held
         mass, aged = weighed.sum((0, 1, 3)), (weighed * self.age).sum((0, 1, 3))
         mass, aged = mass.view(heads, -1).sum(1), aged.view(heads, -1).sum(1)
         return aged / mass.clamp(min=torch.finfo(mass.dtype).tiny)
 
     def rate(self, heads: int) -> Float[Tensor, " n"]:
-        """-log α of so many groups of heads: weights in proportion to α^age have a mean age of about 1 / -log α, and half of them
-        lie within log 2 times that, the half-life."""
+        """Return -log α for each of ``heads`` groups of heads. Weights in proportion to α^age have a mean age of about 1 / -log
+        α, and a half-life of log 2 / -log α."""
         return 1.0 / self.mean_age(heads).clamp(min=NEAREST)
 
     def shift(self) -> Float[Tensor, " H"]:
-        """What the logits of the memory's shares lack, so that their mean is the teacher's: Σ_t σ(logit_t + shift) = Σ_t wanted_t,
-        over the tokens where there is a choice. 0 for heads without one."""
+        """Return the shift of each head's logits that gives the memory the teacher's mean share: Σ_t σ(logit_t + shift) = Σ_t
+        wanted_t, over the tokens at which both the memory and other pairs have weight. It is 0 for heads without such
+        tokens."""
         wanted = self.weights.sum(-1)
         choice = (self.share > 0) & (self.share < 1) & (wanted + self.outside > 0)
         whole = (wanted + self.outside).masked_fill(~choice, 1.0)
@@ -71,8 +73,9 @@ class Attended:
 
 
 def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float[Tensor, "B Q H"] | None) -> Tensor:
-    """The cross-entropy of weights in proportion to exp(scores) with the teacher's, a mean over its weight: of what the memory
-    holds alone, or, where ``rest`` is the logarithm of the mass of all else, with that as one more pair."""
+    """Return the cross-entropy between the teacher's weights and weights in proportion to exp(scores), averaged by the
+    teacher's weight. It is over the pairs in the memory. ``rest`` is the logarithm of the mass of everything else, which counts
+    as one more pair."""
     held, wanted = attended.held, attended.weights
     scores = scores.masked_fill(~held, -math.inf)
     if rest is not None:
@@ -86,7 +89,7 @@ def divergence(attended: Attended, scores: Float[Tensor, "B Q H T"], rest: Float
 
 
 def fitted(start: dict[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor]) -> dict[str, Tensor]:
-    """The parameters after a few steps of L-BFGS from their start: no step makes the loss larger, and none is random."""
+    """Return the parameters after a few steps of L-BFGS. A step never increases the loss, and nothing is random."""
     free = {name: parameter.detach().clone().requires_grad_() for name, parameter in start.items()}
     optimiser = torch.optim.LBFGS(list(free.values()), max_iter=STEPS, max_eval=2 * STEPS, line_search_fn="strong_wolfe")
 

@@ -1,7 +1,7 @@
-"""All parts, by role and kind. ``compose parts``, the JSON schema, the page of parts and the laws read this list.
+"""All parts, by role and kind.
 
-A new part of this project is added to its role (in the role's own ``__init__`` or file). Parts from outside are registered by
-``blocks.outside``. Both are everywhere from then on.
+``compose parts``, the JSON schema, docs/parts.md and the laws read this catalogue. A part of this project is added to its role,
+in the role's own ``__init__`` or file. ``blocks.outside`` registers parts of other packages and files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 PATTERNS = Patterns(*OF_MEMORIES, CONVOLVED_MAP)
-"""Neighbouring parts that one form computes together, those that cover most first."""
+"""Patterns of operations that one form computes together. Those that cover the most operations are first."""
 
 CATALOGUE: dict[str, Role] = {
     role.name: role

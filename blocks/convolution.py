@@ -22,11 +22,10 @@ NAMES = {"q": "query", "k": "key", "v": "value"}
 
 
 class Convolution(Part):
-    """Depthwise: each coordinate of each head is a weighted sum of itself over the last ``kernel`` tokens of its document.
-
-    Queries and keys feed the features only: exact memories see them raw. Values there is one of, so convolved ones are what every
-    memory holds. Starts as the identity, but for the activation.
-    """
+    """A depthwise convolution: each coordinate of each head becomes a weighted sum of its values at the last ``kernel`` tokens
+    of the document. Convolved queries and keys are inputs of the feature maps only; exact memories use the original ones.
+    Convolved values replace the original ones in all memories. Without an activation, the convolution starts as the
+    identity."""
 
     role: ClassVar[str] = "convolution"
     unread: ClassVar[str] = (
@@ -39,16 +38,16 @@ class Convolution(Part):
     )
     kind: Literal["causal"] = "causal"
     kernel: PositiveInt = 4
-    """Taps, the current token included."""
+    """Number of taps, the current token included."""
     inputs: Annotated[tuple[ConvolvedInput, ...], Field(min_length=1)] = ("q", "k")
-    """What is convolved."""
+    """Inputs of the convolution: queries, keys, values."""
     activation: Literal["none", "silu"] = "none"
-    """act, of all that is convolved."""
+    """Activation after the convolution."""
     share: Literal["none", "qk"] = "none"
-    """qk: one filter for queries and keys."""
+    """qk: queries and keys have one filter. none: each has its own."""
     per: Per = "query_head"
-    """Whose filters the keys have: one a query head or one a key head. Queries have one a query head, unless shared; values one
-    a key head."""
+    """Whether keys have one filter per query head or per key head. Queries have one per query head unless they share the keys'
+    filter; values have one per key head."""
 
     @field_validator("inputs")
     @classmethod
@@ -67,11 +66,11 @@ class Convolution(Part):
         return self
 
     def key_heads(self, shape: Shape) -> int:
-        """Heads of the convolved keys."""
+        """Number of heads of the convolved keys."""
         return shape.heads if "k" in self.inputs and self.per == "query_head" else shape.key_heads
 
     def _convolved(self, shape: Shape) -> dict[str, int]:
-        """What is convolved, and the heads that it comes in with."""
+        """The inputs that are convolved, each with its number of heads."""
         heads = {"q": shape.heads, "k": shape.key_heads, "v": shape.key_heads}
         return {NAMES[name]: heads[name] for name in self.inputs}
 
@@ -132,9 +131,9 @@ class Convolution(Part):
         state: State,
         filtering: Filtering = filtered,
     ) -> tuple[dict[str, Float[Tensor, "B T _ D"]], State]:
-        """Return queries, keys and values, those that are to be convolved, and the inputs that the next call still needs.
+        """Convolve queries, keys and values. Return those that are convolved, and the last inputs, which the next call needs.
 
-        inputs: by their names, query H heads, key and value K; convolved keys have H or K heads.
+        inputs: by name. Queries have H heads, keys and values K; convolved keys have H or K heads.
         """
         outputs, carried = dict(inputs), {}
         for name in state:

@@ -1,4 +1,4 @@
-"""Where the pairs of a call come together: key, convolved key, value, and what travels with them."""
+"""Joins the tensors of a call into pairs: key, convolved key, value, and the numbers of each pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blocks.part import Parameters, Unnamed
 
 
 class Entry(Unnamed):
-    """One pair a token, at the token's position; -1 at padding."""
+    """The pairs of a call, one per token, with the token's position; the position is -1 at padding."""
 
     role: ClassVar[str] = "entry"
     equation: ClassVar[str] = "(k_t, v_t)"
@@ -41,7 +41,7 @@ class Entry(Unnamed):
         numbers: Mapping[str, Tensor],
         convolved: Float[Tensor, "B T N D"] | None = None,
     ) -> tuple[tuple[Pairs], State]:
-        """numbers: by the names under which they travel."""
+        """numbers: further tensors of the pairs, by name."""
         tokens = call.tokens
         position = tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, -1)
         return (Pairs(key, key if convolved is None else convolved, value, position, numbers=numbers, of=tokens),), {}

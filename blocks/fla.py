@@ -1,7 +1,7 @@
-"""What the forms on flash-linear-attention share: where they fit, rows of documents as it takes them, and its sizes.
+"""Common functions of the forms on flash-linear-attention (fla): when they fit, packed documents, padding of sizes.
 
-Its kernels take B T H D with as many heads of each, float32 or bfloat16, and keep states in float32. Several documents are one row
-behind one another, with the bounds between them (``cu_seqlens``) and a state for each.
+fla's kernels take B T H D with the same number of heads in all inputs, in float32 or bfloat16, and keep states in float32.
+Several documents are concatenated into one row, with their bounds (``cu_seqlens``) and one state for each document.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from blocks.operation import Setting, one_pair_at_most
 from blocks.tensors import repeat_heads
 
 COLUMNS = 8
-"""Features and values are filled up to a multiple of it: other widths fall off the kernels' vectorised loads."""
+"""Numbers of features and values are padded to a multiple of this. Other widths leave the kernels' vectorised loads."""
 
 
 def kernel(module: str, name: str) -> Kernel:
-    """A public function of the library."""
+    """Return a public function of the library."""
     return Kernel(f"fla.{module}", name, FLASH_LINEAR_ATTENTION)
 
 
 def missing_of(*kernels: Kernel) -> str | None:
-    """What is not installed of all that a form calls."""
+    """Return the message on missing packages for a form that calls these kernels; None if all are installed."""
     return next((absent for each_kernel in kernels if (absent := each_kernel.missing())), None)
 
 
 def in_chunks(
     run: Kernel, inputs: Mapping[str, Tensor], segment: Int[Tensor, "B T"] | None, state: Float[Tensor, "B N F V"]
 ) -> tuple[Tensor, Tensor]:
-    """The answers of a chunked kernel, and the state that it leaves. inputs: by its names for them, one entry a query head."""
+    """Run a chunked kernel. Return its outputs and its final state.
+
+    inputs: by the kernel's names, with one entry per query head.
+    """
     entering = filled_state(state, inputs["q"].shape[2])
     if segment is None:
         output, left = run(**inputs, initial_state=entering, scale=1.0, output_final_state=True)
@@ -47,7 +50,7 @@ def in_chunks(
 
 
 def fits(setting: Setting) -> str | None:
-    """Of a form of its chunked kernels."""
+    """The ``fits`` of a form of its chunked kernels."""
     if setting.dtype == "float16":
         return "sums over a long text leave the range of float16, which its kernels answer in"
     if setting.one_token:
@@ -56,7 +59,7 @@ def fits(setting: Setting) -> str | None:
 
 
 def fits_a_step(setting: Setting) -> str | None:
-    """Of a form of its recurrent kernels, for one token."""
+    """The ``fits`` of a form of its recurrent kernels, for one token."""
     if setting.gradients:
         return "its kernel of one token gives no gradient"
     if setting.shape is not None and setting.shape.state_heads and setting.shape.state_heads != setting.shape.heads:
@@ -65,7 +68,7 @@ def fits_a_step(setting: Setting) -> str | None:
 
 
 def refuse_wrong_gradients(gates: Tensor) -> None:
-    """Raise Refused where a gate of one a head would have wrong gradients: on Hopper, of Triton from 3.4 to before 3.7.1."""
+    """Raise Refused if the gradients of a decay per head would be wrong: on Hopper, with Triton from 3.4 to before 3.7.1."""
     if gates.is_cuda and torch.is_grad_enabled() and _outdated() and torch.cuda.get_device_capability(gates.device)[0] == 9:
         raise Refused("Triton before 3.7.1 computes wrong gradients of its gated kernels on Hopper: pip install 'triton>=3.7.1'")
 
@@ -78,22 +81,22 @@ def _outdated() -> bool:
 
 
 def width(size: int) -> int:
-    """The size, filled up."""
+    """Return the size, rounded up to a multiple of ``COLUMNS``."""
     return -(-size // COLUMNS) * COLUMNS
 
 
 def filled(states: Tensor, size: int) -> Tensor:
-    """``… D`` to ``… size``, with zeros."""
+    """Pad ``… D`` with zeros to ``… size``."""
     missing = size - states.shape[-1]
     return torch.nn.functional.pad(states, (0, missing)) if missing else states
 
 
 @dataclass(frozen=True)
 class FlatRows:
-    """Rows of several documents as one row of documents.
+    """Rows of several documents, concatenated into one row.
 
-    bounds: where each begins, and where the last ends. first, last: the documents that each row begins and ends with. continues:
-    where the first one does not begin here but goes on.
+    bounds: the first token of each document, and the end of the last one. first, last: the first and the last document of each
+    row. continues: whether the first document of a row continues a document of an earlier call.
     """
 
     bounds: Int[Tensor, " n"]
@@ -102,22 +105,23 @@ class FlatRows:
     continues: Bool[Tensor, " B"]
 
     def states(self, state: Float[Tensor, "B ..."], empty: float = 0.0) -> Tensor:
-        """What each document begins with; all but those that go on with ``empty``."""
+        """Return the initial state of each document: that of the row for a document that continues, ``empty`` for all
+        others."""
         own = state.masked_fill(~self.continues.view(-1, *[1] * (state.dim() - 1)), empty)
         return state.new_full((self.bounds.shape[0] - 1, *state.shape[1:]), empty).index_copy(0, self.first, own)
 
     def left(self, states: Float[Tensor, "n ..."]) -> Tensor:
-        """What each row ends with."""
+        """Return the final state of each row."""
         return states.index_select(0, self.last)
 
 
 _remembered_rows: list[tuple[weakref.ref[Tensor], int, FlatRows]] = []
-"""The rows that were asked for last: all layers ask for the same, and finding bounds waits for the device."""
+"""The latest results of ``rows``. All layers of a model need the same ones, and computing the bounds waits for the device."""
 REMEMBERED = 8
 
 
 def rows(segment: Int[Tensor, "B T"]) -> FlatRows:
-    """The documents of these tokens."""
+    """Return the documents of these tokens."""
     version = None if segment.is_inference() else segment._version
     for tensor, seen, flat_rows in _remembered_rows:
         if version is not None and tensor() is segment and version == seen:
@@ -129,30 +133,31 @@ def rows(segment: Int[Tensor, "B T"]) -> FlatRows:
     bounds = torch.cat((starts, starts.new_full((1,), batch * length)))
     of_each = begins.flatten().cumsum(0).view(batch, length) - 1
     flat_rows = FlatRows(bounds, of_each[:, 0], of_each[:, -1], segment[:, 0] == 0)
-    if version is not None:  # nobody counts what is written to a tensor of inference mode
+    if version is not None:  # tensors of inference mode have no version counter
         _remembered_rows[:] = [(weakref.ref(segment), version, flat_rows), *_remembered_rows[: REMEMBERED - 1]]
     return flat_rows
 
 
 def one_row(states: Float[Tensor, "B T ..."]) -> Float[Tensor, "1 BT ..."]:
-    """Rows behind one another."""
+    """Concatenate the rows into one."""
     return states.flatten(0, 1)[None]
 
 
 def to_heads(states: Tensor, heads: int, dtype: torch.dtype, size: int | None = None, dim: int = 2) -> Tensor:
-    """One entry a query head, in this dtype, filled up to this size."""
+    """Repeat entries for the query heads, convert them to this dtype, and pad them to this size."""
     states = repeat_heads(states.to(dtype), heads, dim=dim)
     return states if size is None else filled(states, size)
 
 
 def filled_state(state: Float[Tensor, "B N F V"], heads: int) -> Tensor:
-    """The state as a kernel of so many heads takes it."""
+    """Return the state in the layout of a kernel with this number of heads."""
     features, columns = width(state.shape[2]), width(state.shape[3])
     return to_heads(filled(filled(state, columns).mT, features).mT, heads, torch.float32, dim=1).contiguous()
 
 
 def answered(output: Tensor, left: Tensor, state: Float[Tensor, "B N F V"]) -> tuple[Tensor, Tensor]:
-    """What was filled is taken off again, and of the query heads that share a state one hands it on. state: as it was."""
+    """Remove padding from a kernel's output and state. Of query heads that share a state, one returns it. state: the shape
+    before."""
     _, state_heads, features, columns = state.shape
     shared = left.unflatten(1, (state_heads, -1))[:, :, 0, :features, :columns]
     return output[..., :columns].to(state.dtype), shared.contiguous()

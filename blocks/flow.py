@@ -1,4 +1,4 @@
-"""The values on the edges of a head: tokens of a call, pairs that fall through memories, partial attentions."""
+"""The values on the edges of a head: the tokens of a call, pairs that memories evict, partial attentions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.tensors import last_entries, may_look, where_present
 
-# These are not frozen, which takes three times as long to make: a step of decode makes dozens, and nobody changes one.
+# Not frozen: frozen dataclasses take three times as long to create, and a decode step creates dozens. Nothing changes them.
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Tokens:
     call: tuple[Tokens, slice] | None = field(default=None, repr=False, compare=False)
 
     def cut(self, columns: slice) -> Tokens:
-        """Some consecutive tokens, numbered as a call of their own."""
+        """Return some consecutive tokens, numbered as a call of their own."""
         segment = self.segment
         if segment is not None:
             before = segment[:, columns.start - 1, None] if columns.start else 0
@@ -42,28 +42,30 @@ class Tokens:
         return Tokens(self.position[:, columns], segment, valid, index)
 
     def to(self, device: torch.device) -> Tokens:
-        """The same on another device, with a cache of its own."""
+        """Return the same tokens on another device, with a cache of their own."""
         segment, valid, index = (None if of is None else of.to(device) for of in (self.segment, self.valid, self.index))
         return Tokens(self.position.to(device), segment, valid, index)
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        """A value of ``tables``, which is computed at its first use."""
+        """Return a value of ``tables``, computed at its first use."""
         if key not in self.tables:
             self.tables[key] = compute()
         return self.tables[key]
 
     def tail(self, extended: Shaped[Tensor, "B E ..."], count: int) -> Tensor:
-        """The last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
+        """Return the ``count`` entries up to each row's last real token, out of ``count`` earlier entries and those of the
+        call."""
         return last_entries(extended, self.valid, count)
 
     def extended_segment(self, count: int) -> Int[Tensor, "B E"] | None:
-        """Segments of ``count`` earlier entries (they belong to the document that the state belongs to) and of the call's."""
+        """Return the segments of ``count`` earlier entries, which belong to the document of the state, and of the call's
+        entries."""
         if self.segment is None:
             return None
         return torch.cat((self.segment.new_zeros(self.segment.shape[0], count), self.segment), dim=1)
 
     def last_segment(self) -> Int[Tensor, "B 1"]:
-        """The document that each row ends in."""
+        """The document at the end of each row."""
         assert self.segment is not None
         if self.valid is None:
             return self.segment[:, -1:]
@@ -74,30 +76,30 @@ class Tokens:
         return self.position if self.index is None else self.index
 
     def tail_is_current(self, count: int) -> Bool[Tensor, "B P"] | None:
-        """Which of ``tail``'s entries belong to the document that the row ends in. None: all."""
+        """Return which entries of ``tail`` belong to the document at the end of the row; None if all do."""
         extended = self.extended_segment(count)
         return None if extended is None else self.tail(extended, count) == self.last_segment()
 
 
 @runtime_checkable
 class Turns(Protocol):
-    """How queries and keys are turned by where they stand: the positions of ``blocks.positions``."""
+    """How queries and keys are rotated by their positions. ``blocks.positions`` has the implementations."""
 
     @property
     def base(self) -> tuple[object, ...]:
-        """What tells turns from each other: two of one base turn alike."""
+        """The identity of the rotation: two rotations with the same base are equal."""
         ...
 
     def rotate(self, states: Tensor, position: Tensor) -> Tensor:
-        """``B T H D`` as they stand at positions ``B T``, or ``B T H``."""
+        """Rotate ``B T H D`` to positions ``B T``, or ``B T H``."""
         ...
 
     def turned_back(self, states: Tensor, position: Tensor) -> Tensor:
-        """What ``rotate`` was given, of what it gave."""
+        """Undo ``rotate``."""
         ...
 
     def turn(self, states: Tensor, tokens: Tokens) -> Tensor:
-        """``B T H D`` as they stand at the tokens of a call."""
+        """Rotate ``B T H D`` to the positions of a call's tokens."""
         ...
 
 
@@ -126,17 +128,17 @@ class Pairs:
     looked: bool = False
 
     def turned(self, by: Turns) -> Float[Tensor, "B E K D"]:
-        """The keys as ``by`` turns them."""
+        """Return the keys, rotated by ``by``."""
         if self.by is by or (self.by.base if self.by is not None else ()) == by.base:
             return self.key
         return self._at(by, self.key if self.by is None else self.by.turned_back(self.key, self.position))
 
     def mappable(self, by: Turns) -> Float[Tensor, "B E N D"]:
-        """The keys that enter a feature map, turned by ``by``."""
+        """Return the keys that enter a feature map, rotated by ``by``."""
         return self.turned(by) if self.convolved is self.key else self._at(by, self.convolved)
 
     def kept(self, by: Turns) -> Pairs:
-        """The same pairs as a memory keeps them: with their keys turned by ``by``."""
+        """Return the pairs as a memory stores them, with keys rotated by ``by``."""
         key = self.turned(by)
         return replace(self, key=key, convolved=key if self.convolved is self.key else self.convolved, by=by)
 
@@ -149,18 +151,19 @@ class Pairs:
 
     @property
     def all_present(self) -> bool:
-        """Whether every entry is known to be a pair: it has been checked, or they are the call's own and no token is padding."""
+        """Whether every entry is known to be a pair: it has been checked, or the entries are the call's own and no token is
+        padding."""
         return self.looked or (self.of is not None and self.of.valid is None)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Pairs:
-        """The pairs with the same change made to all of their tensors; the arrival is left out."""
+        """Apply a function to all tensors of the pairs. The arrival is dropped."""
         key = change(self.key)
         convolved = key if self.convolved is self.key else change(self.convolved)
         numbers = {name: change(entries) for name, entries in self.numbers.items()}
         return Pairs(key, convolved, change(self.value), change(self.position), numbers=numbers, by=self.by)
 
     def joined(self, later: Pairs) -> Pairs:
-        """These pairs, and ``later`` behind them. Numbers that ``later`` lacks are 0 there."""
+        """Concatenate these pairs and ``later``. Numbers that ``later`` lacks are 0 there."""
 
         def join(these: Tensor, those: Tensor | None) -> Tensor:
             if those is None:
@@ -179,7 +182,8 @@ class Pairs:
 class Features:
     """Mapped pairs: features of the keys (N heads, or fewer that are shared), values, and which entries are pairs (None: all).
 
-    arrival, together: as in ``Pairs``. rate: how strongly each pair is written, for memories that need it.
+    arrival: as in ``Pairs``. together: the largest number of pairs that are evicted at one token. rate: the write strength of
+    each pair, for memories that need it.
     """
 
     key: Float[Tensor, "B E N F"]
@@ -190,7 +194,7 @@ class Features:
     together: int = 1
 
     def cut(self, entries: slice) -> Features:
-        """Some consecutive pairs."""
+        """Return some consecutive pairs."""
         key, value, present, arrival, rate = (
             None if of is None else of[:, entries] for of in (self.key, self.value, self.present, self.arrival, self.rate)
         )
@@ -199,7 +203,7 @@ class Features:
         return Features(key, value, present, arrival, rate, self.together)
 
     def fill_absent(self, entries: Tensor, absent: float) -> Tensor:
-        """``B E h …`` with ``absent`` where there is no pair."""
+        """Fill ``B E h …`` with ``absent`` where there is no pair."""
         if self.present is None or (may_look(self.present) and bool(self.present.all())):
             return entries
         return where_present(entries, self.present, absent)
@@ -207,8 +211,8 @@ class Features:
 
 @dataclass(slots=True)
 class Mapped:
-    """The features of the tokens' queries, and the function from the keys of pairs to features: of length 1 where the memory wants
-    that, or their logarithms."""
+    """The features of the tokens' queries, and a function from the keys of pairs to their features. The memory determines the
+    scale: features of length 1, or their logarithms."""
 
     query: Float[Tensor, "B T H F"]
     key: Callable[[Pairs], Float[Tensor, "B E N F"]]

@@ -1,6 +1,6 @@
-"""Filters over tokens and norms of heads with their gradients written out, which takes fewer passes over memory than PyTorch does.
+"""Filters over tokens and norms of heads with written-out gradients, which need fewer passes over memory than PyTorch's.
 
-This module imports torch: what uses it imports it at its first use.
+This module imports torch, so its users import it at their first use.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from blocks.legend import Bool, Float
 from blocks.tensors import accumulating
 
 TOKENS = 64
-"""Tokens that are filtered at once: all taps find them near the processor."""
+"""Tokens that are filtered at once, so that all taps find them in the processor's cache."""
 
 
 def filter_tokens(
     extended: Float[Tensor, "B E h D"], taps: Float[Tensor, "kernel w D"], seen: Bool[Tensor, "kernel B T"] | None
 ) -> Float[Tensor, "B T H D"]:
-    """Each token's weighted sum of itself and the entries before it. The inputs' heads or the filters' are shared, whichever are
-    fewer. seen: which tokens see each of these entries; None: all do."""
+    """Return each token's weighted sum over itself and the entries before it. The inputs or the filters, whichever have fewer
+    heads, are shared by several heads of the other. seen: which tokens see each of these entries; None: all do."""
     return _Filter.apply(extended, taps, seen)
 
 
@@ -80,13 +80,13 @@ def _pieces(length: int) -> list[slice]:
 
 
 def _entering(inputs: Tensor, seen: Tensor | None, index: int, tokens: slice) -> Tensor:
-    """What a tap finds at these tokens: 0 where a token does not see it."""
+    """Return the inputs of one tap at these tokens: 0 where a token does not see the entry."""
     entering = inputs[:, tokens.start + index : tokens.stop + index]
     return entering if seen is None else entering * seen[index, :, tokens, None, None, None]
 
 
 def divide_by_root(states: Float[Tensor, "*rest D"], count: int, epsilon: float) -> Float[Tensor, "*rest D"]:
-    """x / √(Σ x² / count + epsilon), over the last dimension."""
+    """Return x / √(Σ x² / count + epsilon), over the last dimension."""
     return _DivideByRoot.apply(states, count, epsilon)
 
 

@@ -1,4 +1,4 @@
-"""How fresh parameters start. Each function fills its tensor in place from a generator and knows nothing else."""
+"""Initial values of fresh parameters. Each function returns a function that fills a tensor in place from a generator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from blocks.legend import Tensor, torch
 
 SMALLEST = 1e-6
-"""The smallest number whose logarithm an entry is."""
+"""The smallest number whose logarithm a parameter starts with."""
 Fill = Callable[["Tensor", "torch.Generator | None"], object]
 
 
@@ -38,7 +38,7 @@ def _sigmoid_power(tensor: Tensor, generator: torch.Generator | None, *, low: fl
 
 def _log_uniform(tensor: Tensor, generator: torch.Generator | None, *, low: float, high: float) -> None:
     drawn = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device).uniform_(low, high, generator=generator)
-    # A drawn 0 would have no logarithm.
+    # the logarithm of 0 would be -inf
     tensor.copy_(drawn.clamp_(min=SMALLEST).log())
 
 
@@ -50,32 +50,34 @@ def _softplus_log_uniform(tensor: Tensor, generator: torch.Generator | None, *, 
 
 
 def constant(value: float) -> Fill:
-    """Every entry is ``value``."""
+    """Return a function that sets every entry to ``value``."""
     return partial(_constant, value=value)
 
 
 def normal(fan_in: int) -> Fill:
-    """Normal with standard deviation ``fan_in ** -0.5``: a unit input gives a unit output."""
+    """Return a function that draws normal numbers with standard deviation ``fan_in ** -0.5``: inputs of variance 1 give outputs
+    of variance 1."""
     return partial(_normal, deviation=fan_in**-0.5)
 
 
 def sigmoid_power(low: float, high: float, power: float) -> Fill:
-    """σ(entry) ** ``power`` is uniform between ``low`` and ``high``, 0 < low < high < 1."""
+    """Return a function that makes σ(entry) ** ``power`` uniform between ``low`` and ``high``, 0 < low < high < 1."""
     return partial(_sigmoid_power, low=low, high=high, power=power)
 
 
 def logarithm_of_uniform(low: float, high: float) -> Fill:
-    """exp(entry) is uniform between ``low`` and ``high``, 0 ≤ low ≤ high, and at least ``SMALLEST``."""
+    """Return a function that makes exp(entry) uniform between ``low`` and ``high``, 0 ≤ low ≤ high, and at least
+    ``SMALLEST``."""
     return partial(_log_uniform, low=low, high=high)
 
 
 def softplus_log_uniform(low: float, high: float) -> Fill:
-    """log softplus(entry) is uniform between those of ``low`` and ``high``, 0 < low < high."""
+    """Return a function that makes softplus(entry) log-uniform between ``low`` and ``high``, 0 < low < high."""
     return partial(_softplus_log_uniform, low=low, high=high)
 
 
 identity: Fill = _identity
-"""The last two dimensions are an identity matrix, cut or padded with zeros."""
+"""Fill the last two dimensions with an identity matrix, cut or padded with zeros."""
 
 current_token: Fill = _current_token
-"""The last tap is 1, the others 0: the convolution starts as the identity."""
+"""Set the last tap to 1 and the others to 0: the convolution starts as the identity."""

@@ -1,6 +1,6 @@
-"""Kernels that need a GPU, of packages that may not be there: what is missing of them, and what they refuse.
+"""Kernels of optional packages that need a GPU: which packages are missing, and what the kernels refuse.
 
-Nothing here imports such a package before a kernel is called, so a spec is lowered and explained without them.
+No package is imported before one of its kernels is called, so specs are lowered and explained without them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from blocks.operation import Setting
 EXTRA = "pip install 'attention-composer[gpu]'"
 DTYPES = ("float32", "bfloat16", "float16")
 STEEPEST = -25.0
-"""What is left of a state after a steeper decay, a part in 10¹¹, is far below the rounding of what enters. Kernels add decays up
-over a chunk: sums of -inf would be no numbers, and a steeper decay would round those of all tokens behind it."""
+"""The logarithm of the steepest decay that kernels get, e⁻²⁵. What a steeper one would leave of a state, less than 10⁻¹¹, is
+far below the rounding of new pairs. Kernels sum decays over a chunk: a sum with -inf is undefined, and a very steep decay would
+round those of all tokens after it."""
 
 
 class Refused(Exception):
-    """A kernel cannot compute what it is given. Nothing has been changed."""
+    """A kernel cannot compute these inputs. Nothing has been changed."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """Where kernels come from. versions: the range that the forms are written for, as ``pyproject.toml`` has it."""
+    """A package with kernels. versions: the range that the forms are written for, as in ``pyproject.toml``."""
 
     name: str
     versions: str
 
     def missing(self) -> str | None:
-        """Why no kernel of it can be had here, with what to do; None where it is there."""
+        """Return why the package cannot be used, with a remedy; None if it can."""
         return _missing(self)
 
 
@@ -56,29 +57,29 @@ def _missing(package: Package) -> str | None:
 FLASH_LINEAR_ATTENTION = Package("flash-linear-attention", ">=0.6,<0.7")
 TRITON_PACKAGE = Package("triton", ">=3.6")
 _failed: dict[Kernel, str] = {}
-"""Kernels that could not be imported, and why: they are not tried again."""
+"""Kernels that could not be imported, and the reasons. They are not tried again."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function of a module that is imported when it is first called."""
+    """A function of a module that is imported at the first call."""
 
     module: str
     name: str
     package: Package
 
     def missing(self) -> str | None:
-        """The ``missing`` of a form that calls it."""
+        """The ``missing`` of a form that calls this kernel."""
         return self.package.missing() or _failed.get(self)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """What the function answers. Raises Refused where it is not there, or will not or cannot compute this."""
+        """Call the function. Raises Refused if it is missing, or cannot compute these inputs."""
         function = self._function()
         try:
             with _device_of(*inputs, *options.values()):
                 return function(*inputs, **options)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # not for want of a kernel
+            raise  # an error of the caller, and not of the kernel
         except Exception as error:
             raise Refused(f"{self.name} refused ({_in_a_line(error)})") from error
 
@@ -88,7 +89,7 @@ class Kernel:
             try:
                 prepare()
                 return getattr(importlib.import_module(self.module), self.name)
-            except Exception as error:  # whatever a package that is broken, or another than expected, may raise
+            except Exception as error:  # a broken or unexpected version of a package may raise anything
                 missing = _failed[self] = f"{self.module} has no {self.name} that could be imported ({_in_a_line(error)})"
                 raise Refused(missing) from error
         raise Refused(missing)
@@ -96,7 +97,8 @@ class Kernel:
 
 @cache
 def prepare() -> None:
-    """Let Triton multiply float32 as PyTorch is told to: TF32 would round it to 10 bits. TRITON_F32_DEFAULT overrides."""
+    """Make Triton multiply float32 with the precision that PyTorch is set to, instead of TF32 with its 10 bits.
+    TRITON_F32_DEFAULT overrides this."""
     from triton import knobs
 
     if torch.get_float32_matmul_precision() == "highest" and knobs.language.fp32_default is None:
@@ -104,7 +106,8 @@ def prepare() -> None:
 
 
 def _device_of(*inputs: Any) -> AbstractContextManager[Any]:
-    """Within, the GPU of the first tensor on one is the current one: Triton launches there, wherever tensors are."""
+    """Make the GPU of the first CUDA tensor the current one for the block, because Triton launches kernels on the current
+    device."""
     tensor = next((candidate for candidate in inputs if isinstance(candidate, torch.Tensor) and candidate.is_cuda), None)
     return nullcontext() if tensor is None else torch.cuda.device(tensor.device)
 
@@ -117,7 +120,7 @@ def needs_gpu(setting: Setting) -> str | None:
 
 
 def gently(log_decay: Tensor) -> Tensor:
-    """A decay of float32 that is nowhere steeper than ``STEEPEST``, as kernels take it."""
+    """Return a decay in float32, limited to ``STEEPEST``, as kernels take it."""
     return log_decay.float().clamp(min=STEEPEST)
 
 

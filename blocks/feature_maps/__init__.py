@@ -1,4 +1,4 @@
-"""Feature maps: what a state memory sees of queries and keys. One line below is all that a new one adds to the catalogue."""
+"""Feature maps: they map queries and keys to the features of a state. A new one is added to the catalogue in one line below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every feature map shares: an optional learned map of each head, one or two sides, and whose weights they are."""
+"""The base of all feature maps: an optional learned matrix per head, and one or two sides."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from blocks.tensors import accumulating, as_dtype, derives_by_hand, repeat_heads
 
 @dataclass(frozen=True)
 class UnitLength:
-    """Features divided by √(‖φ‖² + epsilon), so that their length is 1 where epsilon is 0."""
+    """Features divided by √(‖φ‖² + epsilon). Their length is 1 if epsilon is 0."""
 
     epsilon: float = 0.0
 
 
 Scale = Literal["plain", "logarithm"] | UnitLength
-"""Features as they are, their logarithms, or divided by their length."""
+"""How a memory takes features: unchanged, as logarithms, or divided by their length."""
 BALANCE = "balance"
-"""Beside a map's parameters while it is fitted: the logarithm of what other memories weigh more."""
+"""In the parameters of a map that is being fitted: the key for the logarithm of the factor of the other memories' mass."""
 Plain = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Of inputs, a matrix of each head and its bias, the features as they are."""
+"""A function of the inputs, the matrix of each head and its bias, which returns the unscaled features."""
 
 
 class FeatureMap(Part):
@@ -42,28 +42,29 @@ class FeatureMap(Part):
     role: ClassVar[str] = "feature map"
     unread: ClassVar[str] = "no memory of this head sees features; remove `feature_map` (or set it to null), or add a state memory"
     positive: ClassVar[bool] = True
-    """Features are never negative, so queries and keys have a mass."""
+    """Whether features are never negative, so that queries and keys have a mass."""
     exponential: ClassVar[bool] = False
-    """The fast forms take the logarithms of the features."""
+    """Whether the fast forms use the logarithms of the features."""
     even: ClassVar[bool] = False
-    """The largest feature is at least one in F, as where they add up to 1."""
+    """Whether the largest of the F features is at least 1/F, as it is for features whose sum is 1."""
     incidental: ClassVar[frozenset[str]] = frozenset({"init"})
 
     linear: bool = False
-    """A learned matrix for each head comes first."""
+    """Apply a learned matrix per head first."""
     dim: PositiveInt | None = None
-    """Columns of that matrix. Left out: the head dimension."""
+    """Number of columns of the matrix. Default: the head dimension."""
     bias: bool = False
     skip: bool = False
-    """Add the input to what the matrix makes of it."""
+    """Add the input to the output of the matrix."""
     two_sided: bool = False
-    """Put f(-u) beside f(u): twice the features."""
+    """Concatenate f(u) and f(-u), which doubles the number of features."""
     share: Literal["none", "qk"] = "none"
     """qk: queries and keys have the same matrix."""
     per: Per = "query_head"
-    """Whose matrices the keys have: one a query head or one a key head. Queries have one a query head, unless shared."""
+    """Whether keys have one matrix per query head or per key head. Queries have one per query head unless they share the keys'
+    matrix."""
     init: Literal["identity", "random"] = "identity"
-    """identity: u = x at the start (W is zero where the skip already brings x)."""
+    """identity: u = x at the start. W starts at zero if ``skip`` adds x already."""
 
     @model_validator(mode="after")
     def _matrix_options_need_a_matrix(self) -> Self:
@@ -86,7 +87,8 @@ class FeatureMap(Part):
         ), ("dim",)
 
     def operation(self, shape: Shape) -> Operation:
-        """As it stands above one memory: a head with several has one operation for each, with one part between them."""
+        """Build the operation of the map for one memory. A head with several such memories has one operation for each; they
+        share the map's parameters."""
         return Operation(
             reads=(Port("query", Kind.QUERY, shape.heads, shape.head_dim),),
             gives=(Port("features", Kind.FEATURES, shape.heads, shape.features),),
@@ -106,14 +108,14 @@ class FeatureMap(Part):
         scale: Scale,
         plain: Plain | None = None,
     ) -> tuple[tuple[Mapped], State]:
-        """position: how queries and keys are turned before they are mapped; scale: as the memory wants its features; plain: what
-        computes them as they are, in place of the definition."""
+        """position: how queries and keys are rotated before they are mapped. scale: how the memory takes its features. plain: a
+        function that replaces the definition of the features."""
 
         def map_key(pairs: Pairs) -> Tensor:
             keys = pairs.mappable(position)
             try:
                 return self.mapped(parameters, "key_", keys, scale, plain)
-            except Refused as refusal:  # long after the queries' features, in the midst of another step
+            except Refused as refusal:  # this runs later than the queries' features, during another step
                 warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
                 return self.mapped(parameters, "key_", keys, scale)
 
@@ -121,31 +123,31 @@ class FeatureMap(Part):
         return (Mapped(mapped, map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:
-        """f, elementwise or over the last dimension: the definition."""
+        """Apply f, elementwise or over the last dimension. This is the definition."""
         raise NotImplementedError
 
     def log_activate(self, inputs: Tensor) -> Tensor:
-        """log f, for exponential maps."""
+        """Return log f(x), for exponential maps."""
         raise NotImplementedError
 
     def sides(self, inputs: Tensor) -> Tensor:
-        """f(u) ‖ f(-u)."""
+        """Return f(u) ‖ f(-u)."""
         return self.activate(_both_signs(inputs)).flatten(-2)
 
     def log_sides(self, inputs: Tensor) -> Tensor:
-        """log f(u) ‖ log f(-u)."""
+        """Return log f(u) ‖ log f(-u)."""
         return self.log_activate(_both_signs(inputs)).flatten(-2)
 
     def resolved(self, shape: Shape) -> Self:
-        """The same map with its dimension written out."""
+        """Return the same map with its dimension set."""
         return self.model_copy(update={"dim": self.dim or shape.head_dim}) if self.linear else self
 
     def features(self, shape: Shape) -> int:
-        """F."""
+        """Return the number of features F."""
         return ((self.dim if self.linear else None) or shape.head_dim) * (2 if self.two_sided else 1)
 
     def key_heads(self, shape: Shape, incoming: int) -> int:
-        """Heads of the keys' features where the keys come in with ``incoming`` heads."""
+        """Return the number of heads of the keys' features, for keys with ``incoming`` heads."""
         return shape.heads if self.linear and self.per == "query_head" else incoming
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
@@ -163,13 +165,14 @@ class FeatureMap(Part):
         return fresh
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """Its matrices and biases after a few steps on cached queries and keys towards the teacher's weights: φ(q)·φ(k) is linear
-        in no matrix, so there is no closed form. A map without any keeps its start, and one whose features may be negative."""
+        """Fit matrices and biases to the teacher's weights by a few steps on measured queries and keys. φ(q)·φ(k) is not linear
+        in the matrices, so there is no closed form. A map without a matrix, or with features that can be negative, keeps its
+        initial values."""
         if not self.linear or not self.positive or attended.query is None or attended.key is None:
             return {}
         rest: Tensor | None = None
         if attended.balanced is not None:
-            # What is beside the memory has this mass, by the share that the memory has with its features as they start.
+            # The mass of everything outside the memory, from the memory's share with its initial features.
             mass = self._scores(parameters, attended).masked_fill(~attended.held, -math.inf).logsumexp(-1)
             least = torch.finfo(mass.dtype).eps
             rest = mass - torch.logit(attended.share.to(mass.dtype), least)
@@ -186,14 +189,14 @@ class FeatureMap(Part):
         return {name: calibrated_parameters[name] for name in parameters}
 
     def _scores(self, parameters: Parameters, attended: Attended) -> Float[Tensor, "B Q H T"]:
-        """log φ(q)·φ(k) + age · log α."""
+        """Return log φ(q)·φ(k) + age · log α."""
         assert attended.query is not None, "it has been asked"
         assert attended.key is not None, "it has been asked"
         scale: Scale = "logarithm" if self.exponential else "plain"
         query, key = self.map(parameters, attended.query, attended.key, scale=scale)
         key, highest = repeat_heads(key, query.shape[2]), query.new_zeros(())
         if self.exponential:
-            # The largest of each head's logarithms of features are taken out, and back in.
+            # The largest logarithm of each head's features is subtracted before the product and added afterwards.
             above, beside = query.detach().amax(-1, keepdim=True), key.detach().amax((0, 1, 3), keepdim=True)
             query, key, highest = (query - above).exp(), (key - beside).exp(), above + beside
         products = torch.einsum("bqhf,bthf->bqht", query, key)
@@ -208,15 +211,15 @@ class FeatureMap(Part):
     def map(
         self, parameters: Parameters, query: Float[Tensor, "B T H D"], key: Float[Tensor, "B E N D"], *, scale: Scale = "plain"
     ) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B E M F"]]:
-        """Features of queries and keys, in the accumulating dtype."""
+        """Return the features of queries and keys, in the accumulating dtype."""
         return self.map_query(parameters, query, scale=scale), self.map_key(parameters, key, scale=scale)
 
     def map_query(self, parameters: Parameters, query: Float[Tensor, "B T H D"], *, scale: Scale = "plain") -> Tensor:
-        """Features of queries alone: B T H F."""
+        """Return the features of queries alone, B T H F."""
         return self.mapped(parameters, "query_", query, scale)
 
     def map_key(self, parameters: Parameters, key: Float[Tensor, "B E N D"], *, scale: Scale = "plain") -> Tensor:
-        """Features of keys alone: B E M F, M heads of the map's own or N."""
+        """Return the features of keys alone, B E M F, with M heads of the map's own, or N."""
         return self.mapped(parameters, "key_", key, scale)
 
     def mapped(self, parameters: Parameters, side: str, inputs: Tensor, scale: Scale, plain: Plain | None = None) -> Tensor:
@@ -237,7 +240,7 @@ class FeatureMap(Part):
             return features
         epsilon: float | Tensor = scale.epsilon
         if logarithm:
-            # The largest feature is taken out before the exponential, and out of epsilon, too.
+            # The largest feature is subtracted before the exponential; epsilon is scaled by the same factor.
             largest = features.detach().amax(-1, keepdim=True)
             features = (features - largest).exp()
             epsilon = epsilon * (-2 * largest).exp() if epsilon else 0.0
@@ -259,7 +262,8 @@ class FeatureMap(Part):
 
 
 def of_each_head(inputs: Float[Tensor, "B T H D"], weight: Float[Tensor, "n D F"]) -> Float[Tensor, "B T H F"]:
-    """The inputs of each head, times its matrix: H heads, or fewer, of which each is for several that follow each other."""
+    """Multiply the inputs of each head by its matrix. There are H heads of inputs, or fewer if consecutive heads share an
+    input."""
     batch, length, heads, size = inputs.shape
     weight = repeat_heads(weight, heads, dim=0)
     if batch * length == 1:

@@ -1,7 +1,7 @@
-"""A convolution and the Hedgehog map behind it, as one step: what is filtered is multiplied and made shares of where it is.
+"""A convolution followed by the Hedgehog map, computed as one step in one launch.
 
-Keys are mapped as they are filtered, too; whoever asks for the features of other pairs, such as those that have fallen out of a
-window, has them mapped by themselves.
+Keys of the call are mapped in the same launch. Other keys, such as those of evicted pairs, are mapped separately when a memory
+needs their features.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _with_filters(
 def _joined(
     parameters: Parameters, features: Bound, filters: Parameters, conv: Bound, inputs: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[Any, State]]:
-    """What the convolution gives, queries and keys, and what the map gives."""
+    """Compute the outputs of both parts: the convolved queries and keys, and the mapped features."""
     part, options, tokens = _map(features), inputs["features"], conv.call.tokens
     sides = {"skip": part.skip, "sides": 2 if part.two_sided else 1, "floor": part.floor}
     scale, start = options["scale"], _start(tokens, conv.call.state["query"].shape[1])
@@ -66,16 +66,17 @@ def _joined(
 
 
 def _others(part: Hedgehog, parameters: Parameters, keys: Tensor, scale: Any, plain: Plain) -> Tensor:
-    """The features of keys that are not the call's own."""
+    """Map keys that are not the call's own."""
     try:
         return part.mapped(parameters, "key_", keys, scale, plain)
-    except Refused as refusal:  # in the midst of another step
+    except Refused as refusal:  # this runs during another step
         warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
         return part.mapped(parameters, "key_", keys, scale)
 
 
 def _start(tokens: Tokens, past: int) -> Tensor | None:
-    """The first entry of each token's document, of ``past`` earlier entries and the call's; None: all are of one."""
+    """Return the first entry of each token's document, among ``past`` earlier entries and those of the call; None if all belong
+    to one document."""
     segment = tokens.extended_segment(past)
     if segment is None:
         return None
@@ -86,7 +87,7 @@ def _start(tokens: Tokens, past: int) -> Tensor | None:
 
 
 def _last(earlier: Tensor, inputs: Tensor, tokens: Tokens) -> Tensor:
-    """What the next call's first tokens see of these."""
+    """Return the last inputs, which the first tokens of the next call need."""
     past, length = earlier.shape[1], inputs.shape[1]
     if tokens.valid is None and length >= past:
         carried = inputs[:, length - past :].clone()
@@ -124,7 +125,7 @@ def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None
 
 
 def _does_not_turn(options: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Nothing stands between the two."""
+    """Return True if nothing rotates queries and keys between the convolution and the map."""
     return options["features"]["position"].base == ()
 
 

@@ -1,4 +1,4 @@
-"""1 + ELU: the first linear attention's map."""
+"""1 + ELU, the feature map of the first linear attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from blocks.legend import Tensor, torch
 
 
 class OnePlusElu(FeatureMap):
-    """φ(x) = 1 + ELU(x), which is exp(x) below 0: written so, since 1 + (exp(x) - 1) loses what is small."""
+    """φ(x) = 1 + ELU(x). Below 0 this is exp(x), and it is computed as exp(x), since 1 + (exp(x) - 1) loses small values to
+    rounding."""
 
     equation: ClassVar[str] = "φ(x) = x + 1 where x > 0, exp(x) elsewhere"
     source: ClassVar[str] = "Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7"

@@ -9,7 +9,7 @@ from blocks.legend import Tensor
 
 
 class Exponential(FeatureMap):
-    """φ(x) = exp(u). The fast forms work with u itself and a running maximum, so that no u is too large."""
+    """φ(x) = exp(u). The fast forms compute with u and a running maximum, so that large u do not overflow."""
 
     equation: ClassVar[str] = "φ(x) = exp(xW) ‖ exp(-xW)"
     source: ClassVar[str] = "Zhang et al. 2024, arXiv:2402.04347, eq. 6; LoLCATs (workshop), eq. 6"

@@ -1,6 +1,6 @@
-"""The two sides of a softmax map with their gradients written out: without a mask of all features for the few that are floored.
+"""The softmax map and its gradient, written out. It needs no mask over all features for the few that are at the floor.
 
-This module imports torch: ``Hedgehog`` imports it at its first use.
+This module imports torch. ``Hedgehog`` imports it at its first use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blocks.legend import Float
 
 
 def shares(inputs: Float[Tensor, "*rest F"], floor: float) -> Float[Tensor, "*rest 2*F"]:
-    """softmax(u) ‖ softmax(-u), each value at least ``floor``."""
+    """Return softmax(u) ‖ softmax(-u), each value at least ``floor``."""
     return _Shares.apply(inputs, floor).flatten(-2)
 
 
@@ -37,7 +37,7 @@ class _Shares(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (features,) = ctx.saved_tensors
-        if ctx.floor is not None:  # what is floored has no gradient
+        if ctx.floor is not None:  # features at the floor have no gradient
             slope = slope * (features >= ctx.floor)
         sides = torch.ops.aten._softmax_backward_data(slope, features, -1, features.dtype)
         return sides[..., 0, :] - sides[..., 1, :], None

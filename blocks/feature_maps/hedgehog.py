@@ -1,4 +1,4 @@
-"""Hedgehog: softmax over a learned map's own coordinates."""
+"""Hedgehog: a learned linear map and a softmax over its coordinates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blocks.tensors import derives_by_hand
 
 SHARES = Kernel("blocks.fused.shares", "shares", TRITON_PACKAGE)
 WIDEST = 256
-"""Columns of a matrix that a block of tokens is multiplied by as one."""
+"""The largest number of columns that the kernel supports."""
 
 
 class Hedgehog(FeatureMap):
@@ -30,7 +30,7 @@ class Hedgehog(FeatureMap):
     linear: bool = True
     two_sided: bool = True
     floor: Annotated[float, Field(ge=1e-18, lt=1)] = 1e-12
-    """Smallest feature: queries and keys without a common feature still have a mass above 0."""
+    """The smallest feature. With it, queries and keys without a common feature still have a mass above 0."""
 
     def misfit(self, shape: Shape) -> Problem | None:
         if self.resolved(shape).dim == 1 or (shape.head_dim == 1 and not self.linear):
@@ -53,7 +53,7 @@ class Hedgehog(FeatureMap):
         return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
 
     def sides(self, inputs: Tensor) -> Tensor:
-        """softmax(u) ‖ softmax(-u). Where gradients are needed on a CPU, they are written out."""
+        """Return softmax(u) ‖ softmax(-u). If gradients are needed on a CPU, the form with a written-out gradient is used."""
         if not (inputs.requires_grad and derives_by_hand(inputs)):
             return super().sides(inputs)
         from blocks.feature_maps.gradients import shares
@@ -62,5 +62,5 @@ class Hedgehog(FeatureMap):
 
     def activate(self, inputs: Tensor) -> Tensor:
         shares = inputs.softmax(dim=-1)
-        # A softmax's gradient needs what it gave.
+        # The gradient of a softmax needs its output, so the clamp must not be in place.
         return shares.clamp(min=self.floor) if shares.requires_grad else shares.clamp_(min=self.floor)

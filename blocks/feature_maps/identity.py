@@ -9,7 +9,7 @@ from blocks.legend import Tensor
 
 
 class Identity(FeatureMap):
-    """φ(x) = x. Can be negative, so it has no mass: the state above it is not normalised."""
+    """φ(x) = x. Features can be negative, so there is no mass, and the state is not normalised."""
 
     equation: ClassVar[str] = "φ(x) = x"
     source: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621; Yang et al. 2023, arXiv:2312.06635"

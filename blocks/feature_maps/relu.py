@@ -9,7 +9,7 @@ from blocks.legend import Tensor
 
 
 class Relu(FeatureMap):
-    """φ(x) = max(x, 0). Its mass can be 0: the state then answers 0."""
+    """φ(x) = max(x, 0). The mass can be 0; the output of the state is then 0."""
 
     equation: ClassVar[str] = "φ(x) = max(x, 0)"
     source: ClassVar[str] = "Qin et al. 2022, arXiv:2202.08791"

@@ -1,4 +1,4 @@
-"""Kernels of this project's own, in Triton. What each computes, and where it fits, stands in the room of the memories it joins.
+"""This project's own Triton kernels. The memories that use a kernel describe what it computes, and when it fits.
 
-Only functions that launch one import these files: a spec is lowered, and a model runs on a CPU, without Triton.
+These files are imported only by functions that launch a kernel, so specs are lowered, and models run on a CPU, without Triton.
 """

@@ -1,5 +1,6 @@
-"""Arguments of the kernels of whole heads, beside tensors. Nothing here imports Triton, which may not be installed: arguments are
-made before the kernel is imported.
+"""Arguments, beside tensors, of the kernels that compute whole heads.
+
+Nothing here imports Triton, which may not be installed: arguments are built before the kernel is imported.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from blocks.legend import Float, Int, Tensor
 
 @dataclass(frozen=True)
 class Fall:
-    """The entries in the state, and those in the window: the tables of ``blocks.fused.window_and_state``.
+    """Which entries are in the state, and which in the window: the tables of ``blocks.fused.window_and_state``.
 
-    held: entries before those of the call. reach: F ≤ t + reach, where F entries have fallen by token t. entries: most that fall.
+    held: number of entries before those of the call. reach: F ≤ t + reach, where F entries are evicted by token t. entries: the
+    largest number of evicted entries.
     """
 
     held: int
@@ -26,7 +28,7 @@ class Fall:
 
 @dataclass(frozen=True)
 class Cache:
-    """The contents of a sparse cache as a call begins: keys, values, features of the keys, and positions."""
+    """The contents of a sparse cache at the beginning of a call: keys, values, features of the keys, and positions."""
 
     key: Float[Tensor, "B S H D"]
     value: Float[Tensor, "B S H D"]
@@ -36,8 +38,8 @@ class Cache:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The beginnings and number of chunks, and the beginnings of documents, as in ``blocks.fused.cascade``. start: None where a row
-    is one document."""
+    """The start and number of chunks, and the starts of documents, as in ``blocks.fused.cascade``. start: None if each row is
+    one document."""
 
     size: int
     pieces: Int[Tensor, "B T"]
@@ -47,9 +49,12 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of pairs. keep: the kind of a score that depends on the state, or on the window, which ``worth`` then sums up; or
-    ``pair``, a score that depends on neither; or ``place``, such a score that is not rounded. length: as in
-    ``blocks.fused.cascade``."""
+    """The scores of pairs.
+
+    keep: the kind of a score that depends on the state or on the window; errors in the window are summed in ``worth``. ``pair``
+    is a score that depends on neither; ``place`` is such a score without rounding errors. length: as in
+    ``blocks.fused.cascade``.
+    """
 
     keep: str
     worth: Float[Tensor, "B H n"] | None = None
@@ -58,5 +63,5 @@ class Scores:
 
     @property
     def error(self) -> str:
-        """The kind of a score that looks at the window."""
+        """The kind of a score that depends on the window; empty for other scores."""
         return "" if self.keep in ("self_recall", "relative_recall", "pair", "place") else self.keep

@@ -39,7 +39,7 @@ from blocks.fused.tiles import products_of, put, tuned, width
 from blocks.legend import Float, Int
 
 SOME = 32
-"""Pairs that are looked at together."""
+"""Number of pairs that are processed together."""
 WRITTEN = ["state", "maximum", "worth", "members"]
 
 
@@ -60,8 +60,11 @@ def walk(
     KEEP: tl.constexpr, ERROR: tl.constexpr, EXPONENTIAL: tl.constexpr, BY_FEATURE: tl.constexpr,
     PRECISION: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK: room for the tokens of a chunk; SOME: pairs at once; EB: room for all that compete. scored B H 2 EB, fell B H EB: what
-    each is worth, and which fall on, as the program writes them down between two looks. KEEP, ERROR: as in ``Scores``."""
+    """Process all chunks of one row and query head.
+
+    BLOCK: at least the tokens of a chunk. SOME: pairs that are processed together. EB: at least the number of candidates.
+    scored B H 2 EB, fell B H EB: buffers for the candidates' scores and for the evicted pairs. KEEP, ERROR: as in ``Scores``.
+    """
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     k, n, m = h // (H // K), h // (H // N), h // (H // M)
     count, real = tl.load(rows + b * 2), tl.load(rows + b * 2 + 1)
@@ -108,7 +111,7 @@ def walk(
 def empty(
     state, maximum, D: tl.constexpr, F: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, EXPONENTIAL: tl.constexpr
 ):  # fmt: skip
-    """A state in which nothing is."""
+    """Set the state to that of no pairs."""
     column = tl.arange(0, DB)
     for at in range(0, F, FB):
         feature = at + tl.arange(0, FB)
@@ -136,7 +139,8 @@ def walked(
     *,
     row_max: bool,
 ) -> tuple[Float[Tensor, "B T H D"], Int[Tensor, "B H S"]]:
-    """The head's output, and where the pairs that are kept at the end stand. weights: of the window and the cache, B T H."""
+    """Return the head's output, and the places of the pairs that the cache holds at the end. weights: of the window and the
+    cache, B T H."""
     batch, length, heads, dim = query.shape
     held, wide, size = cache.key.shape[1], query_features.shape[-1], chunks.size
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)

@@ -1,7 +1,8 @@
-"""A chunk's answers, in LoLA's walk (``blocks.fused.cascade``): its own chunk and the one before, the cache and the state, over one
-denominator. Letters and layouts are the walk's.
+"""The outputs of one chunk in the LoLA kernel (``blocks.fused.cascade``): attention to the chunk itself, the chunk before, the
+cache and the state, with one denominator. Letters and layouts are those of that module.
 
-The state stands as the chunk's first token finds it, and time passes from there: every exponent of a decay is at most 0.
+The state is the one before the chunk's first token, and decays are counted from there, so every exponent of a decay is at most
+0.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -26,8 +27,8 @@ def answer(
     BLOCK: tl.constexpr, SOME: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr,
     ROW_MAX: tl.constexpr, EXPONENTIAL: tl.constexpr, BY_FEATURE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """token, end: the chunk's first of the call, and that behind its last. entered: pairs have fallen into the state at the first,
-    whose decay has passed."""
+    """Compute the outputs of one chunk. token, end: its first token in the call, and the token after its last. entered: whether
+    pairs were added to the state at the first token, after that token's decay."""
     column, line, offsets = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
     columns, here = column < D, line < end - token
     row = (b * T + token + line) * H + h
@@ -67,7 +68,7 @@ def answer(
         mass += tl.sum(queries * masses[None, :], 1)
         total = tl.dot(queries, matrix, total, input_precision=PRECISION)
         if decay is not None:
-            tl.debug_barrier()  # several threads may hold one number: all have read it
+            tl.debug_barrier()  # Several threads may hold the same number; wait until all have read it.
             if EXPONENTIAL:
                 tl.store(maximum + feature, stands + whole, mask=feature < F)
             else:
@@ -79,7 +80,7 @@ def answer(
     total *= tl.where(some, 1.0 / tl.where(some, mass, 1.0), 0.0)[:, None]
     sums = tl.where(some, 1.0, 0.0)
 
-    # Behind what is held stand the chunk before and the own one, of which a token sees what is not after it.
+    # Places after the cache are the chunk before and the own chunk. A token does not see later tokens.
     asking = tile(query, row * D, column, here, columns)
     own_entry = (2 * size + token + line)[:, None]
     peak = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -122,8 +123,8 @@ def near(
     asking, held_key, key, held_position, position, own, place, first, begin, here, own_entry, size, scale, h, k, E,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of the places of what is held and of the two chunks behind it: the pairs there, as ``known`` says, which of them each token
-    sees, and its logits to base 2."""
+    """Return the pairs at some places in the cache and in the two chunks after it, as ``known`` describes them, which of them
+    each token sees, and its logits to base 2."""
     column = tl.arange(0, DB)
     entry = standing(own, place, first + size, S)
     old, new, late, present = known(held_position, position, entry, place < S + 2 * size, begin, h, H, E, S)
@@ -136,7 +137,7 @@ def near(
 
 @triton.jit
 def later(decay, row, feature, here, line, F: tl.constexpr, BY_FEATURE: tl.constexpr):
-    """The decay of each token but the chunk's first, of each of these features; 0 at the first and behind the last."""
+    """Return the decay of each token of a chunk, for each of these features. It is 0 at the first token, and after the last."""
     after = here & (line > 0)
     if BY_FEATURE:
         return tile(decay, row * F, feature, after, feature < F).to(tl.float32)

@@ -1,5 +1,8 @@
-"""How wrong the features were about the pairs of the window, in LoLA's walk (``blocks.fused.cascade``): each pair's errors, added
-up over the queries that see it there. Letters and layouts are the walk's."""
+"""The errors of the feature products in the LoLA kernel (``blocks.fused.cascade``): for each pair in the window, the difference
+between exact weight and feature product, summed over the queries that see the pair there.
+
+Letters and layouts are those of that module.
+"""
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
@@ -26,7 +29,8 @@ def add_errors(
     BLOCK: tl.constexpr, SOME: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr,
     ERROR: tl.constexpr, EXPONENTIAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Of the queries of one chunk. row: of its first token; ERROR: how a weight is compared with what the features make of it."""
+    """Add the errors of the queries of one chunk to ``worth``. row: of the chunk's first token. ERROR: how the exact weight and
+    the product of features are compared."""
     column, line, offsets = tl.arange(0, DB), tl.arange(0, BLOCK), tl.arange(0, SOME)
     here, rows = line < end - token, row + line * H
     for low in range(0, 2 * size, SOME):
@@ -59,19 +63,19 @@ def add_errors(
         error = compared(tl.minimum(exact, MOST), tl.minimum(products, MOST), ERROR)
         sees = here[:, None] & present[None, :] & (entry[None, :] <= (2 * size + token + line)[:, None])
         before = tl.load(worth + S + entry, mask=present, other=0.0)
-        tl.debug_barrier()  # several threads may hold one number: all have read it
+        tl.debug_barrier()  # Several threads may hold the same number; wait until all have read it.
         tl.store(worth + S + entry, before + tl.sum(tl.where(sees, error, 0.0), 0), mask=present)
 
 
 @triton.jit
 def largest(features, row, feature, present, F: tl.constexpr):
-    """Of some features of each row."""
+    """Return the largest of some features of each row."""
     return tl.max(tl.where((feature < F)[None, :], tile(features, row, feature, present, feature < F), float("-inf")), 1)
 
 
 @triton.jit
 def compared(exact, product, ERROR: tl.constexpr):
-    """An error of attention, as ``blocks.scores`` has it."""
+    """Return the error of an attention weight, as the scores in ``blocks.scores`` define it."""
     if ERROR == "overestimate":
         return product / tl.maximum(exact, LEAST_WEIGHT)
     elif ERROR == "squared_error":

@@ -1,7 +1,8 @@
-"""What falls as a chunk begins, in LoLA's walk (``blocks.fused.cascade``): the pairs that compete are scored, the best stay, and
-the others are added to the state. Letters and layouts are the walk's.
+"""Evictions at the start of a chunk in the LoLA kernel (``blocks.fused.cascade``): the candidates are scored, the best ones
+stay in the cache, and the others are added to the state. Letters and layouts are those of that module.
 
-A pair is known by one number: up to S, its place among those that were handed in; from there on, S and its place among the entries.
+One number identifies a pair: a number below S is a place in the cache at the beginning of the call; otherwise it is S plus the
+place among the entries.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -18,7 +19,7 @@ from blocks.scores.base import ROUNDING
 ROUNDED = tl.constexpr(ROUNDING * 2.0**-23)
 """The relative rounding error of scores in float32, as in ``blocks.scores.base.rounding_error``."""
 NONE = tl.constexpr(-1e38)
-"""The score of no pair: two of them differ by 0."""
+"""The score where there is no pair. The difference of two such scores is 0."""
 
 
 @triton.jit
@@ -29,11 +30,15 @@ def let_fall(
     SOME: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr,
     KEEP: tl.constexpr, EXPONENTIAL: tl.constexpr, BY_FEATURE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Pointers are those of the program's row and head, decay's apart. row: of the chunk's first token, whose decay passes between
-    the scores and what falls in; first: that token's place less what its chunk has before it; begin: the document's first entry."""
+    """Score the candidates of one chunk, update the cache, and add evicted pairs to the state.
+
+    All pointers except ``decay`` are offset to the program's row and head. row: of the chunk's first token, whose decay is
+    applied after scoring and before pairs are added. first: that token's place minus the number of tokens before it in its
+    chunk. begin: the first entry of the document.
+    """
     column, every, offsets = tl.arange(0, DB), tl.arange(0, EB), tl.arange(0, SOME)
     columns = column < D
-    # What falls stands 2·size before the chunk's first token, which is entry 2·size + first.
+    # The candidates of the window are 2·size entries before the chunk's first token, which is entry 2·size + first.
     for low in range(0, S + size, SOME):
         place = low + offsets
         entry = standing(own, place, first, S)
@@ -120,7 +125,7 @@ def let_fall(
             numbers = (numbers + tile(value, (late * K + k) * D, column, new, columns)).to(tl.float32)
             matrix = tl.dot(tl.trans(mapped), numbers, matrix, input_precision=EXACT)
             masses += tl.sum(mapped, 0)
-        tl.debug_barrier()  # several threads may hold one number: all have read it
+        tl.debug_barrier()  # Several threads may hold the same number; wait until all have read it.
         put(state, feature * (D + 1), column, matrix, features, columns)
         tl.store(state + feature * (D + 1) + D, masses, mask=features)
         if EXPONENTIAL:
@@ -130,14 +135,14 @@ def let_fall(
 
 @triton.jit
 def standing(own, place, first, S: tl.constexpr):
-    """Where the pairs stand that are held, and behind them the entries from the first."""
+    """Return the numbers of the pairs in the cache, followed by the entries from ``first``."""
     return tl.where(place < S, tl.load(own + place, mask=place < S, other=0), S + first + place - S)
 
 
 @triton.jit
 def known(held_position, position, entry, valid, begin, h, H: tl.constexpr, E, S: tl.constexpr):
-    """Which stand among those that were held and which among the entries, their places there, and which are pairs of the document
-    that begins with this entry (0: the one that goes on)."""
+    """Return which pairs were in the cache and which are entries, the places of the entries, and which are pairs of the
+    document that starts at entry ``begin`` (0: it continues from an earlier call)."""
     late = tl.maximum(entry - S, 0).to(tl.int64)  # of a long text, offsets of its numbers leave 32 bits
     old, new = valid & (entry < S) & (entry >= 0), valid & (entry >= S) & (late < E)
     present = (tl.load(held_position + entry * H + h, mask=old, other=-1) >= 0) & (begin == 0)
@@ -148,21 +153,22 @@ def known(held_position, position, entry, valid, begin, h, H: tl.constexpr, E, S
 def features_of(
     held_features, key_features, entry, late, old, new, feature, m, n, M: tl.constexpr, N: tl.constexpr, F: tl.constexpr
 ):
-    """Of pairs that were held and of entries."""
+    """Return the features of some pairs, which are in the cache or among the entries."""
     mapped = tile(held_features, (entry * M + m) * F, feature, old, feature < F)
     return mapped + tile(key_features, (late * N + n) * F, feature, new, feature < F)
 
 
 @triton.jit
 def of_fallen(fell, place, fallen, S: tl.constexpr):
-    """The pairs that fall, which of them were held and which are entries, and the places of these."""
+    """Return the evicted pairs: their numbers, which of them were in the cache, which are entries, and the places of the
+    entries."""
     entry = tl.load(fell + place, mask=place < fallen, other=0)
     return entry, (place < fallen) & (entry < S), (place < fallen) & (entry >= S), tl.maximum(entry - S, 0).to(tl.int64)
 
 
 @triton.jit
 def lost(decay, row, feature, F: tl.constexpr, BY_FEATURE: tl.constexpr):
-    """The decay of one token, of each of these features."""
+    """Return the decay of one token, for each of these features."""
     if BY_FEATURE:
         return tl.load(decay + row * F + feature, mask=feature < F, other=0.0).to(tl.float32)
     else:
@@ -171,8 +177,8 @@ def lost(decay, row, feature, F: tl.constexpr, BY_FEATURE: tl.constexpr):
 
 @triton.jit
 def chosen(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
-    """Which of those that contend stay, and at which place each: by age, as they stand. The score in place S from the top is the
-    bar; what is above it by more than their resolutions stays, and then its equals, the older first."""
+    """Return which candidates stay in the cache, and their new places, in the order of age. The threshold is the S-th largest
+    score. Candidates above it by more than the rounding errors stay, then those equal to it, the older ones first."""
     score = tl.where(contends, score, NONE)
     bar = tl.sum(tl.where(tl.arange(0, EB) == S - 1, tl.sort(score, descending=True), 0.0), 0)
     within = resolution + tl.max(tl.where(score == bar, resolution, 0.0), 0)

@@ -34,12 +34,12 @@ def forth(
     C: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr, SKIP: tl.constexpr,
     SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What is filtered, and its features, of a block of tokens of one head."""
+    """Compute the filtered inputs and their features, for a block of tokens of one head."""
     low, line = tl.program_id(0) * BLOCK, tl.arange(0, BLOCK)
     token, b, h = low + line, (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     m = h // (H // M)
     n, inner, column, here = m // (M // N), tl.arange(0, DB), tl.arange(0, CB), token < T
-    # Places are counted from the block's own beginning, in 32 bits.
+    # Places are relative to the start of the block, to fit in 32 bits.
     x, earlier = x + ((b * T + low) * N + n) * D, earlier + (b * (R - 1) * N + n) * D
     filtered, features = filtered + ((b * T + low) * M + m) * D, features + ((b * T + low) * H + h) * SIDES * C
     channels = inner < D
@@ -52,7 +52,7 @@ def forth(
         seen = entries(x, earlier, entry, here & (entry >= first), inner, low, N, D, R)
         taps = tl.load(filters + (m // (M // FILTERS) * D + inner) * R + R - 1 - back_by, mask=channels, other=0.0)
         total += seen.to(tl.float32) * taps.to(tl.float32)[None, :]
-    # Rounded before it is multiplied, as those that read it have it.
+    # Rounded before the product, as the stored output is.
     inputs = total.to(filtered.dtype.element_ty)
     put(filtered, line * (M * D), inner, inputs, here & (h % (H // M) == 0), channels)
     own = h // (H // OWN)
@@ -72,8 +72,8 @@ def forth(
 
 @triton.jit
 def entries(x, earlier, entry, seen, column, low, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
-    """Those of one head, 0 where they are not seen. x: from the token ``low`` on, where the block begins; all earlier ones are in
-    the first block."""
+    """Load some entries of one head, with 0 for entries that are not visible. x: from the token ``low``, the start of the
+    block. All earlier entries are in the first block."""
     past: tl.constexpr = R - 1
     inputs = tile(x, (entry - past - low) * (N * D), column, seen & (entry >= past), column < D)
     if low == 0:
@@ -87,7 +87,8 @@ def back_through_taps(
     M: tl.constexpr, N: tl.constexpr, FILTERS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr,
 ):  # fmt: skip
-    """What arrives at a block of entries, B E M D, and at the filters by way of them, blocks B M R D. arrived: at y, B T M D."""
+    """Compute the gradient of a block of entries, B E M D, and the block's part of the filters' gradient, blocks B M R D.
+    arrived: the gradient of y, B T M D."""
     block, low = tl.program_id(0), tl.program_id(0) * BLOCK
     entry, b, m = low + tl.arange(0, BLOCK), (tl.program_id(1) // M).to(tl.int64), tl.program_id(1) % M
     inner, present = tl.arange(0, DB), entry < E
@@ -111,7 +112,7 @@ def back_through_taps(
 
 
 BLOCKS = 64, 32
-"""Tokens of a block, and of one of wider heads."""
+"""Tokens of a block, and of a block of wider heads."""
 
 
 def convolved_shares(
@@ -126,7 +127,7 @@ def convolved_shares(
     sides: int,
     floor: float,
 ) -> tuple[Float[Tensor, "B T M D"], Float[Tensor, "B T H F"]]:
-    """What is filtered, in x's dtype, and its features, in float32."""
+    """Return the filtered inputs, in x's dtype, and their features, in float32."""
     inputs = (x.contiguous(), earlier.contiguous(), filters.contiguous(), start, weight.contiguous())
     return _ConvolvedShares.apply(*inputs, bias, skip, sides, floor)  # pyright: ignore[reportReturnType]
 

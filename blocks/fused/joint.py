@@ -1,6 +1,6 @@
-"""A window and the state below it as one function of tensors, with its gradient: ``blocks.fused.window_and_state`` launched.
+"""A window and the state below it as one differentiable function of tensors. It launches ``blocks.fused.window_and_state``.
 
-Nothing that grows with the square of the length is kept, and no state between blocks: the backward sums them up once more.
+No tensor grows with the square of the length, and no intermediate state is kept: the backward computes the states again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from blocks.legend import Float, Int
 from blocks.tensors import in_all_rows, take
 
 ROWS = 32
-"""Entries whose gradient is summed up at once: of more, the sums leave the registers."""
+"""Entries whose gradient is computed at once. For more of them, the sums do not fit in the registers."""
 BY_FEATURE = 32
-"""Tokens of a block where decay is by the feature: inside of one, pairs are multiplied one by one."""
+"""Tokens of a block with a decay per feature: pairs within a block are then multiplied one by one."""
 
 
 Decays = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Of the entries by the head, and by the feature; the same of the tokens: ``decay``, ``clocks``, ``decay_now``, ``clocks_now``."""
+"""``decay``, ``clocks``, ``decay_now`` and ``clocks_now`` of the kernel: decays of the entries, per head or per feature, then
+those of the tokens."""
 
 
 def together(
@@ -45,10 +46,9 @@ def together(
     row_max: bool = False,
     block: int | None = None,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B N F V"]]:
-    """The head's output, and the state after the last token.
+    """Return the head's output, and the state after the last token.
 
-    weight: the logarithm of what the window's mass is multiplied by before the two are added. block: tokens that are answered at
-    once; None: as many as the sizes let.
+    weight: the logarithm of the factor of the window's mass. block: tokens that one program computes; None: as many as fit.
     """
     inputs = (states.contiguous() for states in (query, key, value, query_features, key_features))
     block = block or _block(query, query_features)
@@ -71,8 +71,8 @@ class _Together(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, query_features: Tensor, key_features: Tensor,
         log_decay: Tensor | None, weight: Tensor | None, state: Tensor, fall: Fall, row_max: bool, block: int, wide: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """wide: keep the output in float32. Its rounding to bfloat16 would be an error of the weight's gradient, added up over all
-        tokens: up to half of a gradient whose terms nearly cancel."""
+        """wide: keep the output in float32. Rounding it to bfloat16 would add an error to the weight's gradient at every token,
+        up to half of a gradient whose terms nearly cancel."""
         sizes = _Sizes.of(query, key, query_features, key_features, fall, row_max, block)
         decay = _decays(log_decay, sizes.count, block, fall)
         laid, last = _sum_up(sizes, key_features, value, decay, fall, state)
@@ -131,7 +131,7 @@ class _Together(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What the launches have in common. count: blocks before which the state is laid down."""
+    """The sizes that all launches share. count: number of blocks before which the state is stored."""
 
     batch: int
     heads: tuple[int, int, int]
@@ -147,7 +147,7 @@ class _Sizes:
         query: Tensor, key: Tensor, query_features: Tensor, key_features: Tensor, fall: Fall, row_max: bool, block: int
     ) -> _Sizes:
         batch, tokens, heads, dim = query.shape
-        # Where several fall at a token, all may have before the first token of a block.
+        # If several entries are evicted at a token, all of them may be evicted before the first token of a block.
         count = parts(fall.entries, block) if fall.reach == 1 else fall.entries // block + 1
         lengths = tokens, key.shape[1], key_features.shape[1], count, count * block
         heads_of = heads, key.shape[2], key_features.shape[2]
@@ -171,13 +171,14 @@ class _Sizes:
         return tiles[0] * tiles[1], self.batch * self.heads[2]
 
     def blocks(self) -> dict[str, Any]:
-        """The constants of what takes a block of queries or pairs: a matrix of so many features has at most 2 ** 13 numbers."""
+        """Return the constants of kernels that process a block of queries or pairs. A matrix of a block has at most 2 ** 13
+        numbers."""
         columns = width(self.dims[0])
         features = width(self.dims[1], min(64, 2**13 // columns))
         return self._constants(self.heads) | {"DB": columns, "FB": features, "ROW_MAX": self.row_max}
 
     def tiles(self, *, of_keys: bool) -> dict[str, Any]:
-        """Of what takes a tile of a state."""
+        """Return the constants of kernels that process a tile of a state."""
         constants = self._constants(self.heads) | {"FB": width(self.dims[1], 64), "VB": width(self.dims[0], 64)}
         del constants["H" if of_keys else "K"]
         return constants
@@ -190,7 +191,7 @@ class _Sizes:
 def _sum_up(
     sizes: _Sizes, key_features: Tensor, value: Tensor, decay: Decays, fall: Fall, state: Tensor
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """The state before each block, its mass, and the state after the last token."""
+    """Return the state before each block, its mass, and the state after the last token."""
     batch, heads, features, columns = state.shape
     laid = state.new_empty(batch, heads, sizes.count, features, columns - 1, dtype=products_of(sizes.dtype)[0])
     mass, last = state.new_empty(laid.shape[:-1]), torch.empty_like(state)
@@ -203,7 +204,7 @@ def _sum_up(
 
 
 def _decays(log_decay: Tensor | None, count: int, block: int, fall: Fall) -> Decays:
-    """As ``blocks.fused.window_and_state`` says, of as many entries and tokens as there are entries in all blocks."""
+    """Return the decays in the layout of ``blocks.fused.window_and_state``, padded to all entries of all blocks."""
     if log_decay is None:
         return None, None, None, None
     missing, own = count * block - log_decay.shape[1], log_decay.dim() - 2
@@ -218,9 +219,10 @@ def _decays(log_decay: Tensor | None, count: int, block: int, fall: Fall) -> Dec
 def _where_several_fall(
     log_decay: Float[Tensor, "B S *N"], length: int, count: int, block: int, fall: Fall
 ) -> tuple[Float[Tensor, "B S *N"], Float[Tensor, "B S *N"]]:
-    """The two of a window of chunks: a block's entries may fall with tokens that are as far apart as chunks are long.
+    """Return the decays of entries and tokens below a terraced window. The entries of a block may then be evicted at tokens
+    that are a chunk apart.
 
-    Differences of sums over the whole text, which are therefore of 64 bits.
+    They are differences of sums over the whole text, which are computed in float64 for that reason.
     """
     assert fall.fallen is not None
     clock = log_decay.cumsum(1, dtype=torch.float64)
@@ -237,7 +239,7 @@ def _where_several_fall(
 
 
 def _falls_with(fall: Fall, count: int) -> Int[Tensor, "B e"]:
-    """The token that each of the first entries falls with; of those that do not, the last."""
+    """Return the token at which each of the first entries is evicted; the last token for entries that are not evicted."""
     assert fall.fallen is not None
     entry = torch.arange(count, device=fall.fallen.device, dtype=fall.fallen.dtype).expand(fall.fallen.shape[0], -1)
     return torch.searchsorted(fall.fallen, entry.contiguous(), right=True).clamp(max=fall.fallen.shape[1] - 1)
@@ -246,7 +248,7 @@ def _falls_with(fall: Fall, count: int) -> Int[Tensor, "B e"]:
 def _less_where_it_fell(
     query_terms: Float[Tensor, "B T *N"], taken: Float[Tensor, "B e *N"], fall: Fall
 ) -> Float[Tensor, "B T *N"]:
-    """Of each token what it asked, less what the entries have taken that fell with it."""
+    """Return the terms of each token's query, minus the terms of the entries that are evicted at that token."""
     if fall.reach == 1:
         return query_terms - taken
     index = _falls_with(fall, taken.shape[1])

@@ -32,8 +32,8 @@ def sum_up(
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, LB: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a stretch, a head and a tile of latents: values weighed by exponentials of the logits less their largest, and the weights'
-    sum."""
+    """Compute, for a stretch, a head and a tile of latents, the sum of values weighted by exp(logit - largest logit), and the
+    sum of these weights."""
     place, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     latent, column = tl.program_id(2) * LB + tl.arange(0, LB), tl.arange(0, DB)
     latents, columns = latent < L, column < D
@@ -65,7 +65,7 @@ def answer(
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, LB: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a stretch and a head: each token's mixture of its document's means."""
+    """Compute the outputs of a stretch and a head: each token's mixture of its document's means."""
     place, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, end = tl.arange(0, DB), tl.load(ends + place)
     matrix = (tl.load(document + place).to(tl.int64) * H + h) * L
@@ -87,7 +87,8 @@ def of_means(
     H: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, LB: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a stretch, a head and a tile of latents: the gradient of the shares, and what the stretch brings to that of the means."""
+    """Compute, for a stretch, a head and a tile of latents, the gradient of the shares, and the stretch's part of the gradient
+    of the means."""
     place, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     latent, column = tl.program_id(2) * LB + tl.arange(0, LB), tl.arange(0, DB)
     latents, columns, end = latent < L, column < D, tl.load(ends + place)
@@ -110,8 +111,8 @@ def of_tokens(
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, LB: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a stretch and a key head: the gradients of the logits of its query heads, and of its values. mass: the logarithm of the
-    sum of exponentials, +inf where there is none. of_mean: ṁ; even: ṁ·m."""
+    """Compute, for a stretch and a key head, the gradients of the logits of its query heads and of its values. mass: the
+    logarithm of the sum of exponentials, +inf if there is none. of_mean: ṁ. even: ṁ·m."""
     place, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, end = tl.arange(0, DB), tl.load(ends + place)
     columns, belongs = column < D, tl.load(document + place).to(tl.int64)
@@ -138,13 +139,13 @@ def of_tokens(
 def pooled(
     shares: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], stretches: Stretches
 ) -> Float[Tensor, "B T H D"]:
-    """What each token is answered, in the values' dtype. stretches: of the rows behind one another."""
+    """Return the output of each token, in the values' dtype. stretches: of the concatenated rows."""
     inputs = (of.contiguous() for of in (shares, logits, value))
     return _Pooled.apply(*inputs, stretches)  # pyright: ignore[reportReturnType]
 
 
 def constants_of(dtype: torch.dtype, heads: int, key_heads: int, latents: int, dim: int) -> dict[str, Any]:
-    """What a launch is built for, by its sizes."""
+    """Return the constants of a launch for these sizes."""
     columns = width(dim)
     tiles = {"LB": width(latents, min(64, 2**13 // columns)), "DB": columns, "BLOCK": 32 if columns > 128 else 64}
     sizes = {"H": heads, "K": key_heads, "L": latents, "D": dim}

@@ -31,7 +31,7 @@ def forth(
     H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr, SKIP: tl.constexpr, SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The features of a block of tokens of one head."""
+    """Compute the features of a block of tokens of one head."""
     row, h = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, CB)
     columns, here = column < C, row < rows
@@ -47,7 +47,7 @@ def back(
     H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr, SKIP: tl.constexpr, SIDES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What arrives at u, B T H C. A feature at its floor has no gradient."""
+    """Compute the gradient of u, B T H C. A feature at its floor has no gradient."""
     row, h = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, CB)
     columns, here = column < C, row < rows
@@ -67,7 +67,7 @@ def product(
     x, weight, bias, row, h, here, H: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
     DB: tl.constexpr, CB: tl.constexpr, SKIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """u. What is of 16 bits is multiplied so where both sides are."""
+    """Return u. The product is in 16 bits if both factors are."""
     inner, column = tl.arange(0, DB), tl.arange(0, CB)
     own, place = h // (H // OWN), (row * N + h // (H // N)) * D
     inputs = tile(x, place, inner, here, inner < D)
@@ -85,7 +85,7 @@ def product(
 
 @triton.jit
 def softmax(numbers, columns):
-    """Over the columns that there are."""
+    """Return the softmax over the valid columns."""
     numbers = tl.where(columns[None, :], numbers * LOG2_E, float("-inf"))
     weights = tl.exp2(numbers - tl.max(numbers, 1)[:, None])
     return weights / tl.sum(weights, 1)[:, None]
@@ -100,7 +100,7 @@ def shares(
     sides: int,
     floor: float,
 ) -> Float[Tensor, "B T H F"]:
-    """The features, in float32; H is the larger of N and O."""
+    """Return the features, in float32. H is the larger of N and O."""
     return _Shares.apply(x.contiguous(), weight.contiguous(), bias, skip, sides, floor)  # pyright: ignore[reportReturnType]
 
 
@@ -141,7 +141,7 @@ def through_the_product(
     *,
     skip: bool,
 ) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "O D C"], Float[Tensor, "O C"] | None]:
-    """What becomes of it at x, in float32, at the weights and at the bias."""
+    """Return the gradients of x, in float32, of the weights and of the bias, from the gradient of u."""
     batch, length, incoming, _ = x.shape
     heads, along = arrived.shape[2], arrived.flatten(0, 1).transpose(0, 1)
     inputs = repeat_heads(x, heads).to(torch.float32).flatten(0, 1).transpose(0, 1)

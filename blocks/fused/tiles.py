@@ -1,4 +1,4 @@
-"""What the kernels share: a tile of a tensor, and what tiles are multiplied in."""
+"""Functions that several kernels share: tiles of tensors, the dtype of products, autotuning."""
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
@@ -14,22 +14,24 @@ import triton.language as tl
 
 @triton.jit
 def tile(pointer, row, column, row_mask, column_mask):
-    """The numbers at the offsets row + column, 0 where there is none."""
+    """Load the numbers at the offsets row + column, 0 where the masks are false."""
     return tl.load(pointer + row[:, None] + column[None, :], mask=row_mask[:, None] & column_mask[None, :], other=0.0)
 
 
 @triton.jit
 def put(pointer, row, column, numbers, row_mask, column_mask):
-    """Write them there."""
+    """Store numbers at the offsets row + column, where the masks are true."""
     mask = row_mask[:, None] & column_mask[None, :]
     tl.store(pointer + row[:, None] + column[None, :], numbers.to(pointer.dtype.element_ty), mask=mask)
 
 
 def tuned(*warps_and_stages: tuple[int, int], key: Sequence[str], numbers: Sequence[str] = (), restore: Sequence[str] = ()) -> Any:
-    """Make a kernel of a function, and let an autotuner choose its warps and stages, anew for other values of ``key``.
+    """Return a decorator that makes an autotuned kernel of a function. Warps and stages are tuned once for each combination of
+    values of ``key``.
 
-    numbers: arguments that are lengths or strides. The kernel is compiled once for all their values, since it takes seconds, and no
-    load hangs on them. restore: tensors that the kernel writes over. Results are kept beside Triton's compiled kernels.
+    numbers: arguments that are lengths or strides. The kernel is compiled once for all of their values: compilation takes
+    seconds, and no load depends on their divisibility. restore: tensors that the kernel overwrites, which tuning restores.
+    Choices are cached beside Triton's compiled kernels.
     """
     tried = [triton.Config({}, num_warps=warps, num_stages=stages) for warps, stages in warps_and_stages]
 
@@ -42,7 +44,8 @@ def tuned(*warps_and_stages: tuple[int, int], key: Sequence[str], numbers: Seque
 
 
 def _worth_a_try(tried: list[Any], arguments: dict[str, Any], **constants: Any) -> list[Any]:
-    """All; of kernels with exact products of float32 one, with the most warps, since each compiles for up to 14 seconds."""
+    """Return all configurations; for kernels with exact float32 products, only the one with the most warps, since each takes up
+    to 14 seconds to compile."""
     return [max(tried, key=lambda config: config.num_warps)] if constants.get("PRECISION") == "ieee" else tried
 
 
@@ -50,16 +53,18 @@ PRUNED = {"early_config_prune": _worth_a_try}
 
 
 def products_of(dtype: torch.dtype) -> tuple[torch.dtype, str]:
-    """What features are multiplied in beside values of this dtype, and how float32 is: 1e-12 of a feature is none in float16."""
+    """Return the dtype in which features are multiplied with values of this dtype, and the precision of float32 products.
+    Features of 1e-12 would be 0 in float16."""
     exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "ieee" if exact else "tf32"
 
 
 def width(size: int, most: int = 1 << 30) -> int:
-    """Columns of a tile that holds so many, or a part of them: a power of 2, and at least what a product takes."""
+    """Return the number of columns of a tile for ``size`` numbers, at most ``most``: a power of 2, at least 16, the smallest
+    size of a product."""
     return min(max(1 << (size - 1).bit_length(), 16), most)
 
 
 def parts(size: int, part: int) -> int:
-    """How many parts of this size it takes."""
+    """Return the number of parts of size ``part`` that cover ``size``."""
     return -(-size // part)

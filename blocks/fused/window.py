@@ -25,7 +25,7 @@ from blocks.legend import Float, Int
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 ROWS = 32
-"""Entries whose gradient is summed up at once: of more, the sums leave the registers."""
+"""Entries whose gradient is computed at once. For more of them, the sums do not fit in the registers."""
 
 
 @tuned((4, 2), (8, 2), (4, 3), key=["H", "K", "D", "BLOCK"], numbers=["T", "E", "held"])
@@ -33,7 +33,7 @@ def answer(
     query, key, value, position, first, output, lse, T, E, held, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head."""
+    """Compute the outputs of a block of queries of one head."""
     token, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, DB)
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     here, columns = token < T, column < D
@@ -66,7 +66,8 @@ def of_queries(
     query, key, value, position, first, upstream, mass, even, query_gradient, T, E, held, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of queries of one head. mass: the lse, to base 2, +inf where nothing is seen. even: ȯ·o - l̇."""
+    """Compute the gradient of a block of queries of one head. mass: the lse to base 2, +inf where nothing is visible. even: ȯ·o
+    - l̇."""
     token, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, DB)
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     here, columns = token < T, column < D
@@ -92,7 +93,8 @@ def of_pairs(
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a few entries of one key head, over all of its query heads; entries in rows, tokens in columns."""
+    """Compute the gradient of a few entries of one key head, over all of its query heads. Entries are in rows, tokens in
+    columns."""
     low, column = tl.program_id(0) * ROWS, tl.arange(0, DB)
     entry = low + tl.arange(0, ROWS)
     b, k = (tl.program_id(1) // K).to(tl.int64), tl.program_id(1) % K
@@ -120,7 +122,7 @@ def of_pairs(
 
 @triton.jit
 def reached(position, b, entry, own, nearest, E):
-    """Which of the entries are pairs that each query sees, queries in rows."""
+    """Return which entries each query sees. Queries are in rows."""
     present = tl.load(position + b * E + entry, mask=entry < E, other=-1) >= 0
     return present[None, :] & (entry[None, :] >= nearest[:, None]) & (entry[None, :] <= own[:, None])
 
@@ -133,13 +135,13 @@ def with_mass(
     first: Int[Tensor, "B T"],
     reach: int,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T H"]]:
-    """Output, and lse in float32: 0 and -inf where nothing is seen. position: -1 where there is no pair."""
+    """Return the output, and the lse in float32: 0 and -inf where nothing is visible. position: -1 where there is no pair."""
     inputs = (states.contiguous() for states in (query, key, value, position, first.to(torch.int32)))
     return _WithMass.apply(*inputs, reach)  # pyright: ignore[reportReturnType]
 
 
 def constants_of(dtype: torch.dtype, heads: int, key_heads: int, dim: int) -> dict[str, Any]:
-    """What a launch is built for, by its sizes."""
+    """Return the constants of a launch for these sizes."""
     block = 64 if dim <= 64 or (dim <= 128 and dtype.itemsize == 2) else 32
     sizes = {"H": heads, "K": key_heads, "D": dim, "BLOCK": block, "DB": width(dim)}
     return sizes | {"PRECISION": products_of(dtype)[1]}

@@ -31,7 +31,7 @@ from blocks.fused.tiles import put, tile, tuned
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(1.1754943508222875e-30)
-"""Masses up to this are none, as in ``StateMemory``."""
+"""Masses up to this count as 0, as in ``StateMemory``."""
 
 
 @tuned((4, 2), (8, 2), (4, 3), key=["K", "N", "D", "F", "BLOCK"], numbers=["e", "E", "count", "steps"])
@@ -40,7 +40,8 @@ def sum_up(
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a state head's matrix, from the first entry to the last. laid: B N count F D, laid_mass: B N count F."""
+    """Compute one tile of a state head's matrix, from the first entry to the last. laid: B N count F D, laid_mass: B N count
+    F."""
     tiles = (D + VB - 1) // VB
     feature, column = tl.program_id(0) // tiles * FB + tl.arange(0, FB), tl.program_id(0) % tiles * VB + tl.arange(0, VB)
     b, n = (tl.program_id(1) // N).to(tl.int64), tl.program_id(1) % N
@@ -105,8 +106,8 @@ def answer(
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head: the output, and what the backward wants: the logarithm to base 2 of the mass of both, what
-    the state's products are to be multiplied by, and, for ``row_max``, the window's largest logit and where it stands."""
+    """Compute the outputs of a block of queries of one head, and the tensors that the backward needs: the logarithm to base 2
+    of the common mass, the factor of the state's products, and, with ``row_max``, the window's largest logit and its place."""
     first_token = tl.program_id(0) * BLOCK
     token, column = first_token + tl.arange(0, BLOCK), tl.arange(0, DB)
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -162,7 +163,7 @@ def answer(
         mass += tl.sum(products.to(tl.float32), 1)
         total = tl.dot(products, values.to(products.dtype), total, input_precision=PRECISION)
 
-    # The state is one more entry of the window's softmax, whose logit is the logarithm of its mass.
+    # The state counts as one more entry of the window's softmax. Its logit is the logarithm of its mass.
     has_mass = mass > LEAST
     top = tl.where(has_mass, tl.log2(tl.where(has_mass, mass, 1.0)), float("-inf"))
     total *= tl.where(has_mass, 1.0 / tl.where(has_mass, mass, 1.0), 0.0)[:, None]
@@ -213,8 +214,8 @@ def answer(
 
 @triton.jit
 def decayed_features(key_features, clocks, row, then, present, now, feature, F: tl.constexpr):
-    """What is left of one entry's features at each token of its block, those before it apart. row, then: of its features and clock;
-    now: the tokens' clocks."""
+    """Return one entry's features, decayed to each token of its block. At tokens before the entry the exponent is limited to 0.
+    row, then: of its features and its clock. now: the clocks of the tokens."""
     key = tl.load(key_features + row * F + feature, mask=present & (feature < F), other=0.0).to(tl.float32)
     passed = now - tl.load(clocks + then * F + feature, mask=feature < F, other=0.0)[None, :]
     return key[None, :] * tl.exp(tl.minimum(passed, 0.0))
@@ -222,7 +223,7 @@ def decayed_features(key_features, clocks, row, then, present, now, feature, F: 
 
 @triton.jit
 def over_blocks(clocks, row, n, base, block, feature, N: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
-    """What passes by the clocks of the blocks of entries from ``base`` up to this one. row: of the first entry."""
+    """Return the decay over the blocks of entries from ``base`` to before ``block``. row: of the first entry."""
     passed = tl.zeros(feature.shape, tl.float32)
     for earlier in range(base, block):
         last = ((row + earlier * BLOCK + BLOCK - 1) * N + n) * F
@@ -232,8 +233,8 @@ def over_blocks(clocks, row, n, base, block, feature, N: tl.constexpr, F: tl.con
 
 @triton.jit
 def bounds(fallen, b, token, first_token, T, BLOCK: tl.constexpr):
-    """Of the tokens of a block: how many entries have fallen with each, the last block of entries before which all have fallen
-    with the first, and how many have with the last."""
+    """Return, for the tokens of a block: the number of entries evicted by each, the last block of entries before which all are
+    evicted by the first token, and the number of entries evicted by the last token."""
     until, base, stop = token + 1, first_token // BLOCK, tl.minimum(first_token + BLOCK, T)
     if fallen is not None:
         until = tl.load(fallen + b * T + token, mask=token < T, other=0)
@@ -244,7 +245,7 @@ def bounds(fallen, b, token, first_token, T, BLOCK: tl.constexpr):
 
 @triton.jit
 def begins(start, rows, b, E, entry, valid):
-    """The first entry of the document of each of these, and the first of them that is a pair and in no state yet."""
+    """Return the first entry of each token's document, and the first of its entries that is a pair and not yet in the state."""
     begin = tl.zeros_like(entry)
     if start is not None:
         begin = tl.load(start + b * E + entry, mask=valid, other=0)

@@ -25,7 +25,7 @@ def of_states(
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the gradient of a state head's matrix. reach: a token has at most so many more entries fallen than its number."""
+    """Compute one tile of the gradient of a state head's matrix. reach: by token t, at most t + reach entries are evicted."""
     tiles = (D + VB - 1) // VB
     feature, column = tl.program_id(0) // tiles * FB + tl.arange(0, FB), tl.program_id(0) % tiles * VB + tl.arange(0, VB)
     b, n = (tl.program_id(1) // N).to(tl.int64), tl.program_id(1) % N
@@ -100,7 +100,7 @@ def of_queries(
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head: what their gradient is, and that of their features and weights."""
+    """Compute the gradients of a block of queries of one head, and of their features and weights."""
     first_token = tl.program_id(0) * BLOCK
     token, column = first_token + tl.arange(0, BLOCK), tl.arange(0, DB)
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -197,7 +197,7 @@ def of_pairs(
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Entries of one block and key head: what the gradient of their keys, values and features is, over all query heads."""
+    """Compute the gradients of the keys, values and features of one block of entries and one key head, over all query heads."""
     block, low = tl.program_id(0) * ROWS // BLOCK, tl.program_id(0) * ROWS
     entry, column = low + tl.arange(0, ROWS), tl.arange(0, DB)
     b, k = (tl.program_id(1) // K).to(tl.int64), tl.program_id(1) % K
@@ -213,7 +213,7 @@ def of_pairs(
     if fallen is not None:
         asking_first = tl.maximum(low + 1 - reach, 0) // BLOCK
     of_value = tl.zeros((ROWS, DB), tl.float32)
-    # Products stand with the entries in rows and the tokens in columns, as the sums over tokens take them.
+    # Entries are in rows and tokens in columns, because the sums are over tokens.
     for head in range(0, N // K):
         n = k * (N // K) + head
         clock, left = tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), 1.0, tl.float32)

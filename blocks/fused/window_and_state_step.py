@@ -30,13 +30,14 @@ def step(
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     BLOCK: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One row and state head: its matrix, and the answers of its query heads. size: of the chunks of a terraced window, or 0."""
+    """Compute one row and state head: the update of its matrix, and the outputs of its query heads. size: of a chunk of a
+    terraced window, else 0."""
     b, n = (tl.program_id(0) // N).to(tl.int64), tl.program_id(0) % N
     k, column, taken = n // (N // K), tl.arange(0, DB), tl.arange(0, EB)
     columns, takes = column < D, taken < E
     now = tl.load(position + b)
     slot = (tl.load(index + b) % held).to(tl.int32)
-    # How many entries of the ring the token sees, at most.
+    # The largest number of ring entries that the token sees.
     reach = tl.where(size == 0, held, (now % tl.maximum(size, 1)).to(tl.int32) + size)
     new_key = tl.load(key + (b * K + k) * D + column, mask=columns, other=0.0)
     new_value = tl.load(value + (b * K + k) * D + column, mask=columns, other=0.0)
@@ -61,9 +62,9 @@ def step(
                 else:
                     matrix = tl.dot(tl.trans(keys), values, matrix, input_precision=PRECISION)
                 masses += tl.sum(keys, 0)
-            # The others of its queries read the state as it was handed in.
+            # Its other query heads read the state of the previous call.
             if member == H // N - 1:
-                tl.debug_barrier()  # several threads may hold one number: all have read it
+                tl.debug_barrier()  # Several threads may hold the same number; wait until all have read it.
                 put(state, row, column, matrix, features, columns)
                 tl.store(state + row + D, masses, mask=features)
             asking = tl.load(query_features + (b * H + h) * F + feature, mask=features, other=0.0)
@@ -86,7 +87,7 @@ def step(
         some = mass > LEAST
         top = tl.where(some, tl.log2(tl.where(some, mass, 1.0)), float("-inf"))
         total *= tl.where(some, 1.0 / tl.where(some, mass, 1.0), 0.0)
-        # The token's own pair is always there, so no maximum is that of nothing.
+        # The token's own pair is always present, so the maximum is finite.
         higher = tl.maximum(top, own + shift)
         left, share = tl.exp2(top - higher), tl.exp2(own + shift - higher)
         sums, total, top = tl.where(some, left, 0.0) + share, total * left + share * new_value.to(tl.float32), higher
@@ -103,7 +104,7 @@ def step(
             total = total * left + tl.sum(weights[:, None] * entries, 0)
         tl.store(output + (b * H + h) * D + column, (total / sums).to(output.dtype.element_ty), mask=columns)
 
-    # Nobody reads the entry whose place it takes.
+    # The entry that it overwrites is not visible to any token.
     if n % (N // K) == 0:
         row = ((b * held + slot) * K + k) * D
         tl.store(ring_key + row + column, new_key, mask=columns)
@@ -114,7 +115,7 @@ def step(
 
 @triton.jit
 def visible(ring_position, place, slot, held, reach):
-    """Which entries of the ring the token sees beside its own pair: those of ``reach`` tokens before it."""
+    """Return which entries of the ring the token sees beside its own pair: those of the ``reach`` tokens before it."""
     present = (place < held) & (place != slot)
     present = present & (tl.load(ring_position + place, mask=place < held, other=-1) >= 0)
     return present & ((slot - place + held) % held <= reach)
@@ -136,7 +137,8 @@ def stepped(
     size: int,
     row_max: bool,
 ) -> Float[Tensor, "B 1 H D"]:
-    """The head's output. ring: keys, values and positions, with the state written over. log_decay: B 1 N, or B 1 N F."""
+    """Return the head's output. Ring and state are updated in place. ring: keys, values and positions. log_decay: B 1 N, or B 1
+    N F."""
     features, values, present = (tensor.contiguous() for tensor in fallen)
     batch, _, heads, dim = query.shape
     _, entries, state_heads, wide = features.shape

@@ -1,4 +1,4 @@
-"""Gates: how fast a state forgets. One line below is all that a new one adds to the catalogue."""
+"""Gates: they compute the decay of a state. A new one is added to the catalogue in one line below."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ GateConfig = Annotated[Gate, GATES]
 
 
 def gates_of(ranks: Collection[str]) -> list[str]:
-    """The kinds of gates whose decay is of one of these ranks."""
+    """Return the kinds of the gates whose decay has one of these ranks."""
     return [kind for kind, gate in GATES.items() if issubclass(gate, Gate) and gate.rank_of_decay in ranks]

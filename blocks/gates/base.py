@@ -1,4 +1,4 @@
-"""What every gate answers: how much of a state survives one token, as a natural logarithm."""
+"""The base of all gates: a gate returns the natural logarithm of the decay at each token."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ MatrixRank = int | Literal["full"]
 
 
 class Gate(Part):
-    """A gate owns no kernel: a recurrence asks for its decay's rank alone, so a new gate runs on every kernel of that rank.
-
-    It reads one of the head's inputs, by the name of its port: hidden states, unless its operation says another.
-    """
+    """A gate has no kernel of its own. A recurrence depends only on the rank of the decay, so a new gate runs on every kernel
+    of that rank. Its input is a port of the head: the hidden states, unless its operation declares another one."""
 
     role: ClassVar[str] = "gate"
     rank_of_decay: ClassVar[DecayRank]
     steps: ClassVar[bool] = False
-    """Beside the decay it gives the step that it is made of, one a state head, in a port of that name."""
+    """The name of a second output with the step that the decay is made of, one per state head; empty if it has none."""
 
     def key_heads(self, shape: Shape, incoming: int) -> int:
-        """State heads that this gate asks for where the keys come in with ``incoming`` heads."""
+        """Return the number of state heads with this gate, for keys with ``incoming`` heads."""
         return incoming
 
     def operation(self, shape: Shape) -> Operation:
@@ -43,10 +41,8 @@ class Gate(Part):
     def log_decay(
         self, parameters: Parameters, inputs: Tensor, shape: Shape, /
     ) -> Float[Tensor, "B T N"] | Float[Tensor, "B T N F"] | None:
-        """log α_t ≤ 0, one a state head (rank head) or one a feature of it (rank channel); None: nothing decays.
-
-        inputs: what the gate reads, hidden states B T C in most of them.
-        """
+        """Return log α_t ≤ 0, one number per state head (rank head) or per feature (rank channel); None if nothing decays.
+        inputs: the gate's input, in most gates the hidden states B T C."""
         raise NotImplementedError
 
 
@@ -54,24 +50,25 @@ class PerOwnHead(Gate):
     """A gate with one decay, or one row of parameters, for each of its own heads."""
 
     per: Per = "query_head"
-    """query_head: each query head has a decay, and so a state, of its own. key_head: query heads of a key head share it."""
+    """query_head: each query head has its own decay, and so its own state. key_head: query heads that share a key head share
+    both."""
 
     def key_heads(self, shape: Shape, incoming: int) -> int:
         return shape.heads if self.per == "query_head" else incoming
 
     def own_heads(self, shape: Shape) -> int:
-        """How many it has."""
+        """Return the number of the gate's own heads."""
         return shape.heads if self.per == "query_head" else shape.key_heads
 
 
 def bias_of_rate(rate: Float[Tensor, " n"], temperature: float) -> Float[Tensor, " n"]:
-    """b, so that logsigmoid(b) / temperature = -rate: σ(b) = exp(-temperature · rate)."""
+    """Return b such that logsigmoid(b) / temperature = -rate. This uses σ(b) = exp(-temperature · rate)."""
     wanted = temperature * rate
     return -wanted - torch.log(-torch.expm1(-wanted))
 
 
 def matrices(width: int, columns: int, rank: MatrixRank) -> dict[str, Fresh]:
-    """The matrices from hidden states to so many logits: one, or two through ``rank`` columns."""
+    """Return the matrices from hidden states to this many logits: one, or two with ``rank`` columns between them."""
     if rank == "full":
         return {"weight": Fresh((columns, width), initialise.normal(width))}
     return {
@@ -81,7 +78,7 @@ def matrices(width: int, columns: int, rank: MatrixRank) -> dict[str, Fresh]:
 
 
 def logits(parameters: Parameters, hidden: Float[Tensor, "B T C"]) -> Float[Tensor, "B T columns"]:
-    """x W + b through those matrices, in the accumulating dtype."""
+    """Return x W + b, in the accumulating dtype."""
     dtype = accumulating(hidden.dtype)
     if "weight" in parameters:
         return affine(hidden, parameters["weight"], parameters["bias"], dtype)
@@ -90,5 +87,5 @@ def logits(parameters: Parameters, hidden: Float[Tensor, "B T C"]) -> Float[Tens
 
 
 def flops_of_matrices(width: int, columns: int, rank: MatrixRank) -> int:
-    """What they take a token."""
+    """Return the floating-point operations of these matrices per token."""
     return 2 * width * columns if rank == "full" else 2 * rank * (width + columns)

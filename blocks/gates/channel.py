@@ -15,10 +15,8 @@ from blocks.tensors import repeat_heads
 
 
 class PerChannel(PerOwnHead):
-    """log α_t = logsigmoid(x_t W₁ W₂ + b) / temperature, one number a feature of each state head.
-
-    As a matrix the gate is G_t = α_tᵀ 1: all value columns of a feature decay alike (LAWCAT, eq. 4).
-    """
+    """log α_t = logsigmoid(x_t W₁ W₂ + b) / temperature, one number per feature of each state head. The gate as a matrix is G_t
+    = α_tᵀ 1: all value columns of a feature have the same decay (LAWCAT, eq. 4)."""
 
     equation: ClassVar[str] = "log α_t = logsigmoid(x_t W₁ W₂ + b) / τ, W₁: C × rank, W₂: rank × (heads · F)"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4; LAWCAT, eq. 4 and table 8"
@@ -26,14 +24,14 @@ class PerChannel(PerOwnHead):
     incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["channel"] = "channel"
     rank: PositiveInt | Literal["full"] = 16
-    """Columns of W₁; full: one matrix."""
+    """Number of columns of W₁. full: one matrix."""
     temperature: PositiveFloat = 16.0
-    """τ: the larger, the slower the state forgets at the start."""
+    """τ. A larger τ makes the decay slower at the start."""
     bias: float = 0.0
-    """b at the start."""
+    """The initial value of b."""
 
     def columns(self, shape: Shape) -> int:
-        """Decays a token: one a feature of each of the gate's own heads."""
+        """Return the number of decays per token: one per feature of each of the gate's own heads."""
         return self.own_heads(shape) * shape.features
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
@@ -45,11 +43,12 @@ class PerChannel(PerOwnHead):
         return flops_of_matrices(shape.hidden_size, self.columns(shape), self.rank)
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """b by the mean age of what each head attends to, in closed form; all features of a head start alike."""
+        """Compute b from the mean age of the pairs that each head attends to, in closed form. All features of a head start with
+        the same b."""
         return {"bias": bias_of_rate(attended.rate(self.own_heads(shape)), self.temperature).repeat_interleave(shape.features)}
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N F"]:
-        # In place: what a sigmoid's logarithm has made is nobody else's, and has no other use.
+        # In place: nothing else uses the output of logsigmoid.
         decay = torch.nn.functional.logsigmoid(logits(parameters, hidden)).div_(self.temperature)
         decay = decay.view(*decay.shape[:2], -1, shape.features)
         return repeat_heads(decay, shape.state_heads)

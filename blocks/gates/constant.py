@@ -13,17 +13,15 @@ from blocks.tensors import accumulating, repeat_heads
 
 
 class Constant(PerOwnHead):
-    """α_h = 1 - 2^(-exponent - h) for head h = 0, 1, … of its group: each head remembers twice as long as the one before.
-
-    The heads are the query heads, or the key heads where ``per`` is key_head.
-    """
+    """α_h = 1 - 2^(-exponent - h) for head h = 0, 1, … of its group: the memory of each head is twice as long as that of the
+    one before. The heads are the query heads, or the key heads with ``per: key_head``."""
 
     equation: ClassVar[str] = "α_h = 1 - 2^(-exponent - h)"
     source: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621, eq. 8"
     rank_of_decay: ClassVar[DecayRank] = "head"
     kind: Literal["constant"] = "constant"
     exponent: PositiveFloat = 5.0
-    """5: the first head forgets a 32nd part at each token."""
+    """With 5, the first head loses 1/32 of its state at each token."""
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:
         heads = torch.arange(self.own_heads(shape), device=hidden.device, dtype=torch.float64)

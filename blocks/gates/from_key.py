@@ -1,4 +1,4 @@
-"""Liger's decay: made from the key itself, without a parameter of its own."""
+"""Liger's decay: computed from the key, without parameters."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from blocks.tensors import accumulating, repeat_heads
 
 
 class FromKey(Gate):
-    """log α_t = logsigmoid(k_t) / temperature, one number a coordinate of the token's key as it is projected: neither turned nor
-    convolved.
-
-    Feature j of a head's map decays by coordinate j mod D, so that both sides of a two-sided map of D features each decay alike.
-    """
+    """log α_t = logsigmoid(k_t) / temperature, one number per coordinate of the token's projected key, before rotation and
+    convolution. Feature j of a head decays by coordinate j mod D, so both sides of a two-sided map with D features each have
+    the same decays."""
 
     equation: ClassVar[str] = "log α_t = logsigmoid(k_t) / τ, k_t = x_t W_k"
     source: ClassVar[str] = "Lan et al. 2025, arXiv:2503.01496 (Liger), as in its code"
     rank_of_decay: ClassVar[DecayRank] = "channel"
     kind: Literal["from_key"] = "from_key"
     temperature: PositiveFloat = 16.0
-    """τ: the larger, the slower the state forgets."""
+    """τ. A larger τ makes the decay slower."""
 
     def misfit(self, shape: Shape) -> Problem | None:
         if shape.features % shape.head_dim == 0:

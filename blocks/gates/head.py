@@ -15,7 +15,7 @@ from blocks.tensors import accumulating, affine, repeat_heads
 
 
 class PerHead(PerOwnHead):
-    """log α_t = logsigmoid(x_t W + b) / temperature, one number a head."""
+    """log α_t = logsigmoid(x_t W + b) / temperature, one number per head."""
 
     equation: ClassVar[str] = "log α_t = logsigmoid(x_t W + b) / τ, W: C × heads"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4, with one decay a head"
@@ -23,9 +23,9 @@ class PerHead(PerOwnHead):
     incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["head"] = "head"
     temperature: PositiveFloat = 16.0
-    """τ: the larger, the slower the state forgets at the start."""
+    """τ. A larger τ makes the decay slower at the start."""
     bias: float = 0.0
-    """b at the start."""
+    """The initial value of b."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         heads = self.own_heads(shape)
@@ -38,7 +38,7 @@ class PerHead(PerOwnHead):
         return 2 * shape.hidden_size * self.own_heads(shape)
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """b by the mean age of what each head attends to, in closed form."""
+        """Compute b from the mean age of the pairs that each head attends to, in closed form."""
         return {"bias": bias_of_rate(attended.rate(self.own_heads(shape)), self.temperature)}
 
     def log_decay(self, parameters: Parameters, hidden: Float[Tensor, "B T C"], shape: Shape) -> Float[Tensor, "B T N"]:

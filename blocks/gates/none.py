@@ -1,4 +1,4 @@
-"""No gate: a state keeps everything."""
+"""No gate: the state does not decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ALiBi's slopes as a decay, as Lightning Attention has them: a constant for each head."""
+"""ALiBi's slopes as a decay, as in Lightning Attention: a constant for each head."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from blocks.tensors import accumulating, repeat_heads
 
 
 class Slopes(PerOwnHead):
-    """log α_h = -2^(-8 h / N) for head h = 1, …, N of its group: of the query heads, or of the key heads where ``per`` is key_head.
+    """log α_h = -2^(-8 h / N) for head h = 1, …, N of its group: the query heads, or the key heads with ``per: key_head``.
 
-    Where N is no power of two, the heads have the slopes of the next smaller power, and the others every second of those of the
-    next larger one, as ALiBi's authors do.
+    If N is not a power of two, the first heads have the slopes of the next smaller power, and the others every second slope of
+    the next larger power, as in ALiBi's code.
     """
 
     equation: ClassVar[str] = "log α_h = -2^(-8h/N), h = 1 … N"
@@ -32,7 +32,7 @@ class Slopes(PerOwnHead):
 
 
 def slopes_of(heads: int) -> list[float]:
-    """How steep each of so many heads is, in nats a token."""
+    """Return the slope of each of this many heads, in nats per token."""
     power = 1 << int(math.log2(heads))
     even = [2.0 ** (-8 * head / power) for head in range(1, power + 1)]
     between = [2.0 ** (-8 * head / (2 * power)) for head in range(1, 2 * power + 1, 2)]

@@ -1,4 +1,4 @@
-"""Mamba-2's decay: a rate of each head times a step that the token says, the step a softplus."""
+"""Mamba-2's decay: a rate per head times a data-dependent step, which is a softplus."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from blocks.part import Fresh, Parameters
 from blocks.tensors import repeat_heads
 
 SHORTEST, LONGEST = 1e-3, 0.1
-"""Between which steps start."""
+"""The range of initial steps."""
 
 
 def step_bias() -> initialise.Fill:
-    """b, so that softplus(b) is a step between the shortest and the longest, evenly by its logarithm."""
+    """Fill b so that softplus(b) is log-uniform between the shortest and the longest step."""
     return initialise.softplus_log_uniform(SHORTEST, LONGEST)
 
 
 def bias_of_step(decay: Float[Tensor, " n"], rate: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """b, so that exp(rate) · softplus(b) = decay."""
+    """Return b such that exp(rate) · softplus(b) = decay."""
     step = decay * torch.exp(-rate.to(decay.dtype))
     return step + torch.log(-torch.expm1(-step))
 
 
 def decayed(step: Tensor, rate: Tensor) -> Tensor:
-    """-exp(A) times a step, at most 0."""
+    """Return -exp(A) times a step, at most 0."""
     return -rate.to(step.dtype).exp() * step
 
 
 class Softplus(PerOwnHead):
-    """log α_t = -exp(A) · softplus(x_t W + b), one number a head.
+    """log α_t = -exp(A) · softplus(x_t W + b), one number per head.
 
-    exp(A) starts evenly between ``slowest`` and ``fastest``: from 1 to 16 in Mamba-2, from 0 to 16 in the code of Gated DeltaNet
-    and DeltaProduct. softplus(b) starts between 0.001 and 0.1.
+    exp(A) is uniform between ``slowest`` and ``fastest`` at the start: from 1 to 16 in Mamba-2, from 0 to 16 in the code of
+    Gated DeltaNet and DeltaProduct. softplus(b) is between 0.001 and 0.1 at the start.
     """
 
     equation: ClassVar[str] = "log α_t = -exp(A) · softplus(x_t W + b), W: C × heads"
@@ -49,9 +49,9 @@ class Softplus(PerOwnHead):
     incidental: ClassVar[frozenset[str]] = frozenset({"slowest", "fastest"})
     kind: Literal["softplus"] = "softplus"
     slowest: NonNegativeFloat = 1.0
-    """The smallest exp(A) at the start."""
+    """The smallest initial exp(A)."""
     fastest: PositiveFloat = 16.0
-    """The largest exp(A) at the start."""
+    """The largest initial exp(A)."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         heads = self.own_heads(shape)
@@ -61,7 +61,7 @@ class Softplus(PerOwnHead):
         }
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """b by the mean age of what each head attends to, in closed form; A stays."""
+        """Compute b from the mean age of the pairs that each head attends to, in closed form. A keeps its initial value."""
         return {"bias": bias_of_step(attended.rate(self.own_heads(shape)), parameters["rate"])}
 
     def flops(self, shape: Shape, tokens: int) -> int:
@@ -79,7 +79,7 @@ class Softplus(PerOwnHead):
         return self._decay_and_step(parameters, hidden, shape)[0]
 
     def _decay_and_step(self, parameters: Parameters, hidden: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-        """The decay and the step, of each state head."""
+        """Return the decay and the step of each state head."""
         step = torch.nn.functional.softplus(logits(parameters, hidden))
         decay = decayed(step, parameters["rate"])
         return repeat_heads(decay, shape.state_heads), repeat_heads(step, shape.state_heads)

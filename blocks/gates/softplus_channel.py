@@ -15,9 +15,9 @@ from blocks.tensors import repeat_heads
 
 
 class SoftplusChannel(PerOwnHead):
-    """log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), one number a feature of each state head; A is one a head.
+    """log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), one number per feature of each state head, with one A per head.
 
-    exp(A) starts evenly between ``slowest`` and ``fastest``, softplus(b) between 0.001 and 0.1.
+    exp(A) is uniform between ``slowest`` and ``fastest`` at the start, softplus(b) is between 0.001 and 0.1.
     """
 
     equation: ClassVar[str] = "log α_t = -exp(A) · softplus(x_t W₁ W₂ + b), W₁: C × rank, W₂: rank × (heads · F), A one a head"
@@ -26,11 +26,11 @@ class SoftplusChannel(PerOwnHead):
     incidental: ClassVar[frozenset[str]] = frozenset({"slowest", "fastest"})
     kind: Literal["softplus_channel"] = "softplus_channel"
     rank: PositiveInt | Literal["full"] = 16
-    """Columns of W₁; full: one matrix."""
+    """Number of columns of W₁. full: one matrix."""
     slowest: NonNegativeFloat = 1.0
-    """The smallest exp(A) at the start."""
+    """The smallest initial exp(A)."""
     fastest: PositiveFloat = 16.0
-    """The largest exp(A) at the start."""
+    """The largest initial exp(A)."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         heads = self.own_heads(shape)
@@ -41,7 +41,8 @@ class SoftplusChannel(PerOwnHead):
         }
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """b by the mean age of what each head attends to, in closed form; A stays, and all features of a head start alike."""
+        """Compute b from the mean age of the pairs that each head attends to, in closed form. A keeps its initial value, and
+        all features of a head start with the same b."""
         bias = bias_of_step(attended.rate(self.own_heads(shape)), parameters["rate"])
         return {"bias": bias.repeat_interleave(shape.features)}
 

@@ -1,4 +1,4 @@
-"""Memories: what holds past pairs. One line below adds a new one of this project."""
+"""Memories: they store past pairs. A new one is added to the catalogue in one line below."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ from blocks.registry import Role
 MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Rwkv7, Gdn2, Mesa, Latents)
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
-"""Memories that one form computes together, those that cover most first."""
+"""Patterns of memories that one form computes together. Those that cover the most memories are first."""

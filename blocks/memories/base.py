@@ -1,4 +1,4 @@
-"""What the memories share: a name, a position of their own, and a weight in the head's read."""
+"""The base of all memories: name, position and weight of a memory, and the properties that rules and forms depend on."""
 
 from __future__ import annotations
 
@@ -23,69 +23,70 @@ if TYPE_CHECKING:
     from blocks.rates import Rate
 
 LARGEST_FACTOR = 0.99
-"""Of what a teacher's attention gives a memory to start with."""
+"""The largest factor of a mass that calibration gives a memory."""
 LOLCATS_FACTOR = math.log(0.1 / 0.9)
-"""LoLCATs starts its window factors at σ = 0.1."""
+"""The logit of LoLCATs' initial window factor, σ = 0.1."""
 
 
 FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pace of its own for each feature"}
-"""What the rank of a gate's decay means."""
+"""A description of a gate's decay, by its rank."""
 
 
 Misplaced = tuple[str, FieldPath | str]
-"""What is wrong with what stands around a memory, and where: a field of it, or, by its name, the edge to a memory below."""
+"""A problem with the memories around a memory, and its place: a field of the memory, or the name of a memory below, whose edge
+is meant."""
 
 
 class Memory(Part):
-    """Holds past pairs in some form, and answers a query with a partial attention.
+    """A memory stores past pairs in some form, and answers a query with a partial attention.
 
-    Every form of every memory has one signature: its parameters, the ``Call`` with the tokens and the memory's state, and its
-    inputs by name; it returns the partial, with the pairs that fall where it is bounded, and the new state.
+    All forms of all memories have one signature. They take the parameters, the ``Call`` with the tokens and the memory's state,
+    and the inputs by name. They return the partial, with the evicted pairs if the memory is bounded, and the new state.
     """
 
     role: ClassVar[str] = "memory"
     bounded: ClassVar[bool]
-    """It holds a fixed number of pairs, so pairs fall out of it."""
+    """Whether it holds a fixed number of pairs, and so evicts pairs."""
     reads: ClassVar[Kind]
-    """What it is fed beside queries: pairs as they are, their features, or the hidden states that the head mixes."""
+    """The kind of its input beside queries: pairs, features of pairs, or the hidden states that the head mixes."""
     answers_from_pairs: ClassVar[bool] = True
-    """Its answer is of the pairs that it gets; otherwise it has one without them, and hands all of them on."""
+    """Whether its answer depends on the pairs that it receives. Otherwise it evicts all of them."""
     exact: ClassVar[bool] = False
-    """It weighs its pairs by softmax of q·k / √D."""
+    """Whether it is softmax attention over its pairs, with logits q·k / √D."""
     grows: ClassVar[bool] = False
-    """Its state grows with the text."""
+    """Whether its state grows with the text."""
     per_query_head: ClassVar[bool] = False
-    """Each query head holds pairs of its own."""
+    """Whether each query head holds its own pairs."""
     sifts: ClassVar[bool] = False
-    """It keeps some pairs for good, so the tokens that they came with bring none to the memories below."""
+    """Whether it keeps some pairs permanently, so that their tokens bring no pair to the memories below."""
     decay_ranks: ClassVar[frozenset[str]] = frozenset()
-    """The ranks of decay that it can forget by, where it has a gate."""
+    """The ranks of decay that it supports, if it has a gate."""
     takes_several: ClassVar[bool] = False
-    """Several pairs may fall into it at one token."""
+    """Whether it accepts several evicted pairs at one token."""
     by_coordinate: ClassVar[bool] = False
-    """Each coordinate of a value has a weight of its own in the answer, so no single weight of a token gives the answer."""
+    """Whether each coordinate of a value has its own weight in the output, so that no single weight of a token gives it."""
     to_have_mass: ClassVar[str] = ""
-    """What a user would set so that its answer has a mass."""
+    """The setting that gives its answer a mass, for messages."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
-    """What its parameters are called by; left out, its kind, with _ for a dot."""
+    """The name of its parameters. Default: its kind, with _ in place of a dot."""
     position: PositionConfig | None = None
-    """How queries and keys are turned in this memory. Left out: as the head says."""
+    """Rotation of queries and keys in this memory. Default: that of the head."""
     weight: Literal["learned", "token"] | Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Its weight σ among the memories of the head, one a head: learned (from σ = 0.1, as LoLCATs), a linear function of each
-    token's (mixed) hidden state, fixed, or none."""
+    """Its weight σ among the memories of the head, per query head: ``learned`` (from σ = 0.1, as in LoLCATs), ``token`` (a
+    linear function of each token's hidden state, after ``mix_input``), a fixed number, or none."""
 
     @property
     def is_softmax_over_all(self) -> bool:
-        """Whether it is softmax attention over every token so far, with logits q·k / √D."""
+        """Whether it is softmax attention over all tokens so far, with logits q·k / √D."""
         return False
 
     def has_mass(self) -> bool:
-        """Whether its answer comes with a mass, so that it can share a denominator."""
+        """Whether its answer has a mass, so that it can share a denominator with others."""
         return True
 
     def problem(self, shape: Shape) -> Problem | None:
-        """Of its direction and its gate."""
+        """Return the problem with its direction or its gate, if there is one."""
         problem, gate = self.problem_both_ways(), self.gates
         if shape.both_ways and problem:
             return f"{problem}, and the spec says `direction: bidirectional`; change one of them", ()
@@ -96,20 +97,20 @@ class Memory(Part):
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:
-        """Of its position."""
+        """Return the problem with its position, if there is one."""
         turn = self.turn.misfit(shape)
         return turn and (turn[0], ("position", *turn[1]))
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
-        """What is wrong with what stands around it.
+        """Yield the problems with the memories around it.
 
-        above: the memory that feeds it, then the one that feeds that, and so on. below: those that it feeds, by name. edges: the
-        spec names the edges between memories.
+        above: the memory that feeds it, then the one that feeds that one, and so on. below: the memories that it feeds, by
+        name. edges: whether the spec names the edges between memories.
         """
         return iter(())
 
     def problem_both_ways(self) -> str | None:
-        """Why it cannot answer tokens that see those after them, too; None where it can."""
+        """Return why it cannot answer tokens that also see later tokens; None if it can."""
         return f"a `{self.kind}` memory only looks back"
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
@@ -120,8 +121,8 @@ class Memory(Part):
         return {}
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """A learned weight σ, so that the memory's mean share of each head is the teacher's: found by halving an
-        interval. A factor of a mass stays below 1."""
+        """Compute a learned weight σ that gives the memory the teacher's mean share in each head, by bisection. The factor of a
+        mass stays below 1."""
         if self.weight != "learned" or attended.balanced is None:
             return {}
         weight = parameters["weight"]
@@ -130,51 +131,53 @@ class Memory(Part):
 
     @property
     def brings_values(self) -> tuple[str, ...]:
-        """Its parameters that values of its own come from, which it answers with beside those of tokens: linear in both."""
+        """The names of parameters from which the memory makes values of its own, beside those of tokens. Its answer is linear
+        in both."""
         return ()
 
     @property
     def called(self) -> str:
-        """Its name in the head: its own, or its kind."""
+        """Its name in the head: ``name``, or else its kind."""
         return self.name or self.word
 
     @property
     def room(self) -> int:
-        """The `size` that it has in a spec, of which its state is a multiple; 0 where it has none."""
+        """Its ``size`` in a spec, to which its state is proportional; 0 if it has none."""
         return 0
 
     @property
     def turn(self) -> Position:
-        """How queries and keys are turned."""
+        """The rotation of queries and keys."""
         return self.position or NoPosition()
 
     @property
     def drops(self) -> bool:
-        """Whether what it evicts goes nowhere."""
+        """Whether evicted pairs are discarded."""
         return False
 
     def dropping(self) -> Self:
-        """The same memory, where what it evicts goes nowhere."""
+        """Return the same memory with evicted pairs discarded."""
         return self
 
     @property
     def features_as(self) -> UnitLength | None:
-        """How features are divided by their length, whatever the map. None: as they are, exponential ones by their logarithms."""
+        """How features are normalised to unit length, for any feature map. None: they are not, and exponential features are
+        given as logarithms."""
         return None
 
     @property
     def falls_together(self) -> bool:
-        """Whether several pairs may fall out of it at one token."""
+        """Whether it may evict several pairs at one token."""
         return False
 
     @property
     def falling_at_once(self) -> int:
-        """How many pairs fall out of it together, where any do."""
+        """The largest number of pairs that it evicts at one token; 1 if it evicts none."""
         return 1
 
     @property
     def looks_below(self) -> bool:
-        """Whether it looks at the state that it feeds before it lets a pair fall."""
+        """Whether it reads the state that it feeds before it evicts a pair."""
         return False
 
     @property
@@ -184,42 +187,43 @@ class Memory(Part):
 
     @property
     def weighs_values(self) -> bool:
-        """Whether its answer is a mean of values, weighed."""
+        """Whether its answer is a weighted mean of values."""
         return self.has_mass()
 
     @property
     def gates(self) -> Gate | None:
-        """How fast it forgets, where it does."""
+        """Its gate; None if it does not forget."""
         return None
 
     def rates(self) -> Mapping[str, Rate]:
-        """What the token of a pair brings for this memory, by the name that it travels under."""
+        """Return the numbers that each pair's token provides for this memory, by the names of the numbers."""
         return {}
 
     def sums(self, shape: Shape) -> tuple[Number, ...]:
-        """What a window above sums up for this memory while a pair stands there."""
+        """Return the numbers that a window above sums for this memory over the time that a pair is in the window."""
         return ()
 
     def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
-        """The state once so many tokens are in it."""
+        """Return the state after this many tokens."""
         return self.state(shape)
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
-        """Pairs of a key and a value that one key head's share of it holds after so many tokens, as LoLA's table 1 counts them."""
+        """Return the pairs that one key head's share of the memory holds after this many tokens, as LoLA's table 1 counts
+        them."""
         raise NotImplementedError
 
     def within(self, window: int) -> str | None:
-        """Of one that holds every pair: a memory that answers the same where a query sees so many pairs, and holds these alone, as
-        a spec says it. None where there is none."""
+        """For a memory that holds every pair: return, as YAML, a memory that gives the same answers where a query sees only
+        ``window`` pairs, and that holds only these. None if there is none."""
         return None
 
     def matrix(self, state: State) -> Float[Tensor, "B N F D"] | None:
-        """What pairs are summed up in, by this state, as the equation has it and whatever it is kept over: in float64, without a
-        normaliser. None where there is no such matrix."""
+        """Return the matrix in which this state sums pairs, as in the equation, whatever the layout of the state: in float64,
+        without normaliser. None if there is no such matrix."""
         return None
 
     def operation(self, shape: Shape) -> Operation:
-        """Its answer, and what falls out of it, if anything may."""
+        """Build the memory's operation. It returns the partial attention and, for bounded memories, the evicted pairs."""
         heads = shape.heads if self.per_query_head else shape.key_heads
         fallen = Port(FALLEN, Kind.PAIRS, heads, shape.head_dim, needed=False)
         return Operation(
@@ -230,19 +234,19 @@ class Memory(Part):
         )
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
-        """What it reads."""
+        """Return the input ports."""
         return (Port("query", Kind.QUERY, shape.heads, shape.head_dim), Port("pairs", Kind.PAIRS, dim=shape.head_dim))
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
-        """Where tokens see those before them."""
+        """Return the forms for causal attention."""
         raise NotImplementedError
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
-        """Where tokens see those after them, too; none of one that only looks back."""
+        """Return the forms for tokens that also see later tokens; empty for a memory that only looks back."""
         return ()
 
     def weighing(self, shape: Shape) -> Operation | None:
-        """What gives its weight in the read; None where it has none of its own."""
+        """Build the operation that computes its weight in the read; None if it has no weight of its own."""
         if self.weight is None or self.weight == "same":
             return None
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
@@ -253,11 +257,12 @@ class Memory(Part):
         return (self.logit(parameters, hidden, call.shape.heads),), {}
 
     def flops_of_weight(self, shape: Shape) -> int:
-        """Operations that ``logit`` takes a token."""
+        """Return the floating-point operations of ``logit`` per token."""
         return 2 * shape.hidden_size * shape.heads if self.weight == "token" else 0
 
     def logit(self, parameters: Parameters, inputs: Float[Tensor, "B T C"], heads: int) -> Tensor:
-        """The weight before its sigmoid, in the accumulating dtype: one a head (H), or one a token and head (B T H)."""
+        """Return the weight before its sigmoid, in the accumulating dtype: one number per head (H), or one per token and head
+        (B T H)."""
         dtype = accumulating(inputs.dtype)
         if self.weight == "token":
             weight = parameters["weight"]

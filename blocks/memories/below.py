@@ -1,4 +1,4 @@
-"""What a cache whose pairs are each query head's own asks of the state below it, and how it picks some of its pairs."""
+"""The interface of the state below a sparse cache, and the selection of the cache's pairs."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.tensors import in_all_rows
 
 Held = dict[str, Tensor]
-"""Pairs of each query head, the older first, B E H …: the key, turned, value, position (and convolved key) and numbers as they
-travel, and what is computed of each once, where it enters: the key mapped for the state below."""
+"""Pairs of each query head, the older first, B E H …: rotated key, value, position, convolved key if there is one, and the
+numbers of each pair. The key mapped for the state below is computed once, when a pair enters."""
 
 
 @runtime_checkable
 class Below(Protocol):
-    """The state memory that a sparse cache feeds: how it sees pairs, what it would answer to them, and how it takes them."""
+    """The state memory that a sparse cache feeds: it maps keys, predicts the values of pairs, and receives evicted pairs."""
 
     def map(self, pairs: Pairs) -> Float[Tensor, "B E H F"]:
-        """The pairs' keys as the state sees them."""
+        """Return the features of the pairs' keys in the state."""
         ...
 
     def look(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
-        """These pairs are asked for, and some of them fall, until others are."""
+        """Set the pairs that later calls are about, until the next call of ``look``: ``distances`` compares them, ``fall``
+        evicts some of them."""
         ...
 
     def reach(self, column: Int[Tensor, " B"]) -> None:
-        """Let time pass up to the token in this column, one a row, without its decay; a document that it starts finds nothing."""
+        """Advance the state to the token in this column, one per row, before that token's decay is applied. If the token starts
+        a document, the state is empty."""
         ...
 
     def distances(self) -> Float[Tensor, "B E H"]:
-        """How far what the state, as it stands, answers to each pair's own key is from the pair's value."""
+        """Return the distance between each pair's value and the state's answer to the pair's own key."""
         ...
 
     def fall(self, index: Int[Tensor, "B M H"], present: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
-        """Let some of the pairs, where they are there, fall in at the token in this column."""
+        """Add some of the pairs to the state at the token in this column. present: which of them are pairs."""
         ...
 
 
 def selected(held: Held, index: Int[Tensor, "B M H"]) -> Held:
-    """Some of them, each head its own."""
+    """Return the chosen pairs of each head."""
     heads = torch.arange(index.shape[2], device=index.device)
     place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()
     return {name: entries.flatten(0, 2).index_select(0, place).unflatten(0, index.shape) for name, entries in held.items()}

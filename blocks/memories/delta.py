@@ -1,4 +1,4 @@
-"""The past in a matrix that is corrected rather than added to: the delta rule, gated or not."""
+"""The delta rule, gated or not: a state that is corrected rather than only added to."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 
 class Delta(Rated):
-    """S_t = (I - β u uᵀ) D_t S_{t-1} + β uᵀ v of the pair that falls at t, read by w_t; u and w are features of length 1.
+    """S_t = (I - β u uᵀ) D_t S_{t-1} + β uᵀ v for the pair that enters at t, read by w_t. u and w are features of length 1.
 
-    D_t is what the gate leaves of each feature, one number a head or one a feature.
-
-    What the state already answers to a key is taken out before the new value goes in. The answer is a raw numerator, or that
-    over √F: there is no mass. A vector of features that is 0 writes and reads nothing.
+    D_t is the gate's decay, one number per head or per feature. The state's answer to the key is removed before the new value
+    is added. The output is a raw numerator, or that over √F, without a mass. A feature vector of 0 writes and reads nothing.
     """
 
     equation: ClassVar[str] = (
@@ -41,11 +39,11 @@ class Delta(Rated):
     decay_ranks: ClassVar[frozenset[str]] = delta.DECAY_RANKS
     kind: Literal["delta"] = "delta"
     scale: Literal["none", "root"] = "none"
-    """root: the answer is divided by √F, as published layers divide it before their norm (their K^-½); none: it is not."""
+    """root: the output is divided by √F, as published layers divide it before their norm (their K^-½). none: it is not."""
 
     steps: Annotated[int, Field(ge=1, le=8)] = 1
-    """Corrections a token, each with a key, a value and a rate of its own; those after the first are learned maps of the hidden
-    state, not convolved. The decay comes before the first, the answer after the last (DeltaProduct)."""
+    """Corrections per token, each with its own key, value and rate. Those after the first are learned maps of the hidden state,
+    without convolution. The decay is applied before the first, and the output is read after the last (DeltaProduct)."""
 
     @property
     def recurrences(self) -> tuple[Form, ...]:
@@ -61,7 +59,7 @@ class Delta(Rated):
 
     @property
     def brings_values(self) -> tuple[str, ...]:
-        """Further steps write values that are projected from the hidden state."""
+        """Further steps write values that are projections of the hidden state."""
         return ("value",) if self.steps > 1 else ()
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
@@ -103,11 +101,11 @@ class Delta(Rated):
     def _run_in_order(
         self, call: Call, query: Tensor, every: list[Features], decay: Tensor | None, recurrence: Form
     ) -> tuple[tuple[Partial], State]:
-        """The steps of one token."""
+        """Run the steps of one token, one after the other."""
         answer = None
         for pairs in every:
             answer, state = self.recall(call, query, pairs, decay, recurrence)
-            # No time passes between them, and no document begins.
+            # There is no decay between the steps, and no document begins there.
             call, decay = replace(call, state=state, tokens=replace(call.tokens, segment=None)), None
         assert answer is not None, "there is one step at least"
         return (answer,), call.state
@@ -115,7 +113,7 @@ class Delta(Rated):
     def _further(
         self, parameters: Parameters, shape: Shape, features: Mapped, pairs: Pairs, hidden: Float[Tensor, "B T C"]
     ) -> Iterator[Features]:
-        """What the tokens write after their own pairs."""
+        """Return the keys, values and rates that the tokens write after their own pairs."""
         for step in range(self.steps - 1):
             key, value = (
                 torch.nn.functional.linear(hidden.to(parameters[name].dtype), parameters[name][step])
@@ -138,7 +136,7 @@ class Delta(Rated):
         return entry * (2 * self.steps * shape.state_heads + shape.heads) + decay * shape.state_heads + (self.steps - 1) * further
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """Update and read of the state, the chunk's own pairs, and the triangular system of its keys."""
+        """Update and read of the state, the pairs of the chunk, and the triangular system of its keys."""
         chunk = self.steps * min(CHUNK, tokens)
         pairs = 2 * chunk * shape.heads * (shape.features + shape.head_dim)
         system = chunk * shape.state_heads * (3 * shape.features + shape.head_dim)
@@ -151,7 +149,7 @@ class Delta(Rated):
         if pairs is not None:
             assert pairs.rate is not None, "the graph gives every pair its rate"
             key, rate = (repeat_heads(of, call.shape.state_heads) for of in (pairs.key, pairs.rate))
-            # fla's kernels multiply in the model's dtype, and sum in float32 by themselves.
+            # fla's kernels multiply in the model's dtype, and sum in float32.
             value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))
             rate = pairs.fill_absent(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
@@ -168,7 +166,7 @@ class Delta(Rated):
 
 
 def _between(steps: Sequence[Tensor]) -> Tensor:
-    """B T … each, to B (T · steps) …: those of a token one behind the other."""
+    """Interleave tensors B T … of each step to B (T · steps) …: the steps of a token are consecutive."""
     return torch.stack(tuple(steps), dim=2).flatten(1, 2)
 
 
@@ -178,7 +176,7 @@ def _stretched(tokens: Tokens, steps: int) -> Tokens:
 
 
 def _joined(steps: list[Features]) -> Features:
-    """The pairs of all steps as pairs of a longer text."""
+    """Return the pairs of all steps as the pairs of a longer text."""
     heads = max(of.key.shape[2] for of in steps)
     first = steps[0]
     rates = [of.rate for of in steps if of.rate is not None]

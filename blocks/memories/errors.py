@@ -1,7 +1,8 @@
-"""How far the products of features were from the exact weights of a pair, summed over the queries that saw it in the window.
+"""The errors of feature products: their difference from a pair's exact weights, summed over the queries that saw the pair in
+the window.
 
-LoLA, appendix D: of e = exp(q_t·k_i / √D) and f = φ(q_t)·φ(k_i), as each score of ``blocks.scores`` compares them. The
-sums only choose which pairs to keep, so they carry no gradient. Exponents stop at ``LARGEST``, where squares still fit float32.
+LoLA, appendix D: each score of ``blocks.scores`` compares e = exp(q_t·k_i / √D) and f = φ(q_t)·φ(k_i). The sums only choose
+which pairs to keep, so they have no gradient. Exponents are limited to ``LARGEST``, whose squares fit in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from blocks.scores.base import LARGEST
 from blocks.tensors import accumulating, repeat_heads
 
 Error = Callable[[Tensor, Tensor], Tensor]
-"""Of the exact weights and the products that stand for them, B H t e both."""
+"""A function of the exact weights and of the products in their place, both B H t e."""
 ROWS = 64
 
 
@@ -28,8 +29,8 @@ def error_sums(
     tokens: Tokens,
     visible: Callable[[slice, slice], Bool[Tensor, "B t e"]],
 ) -> Float[Tensor, "B E H"]:
-    """Each entry's sum over the tokens of the call that see it. Token t stands at entry E - T + t and sees at most E - T entries
-    before its own; query and key are turned."""
+    """Return each entry's sum over the tokens of the call that see it. Token t is entry E - T + t and sees at most E - T
+    entries before its own. query and key are rotated."""
     with torch.no_grad():
         dtype, heads, length = accumulating(query.dtype), query.shape[2], query.shape[1]
         held = key.shape[1] - length
@@ -57,5 +58,5 @@ def _product(query: Float[Tensor, "B t H F"], key: Float[Tensor, "B e H F"], log
 
 
 def _weight(logarithm: Tensor) -> Tensor:
-    """Its exponential. All that stop do so at one number, whatever the machine's exp makes of ``LARGEST``."""
+    """Return exp of the logits. All limited logits give one number, whatever the machine's exp returns for ``LARGEST``."""
     return logarithm.exp().clamp(max=math.exp(LARGEST))

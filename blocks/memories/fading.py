@@ -1,7 +1,7 @@
-"""Logits that fall with every token after their pair came in: decays, summed from each pair up to each query.
+"""Logits that decrease at every token after their pair: the sum of log decays from each pair to each query.
 
-A pair's logit at t falls by Σ log α_u, s < u ≤ t. The sums are kept from each pair up to the last token, so that those of near
-pairs stay small and keep their digits, however long the text. Inside a call they are differences of one running sum, in float64.
+A pair's logit at t changes by Σ log α_u, s < u ≤ t. The state has the sum from each pair to the last token, so the sums of
+recent pairs are small and precise, however long the text is. Within a call they are differences of one running sum in float64.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from blocks.legend import Float, Tensor, torch
 
 @dataclass(frozen=True)
 class Fading:
-    """Running sums of a call. totals: at its tokens; since: for each entry, those held and the call's own, what a logit falls by is
-    their difference."""
+    """The running sums of log decays in a call.
+
+    totals: at the call's tokens. since: for each stored or new entry. The change of a logit is the difference of the two.
+    """
 
     totals: Float[Tensor, "B T H"]
     since: Float[Tensor, "B S H"]
     dtype: torch.dtype
 
     def left(self) -> Float[Tensor, "B S H"]:
-        """What each entry has fallen by at the last token."""
+        """Return the sum of log decays from each entry to the last token."""
         return (self.totals[:, -1:] - self.since).to(self.dtype)
 
 
 def fading(held: Float[Tensor, "B E H"], decay: Float[Tensor, "B T H"], tokens: Tokens) -> Fading:
-    """held: what each earlier entry had fallen by. No time passes at padding."""
+    """Compute the running sums of a call. held: the sums of the stored entries so far. Padding tokens have no decay."""
     if tokens.valid is not None:
         decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
     running = decay.double().cumsum(1)

@@ -1,4 +1,4 @@
-"""The first pairs of a document, exactly: sinks that attention leans on, kept for good."""
+"""The first pairs of a document, kept unchanged: attention sinks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from blocks.softmax import dense
 
 
 class First(Holding):
-    """Softmax over the first ``size`` pairs of the document; all others fall as they come.
+    """Softmax over the first ``size`` pairs of the document. All other pairs are evicted at once.
 
-    Above a window that drops, ``memory: [first, {kind: window, evict: drop}]``, the window with sinks of StreamingLLM, but turned
-    by place in the text: the paper turns keys by their place in the cache, and so never beyond its size.
+    Above a window that discards, ``memory: [first, {kind: window, evict: drop}]``, this is StreamingLLM's window with sinks.
+    Keys are rotated by their position in the text. StreamingLLM rotates them by their place in the cache, and so never beyond
+    its size.
     """
 
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, s ≤ t, s < size"
@@ -29,7 +30,7 @@ class First(Holding):
     sifts: ClassVar[bool] = True
     kind: Literal["first"] = "first"
     size: PositiveInt = 4
-    """Pairs that it holds."""
+    """Number of pairs."""
 
     @property
     def room(self) -> int:
@@ -58,17 +59,17 @@ class First(Holding):
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial, Pairs], State]:
-        """Answer the queries; a pair that is not kept falls at its own token."""
+        """Compute the partial attention. Pairs that are not kept are evicted at their own tokens."""
         tokens, size = call.tokens, self.size
         entries = self.pairs_of(call.state).joined(pairs.kept(self.turn))
         stays = pairs.present & (pairs.position < size)
         present = torch.cat((call.state["position"] >= 0, stays), dim=1)
         entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extended_segment(size)
-        # Handed on are those of the document that the row ends in, in their order, and as many that are none behind them.
+        # The new state has the pairs of the document at the end of the row, in order, followed by empty entries.
         held = present if segment is None else present & (segment == tokens.last_segment())
         order = torch.where(held, entry, entry + present.shape[1]).argsort(1)[:, :size]
         kept, few = _picked(held, order), entries.each(lambda of: _picked(of, order))
-        if segment is None:  # there are no others, however many tokens
+        if segment is None:  # no others fit, however many tokens there are
             seen, visible = few, kept[:, None] & (order[:, None] <= entry[size:, None])
         else:
             seen, visible = (
@@ -78,7 +79,7 @@ class First(Holding):
         answer = dense(call.turn(query, self.turn), seen.key, seen.value, visible, call.shape.softcap)
         carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
         carried = only(carried, kept)
-        # The pairs are the call's own, whatever becomes of them; one that has stayed is none for those below.
+        # The evicted pairs are the call's own; those that stay are marked as absent for the memories below.
         fallen = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
         return (answer, fallen), state_of(carried, call.state)
 

@@ -1,4 +1,4 @@
-"""Everything, exactly: softmax attention with a cache that grows."""
+"""Softmax attention over all pairs, with a cache that grows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from blocks.tensors import accumulating, all_present, settled
 
 
 class Full(Memory):
-    """Softmax over every pair of the document. Nothing falls out, and the state grows by one pair a token.
+    """Softmax over every pair of the document. Nothing is evicted, and the state grows by one pair per token.
 
-    With a ``gate`` each pair's logit falls by what the gate takes at every token after the pair came in: the Forgetting
-    Transformer, and, with ``slopes``, ALiBi.
+    With a ``gate``, each pair's logit decreases at every later token by the gate's -log α: the Forgetting Transformer, and,
+    with ``slopes``, ALiBi.
     """
 
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(ℓ_t q_t·k_s / √D + Σ_{s<u≤t} log α_u) v_s, s ≤ t; ℓ_t = 1, or log(t + a) / log a"
@@ -42,9 +42,10 @@ class Full(Memory):
     reads: ClassVar[Kind] = Kind.PAIRS
     kind: Literal["full"] = "full"
     gate: GateConfig = NoGate()
-    """How fast pairs fade: log α, one number a head."""
+    """The decay of pairs: log α per head, added to the logits of older pairs."""
     length_scale: Annotated[float, Field(gt=1)] | None = None
-    """a of ℓ_t, t a token's position: logits grow with the logarithm of the length. Left out: they do not."""
+    """Multiplies logits by log(t + a) / log(a), with t the token's position in its document. Default: logits do not depend on
+    the length."""
 
     @property
     def gates(self) -> Gate:
@@ -52,7 +53,7 @@ class Full(Memory):
 
     @property
     def fades(self) -> bool:
-        """Whether its pairs do."""
+        """Whether pairs lose weight with age."""
         return self.gate.rank_of_decay != "none"
 
     @property
@@ -63,11 +64,11 @@ class Full(Memory):
         return (*super().inputs(shape), Port("decay", Kind.DECAY, shape.heads, 1, needed=False))
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """The empty state."""
+        """Return the state before the first token."""
         return self.state_after(shape, 0)
 
     def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
-        """Keys are kept rotated."""
+        """Return the state after this many tokens. Keys are stored rotated."""
         pair = (tokens, shape.key_heads, shape.head_dim)
         slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((tokens,), "int64", -1)}
         return slots | ({"faded": Slot((tokens, shape.heads), "state")} if self.fades else {})
@@ -109,8 +110,8 @@ class Full(Memory):
         return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """A mean over the tokens, each of which sees those before it, where the model says so the last of them alone; both ways
-        it sees all."""
+        """The mean over the tokens. A token sees all earlier tokens, or the last ones if the model has a window; bidirectional
+        tokens see all."""
         if shape.both_ways:
             return 4 * tokens * shape.heads * shape.head_dim
         most = min(tokens, shape.window or tokens)
@@ -127,7 +128,7 @@ class Full(Memory):
         decay: Float[Tensor, "B T H"] | None = None,
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
-        """Answer the queries."""
+        """Compute the partial attention."""
         turn, tokens, state = self.turn, call.tokens, call.state
         query = self._rotate_and_scale(query, call)
         earlier = state["key"].shape[1]
@@ -150,7 +151,7 @@ class Full(Memory):
         decay: Float[Tensor, "B 1 H"] | None = None,
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
-        """The same for one token of the document that the state belongs to."""
+        """Compute the partial attention of one token, in the document of the state."""
         key, value = _grown(call.state["key"], pairs.turned(self.turn)), _grown(call.state["value"], pairs.value)
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
@@ -160,13 +161,13 @@ class Full(Memory):
         elif pairs.of is not None and pairs.of.once(("all",), lambda: all_present(position)):
             seen = None
         faded = self._faded(call, decay)
-        # Of the only token all pairs are as faded as they will be handed on.
+        # For a single token, the sums of log decays are those of the new state.
         hiding = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
         answer = attention(self._rotate_and_scale(query, call), key, value, seen, hiding, call.shape.softcap)
         return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
 
     def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
-        """The queries, turned, and as much longer as the text is long."""
+        """Return the queries, rotated and, with ``length_scale``, multiplied by the factor of their position."""
         query = call.turn(query, self.turn)
         if self.length_scale is None:
             return query
@@ -202,17 +203,17 @@ class Full(Memory):
     def _native(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
-        """By PyTorch's own attention, which gives no mass, and wants a pair from every token."""
+        """Use PyTorch's own attention, which returns no mass and needs a pair at every token."""
         earlier = key.shape[1] - query.shape[1]
-        # Padding stands behind the real tokens, so the causal mask alone hides it from them.
+        # Padding comes after the real tokens, so the causal mask is enough to hide it from them.
         whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
         causal, dtype = settled(earlier == 0 and whole), query.dtype
-        # Pairs of an earlier call may be in another dtype, as where autocast begins; the wider of the two stays.
+        # Pairs of an earlier call may have another dtype, for example if autocast began since. The wider dtype is used.
         query = query.to(key.dtype)
         mask = None
         if not causal:
             entry = torch.arange(position.shape[1], device=position.device)
-            # A padding query sees itself: a row without any entry would be NaN.
+            # A padding query sees itself: a row without any visible entry would be NaN.
             mask = (self._visible(position, pairs, call, earlier) | (entry == entry[earlier:, None]))[:, None]
         states = (states.transpose(1, 2) for states in (query, key, value))
         output = torch.nn.functional.scaled_dot_product_attention(
@@ -228,7 +229,7 @@ class Full(Memory):
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial], State]:
-        """Softmax over the whole document of each token, before and after it."""
+        """Softmax over each token's whole document, before and after it."""
         turn, tokens = self.turn, call.tokens
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
@@ -238,13 +239,14 @@ class Full(Memory):
 
 
 def _grown(held: Float[Tensor, "B E K D"], new: Float[Tensor, "B T K D"]) -> Float[Tensor, "B S K D"]:
-    """Entries, and behind them the call's; those of a key head stand together in memory, as attention goes through them."""
+    """Concatenate stored entries and those of the call. Entries of a key head are contiguous in memory, as attention reads
+    them."""
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
 
 
 def _counted(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """Where pairs, B S, and the call's tokens, B T, stand as a window of the model counts: one token after the other of a row,
-    whatever their positions, as transformers counts; of pairs that fell out of a memory, by position."""
+    """Return the places of pairs, B S, and of the call's tokens, B T, by which a window of the model counts. Tokens of a row
+    count one by one, whatever their positions, as in transformers. Pairs that were evicted by a memory count by position."""
     if pairs.of is None:
         return position, tokens.position
     place = (position >= 0).cumsum(1)
@@ -256,12 +258,13 @@ def _carried(faded: Fading | None) -> State:
 
 
 def _kernel_fits(setting: Setting) -> str | None:
-    """Of a kernel that takes a pair from every token."""
+    """The ``fits`` of a kernel that needs a pair at every token."""
     return fla.fits(setting) or (None if setting.every_pair else "it wants a pair from every token, and these fall out of a memory")
 
 
 def _packed_fits(setting: Setting) -> str | None:
-    """Of one that keeps documents apart by their bounds, where PyTorch's attention would take a mask of T × T."""
+    """The ``fits`` of a kernel that separates documents by their bounds, where PyTorch's attention would need a mask of T ×
+    T."""
     return _kernel_fits(setting) or (None if setting.documents else "it is taken for rows of several documents")
 
 

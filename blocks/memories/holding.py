@@ -1,4 +1,4 @@
-"""What the memories share that hold pairs as they are, and let them fall one by one."""
+"""The base of memories that store pairs unchanged and evict them one by one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from blocks.memories.base import Memory
 from blocks.operation import Kind, Slot, State
 
 PAIR = frozenset({"key", "value", "position", "convolved"})
-"""The tensors of a state that are its pairs; the others are numbers that travel with them."""
+"""The tensors of a state that belong to pairs. All others are numbers of each pair."""
 
 
 class Holding(Memory):
-    """Softmax over some pairs; those that it evicts fall into the memory below, or go nowhere. Keys are kept turned."""
+    """Softmax over some pairs. Evicted pairs enter the memory below, or are discarded. Keys are stored rotated."""
 
     bounded: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     reads: ClassVar[Kind] = Kind.PAIRS
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "evict"}
     evict: Literal["fall", "drop"] = "fall"
-    """Where evicted pairs go: into the memory below, or nowhere."""
+    """Whether evicted pairs enter the memory below or are discarded."""
 
     @property
     def drops(self) -> bool:
@@ -33,7 +33,7 @@ class Holding(Memory):
         return self.model_copy(update={"evict": "drop"})
 
     def slots(self, shape: Shape, count: int) -> dict[str, Slot]:
-        """The state of so many pairs, with all that goes with them where they fall on."""
+        """Return the state of this many pairs, with everything that belongs to them when they are evicted."""
         own = self.per_query_head
         pair = (count, shape.heads if own else shape.key_heads, shape.head_dim)
         slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs")}
@@ -45,13 +45,13 @@ class Holding(Memory):
         return slots
 
     def pairs_of(self, state: Mapping[str, Tensor]) -> Pairs:
-        """What a state holds, or some of it, as pairs."""
+        """Return the contents of a state, or some of them, as pairs."""
         key, numbers = state["key"], {name: entries for name, entries in state.items() if name not in PAIR}
         return Pairs(key, state.get("convolved", key), state["value"], state["position"], numbers=numbers, by=self.turn)
 
 
 def state_of(pairs: Pairs, like: State) -> State:
-    """Of the pairs, what such a state holds; 0 for a number that they do not bring."""
+    """Return the state of these pairs. Numbers that the pairs lack are 0."""
     every = {"key": pairs.key, "value": pairs.value, "position": pairs.position, "convolved": pairs.convolved, **pairs.numbers}
     return {name: every[name] if name in every else _zeros(pairs, entries) for name, entries in like.items()}
 
@@ -61,5 +61,5 @@ def _zeros(pairs: Pairs, like: Tensor) -> Tensor:
 
 
 def only(pairs: Pairs, present: Bool[Tensor, "B E"]) -> Pairs:
-    """The pairs, where some of them are none."""
+    """Mark some of the pairs as absent."""
     return replace(pairs, position=pairs.position.masked_fill(~present, -1))

@@ -1,4 +1,4 @@
-"""All the past by way of a few latents: Latte."""
+"""Latte: attention to the past through a fixed number of latents."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 
 class Latents(Memory):
-    """A token asks latents, p(l|t), and each latent holds the mean of the values under its own p(s|l,t).
+    """Each token attends to latents with p(l|t). Each latent holds the mean of the values under its own p(s|l,t).
 
-    L below is the number of latents of a head. Queries and keys are logits of what enters the head, never of its pairs. The
-    shares are probabilities and no masses; the weight in a mixture is log Σ_l exp(q_tl), so beside a memory of logit b,
-    p(l|t) is normalised over that memory and the latents together (definition 3).
+    L is the number of latents per head. Queries and keys here are logits, linear functions of the hidden states, and do not
+    depend on pairs. p(l|t) are probabilities, so there is no mass. The weight in a mixture is log Σ_l exp(q_tl); beside a
+    memory of logit b, p(l|t) is normalised over that memory and the latents together (definition 3).
     """
 
     equation: ClassVar[str] = (
@@ -39,7 +39,7 @@ class Latents(Memory):
     reads: ClassVar[Kind] = Kind.HIDDEN
     kind: Literal["latents"] = "latents"
     size: PositiveInt = 128
-    """Latents of the group of heads, split evenly over them."""
+    """Number of latents of the group of heads, divided evenly among the heads."""
 
     @property
     def room(self) -> int:
@@ -66,7 +66,7 @@ class Latents(Memory):
         return True
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
-        """L of a head, of D values each: half a pair."""
+        """L latents per head, of D values each, which count as half a pair each."""
         return self.size // shape.heads / 2
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
@@ -117,12 +117,13 @@ class Latents(Memory):
         ), ("size",)
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        """W_q and W_k: one row a latent, head after head."""
+        """W_q and W_k: one row per latent, head after head."""
         width = shape.hidden_size
         return {name: Fresh((self.size, width), initialise.normal(width)) for name in ("query", "key")}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """Each latent's mean of values, and its normaliser Σ_s exp(θ_s) as a maximum and the sum divided by its exponential."""
+        """The mean of values of each latent, and its normaliser Σ_s exp(θ_s), stored as a maximum and the sum divided by the
+        exponential of it."""
         latents = (shape.heads, self.size // shape.heads)
         return {
             "state": Slot((*latents, shape.head_dim), "state"),
@@ -131,16 +132,16 @@ class Latents(Memory):
         }
 
     def matrix(self, state: State) -> Float[Tensor, "B H L D"]:
-        """The means of the latents."""
+        """Return the means of the latents."""
         return state["state"].double()
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        """The logits; then each number of the state decays, takes the value and is read."""
+        """The logits, then decay, update and read of each number of the state."""
         return 4 * self.size * shape.hidden_size + 5 * self.size * shape.head_dim
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The logits, one update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text
-        has not."""
+        """The logits, one update and one read of the state per token, and the pairs of the chunk. Bidirectional heads sum over
+        the whole text, without chunks."""
         chunk = 0 if shape.both_ways else 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
         return chunk + 4 * self.size * (shape.hidden_size + shape.head_dim)
 
@@ -153,7 +154,7 @@ class Latents(Memory):
         value: Float[Tensor, "B T K D"],
         means: Callable[..., tuple[Tensor, State]],
     ) -> tuple[tuple[Partial], State]:
-        """Definition 2: take each token's value and answer the token. hidden: what the logits see."""
+        """Definition 2: add each token's value to the means, and return the token's output. hidden: the input of the logits."""
         query, key = self._logits(parameters, hidden, call)
         output, state = means(query.softmax(-1), key, value, call.tokens.segment, call.state)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), state
@@ -161,7 +162,7 @@ class Latents(Memory):
     def answer_step(
         self, parameters: Parameters, call: Call, *, hidden: Float[Tensor, "B 1 C"], value: Float[Tensor, "B 1 K D"]
     ) -> tuple[tuple[Partial], State]:
-        """The same for one token: what is left of each latent's mean and what the token brings to it add up to 1."""
+        """Compute one token. The remaining share of each latent's mean and the share of the new value add up to 1."""
         query, key = self._logits(parameters, hidden, call)
         state, logits = call.state, key.squeeze(1)
         maximum = torch.maximum(state["maximum"], logits.detach())
@@ -169,7 +170,7 @@ class Latents(Memory):
         total = left + added
         mean, left = state["state"], (left / total)[..., None]
         mean = mean.mul_(left) if call.in_place else mean * left
-        # One value a key head, for the latents of all the query heads that share it.
+        # There is one value per key head, for the latents of all query heads that share it.
         batch, _, shared, size = value.shape
         means, new = mean.view(batch, shared, -1, size), (added / total).view(batch, shared, -1, 1)
         brought = as_dtype(value, mean.dtype).view(batch, shared, 1, size)
@@ -190,7 +191,8 @@ class Latents(Memory):
         value: Float[Tensor, "B T K D"],
         pooled: Callable[[Tensor, Tensor, Tensor, Tokens], Tensor],
     ) -> tuple[tuple[Partial], State]:
-        """Definition 1: each token asks the means over its whole document. There is no state, every token is in this call."""
+        """Definition 1: each token attends to the means over its whole document. There is no state: every token is in this
+        call."""
         query, key = self._logits(parameters, hidden, call)
         output = pooled(query.softmax(-1), key, value, call.tokens)
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), {}
@@ -202,7 +204,7 @@ class Latents(Memory):
     def _logits(
         self, parameters: Parameters, inputs: Tensor, call: Call
     ) -> tuple[Float[Tensor, "B T H L"], Float[Tensor, "B T H L"]]:
-        """x_t·w_l^q and θ = x_t·w_l^k, which is -inf where there is no token."""
+        """Return x_t·w_l^q and θ = x_t·w_l^k. θ is -inf at padding."""
         dtype = accumulating(inputs.dtype)
         seen = as_dtype(inputs, dtype)
         logits = (torch.nn.functional.linear(seen, as_dtype(parameters[name], dtype)) for name in ("query", "key"))
@@ -221,7 +223,7 @@ def _by_recurrence(
     *,
     recurrence: Callable[..., tuple[Tensor, Tensor]],
 ) -> tuple[Float[Tensor, "B T H D"], State]:
-    """Keys and decays that add up to 1, on a form of the additive recurrence."""
+    """Run a form of the additive recurrence, with keys and decays that add up to 1."""
     sums = cumulate(logits, segment, state["maximum"], state["total"])
     output, mean = recurrence(query, sums.key, value.to(query.dtype), sums.log_decay, segment, state["state"])
     return output, {"maximum": sums.maximum, "total": sums.total, "state": mean}
@@ -234,7 +236,7 @@ def _by_kernels(
     segment: Int[Tensor, "B T"] | None,
     state: State,
 ) -> tuple[Float[Tensor, "B T H D"], State]:
-    """On fla's kernels, whose products are of the values' dtype."""
+    """Run fla's kernels, whose products are in the values' dtype."""
     held = state["maximum"], state["total"], state["state"]
     output, *carried = cumulative_fla.means(query, logits, value, segment, *held)
     return output, dict(zip(("maximum", "total", "state"), carried, strict=True))
@@ -247,7 +249,8 @@ def _sequential(
     segment: Int[Tensor, "B T"] | None,
     state: State,
 ) -> tuple[Float[Tensor, "B T H D"], State]:
-    """Eq. 19, then eq. 10: α and ṽ over the exponential of the running maximum, which carries no gradient as it cancels."""
+    """Eq. 19, then eq. 10: α and ṽ divided by the exponential of the running maximum. The maximum cancels, so it has no
+    gradient."""
     value = repeat_heads(value.to(query.dtype), query.shape[2])
     maximum, alpha = state["maximum"], state["total"]
     held = state["state"] * alpha[..., None]

@@ -29,11 +29,12 @@ from blocks.tensors import accumulating, repeat_heads
 
 WALKED = Kernel("blocks.fused.cascade", "walked", TRITON_PACKAGE)
 MOST = 256
-"""Pairs that compete for a place at once, of the cache and of a chunk."""
+"""The largest number of candidates for the cache at once: the pairs of the cache and of a chunk."""
 WIDEST = 128
-"""Numbers a head: of wider ones the sums leave the registers."""
+"""The largest number of coordinates per head. For more, the sums do not fit in the registers."""
 KNOWN = (SelfRecall, RelativeRecall, SquaredError, AbsoluteError, Overestimate)
-"""Scores that look at the state or at the window, and that the kernel computes. One that looks at neither may be any."""
+"""The scores that the kernel computes because they depend on the state or the window. All other scores are computed before the
+launch."""
 
 
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
@@ -46,11 +47,12 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     extended: Pairs = window.compute(lambda _: terraced.entries(window.call, inputs["window"]["pairs"]))
     query = window.call.turn(inputs["window"]["query"], terraced.turn)
     mapped: Mapped = inputs["state"]["features"]
-    # Of all entries' features only a score of the window has a use.
+    # Features of all entries are needed only for scores that depend on the window.
     most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
 
     def map_features(_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Features of the queries, of the keys that may fall and of those that are held, and a scale that has been taken out."""
+        """Return the features of the queries, of the keys that may be evicted and of the keys in the cache, and the scale that
+        was divided out."""
         fallen = mapped.key(extended.each(lambda entries: entries[:, :most]))
         held = mapped.key(cache.pairs_of(sparse.call.state))
         as_they_are = state.call.shape.even or state.call.shape.exponential
@@ -85,8 +87,8 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """The first token of each chunk that the call has any of, as ``blocks.fused.cascade`` has them, how many these are and how many
-    tokens are real, the first entry of each entry's document, and that of the last token's."""
+    """Return the first token of each chunk of the call, as in ``blocks.fused.cascade``, the number of chunks and of real
+    tokens, the first entry of each entry's document, and that of the last token's document."""
     position, valid = tokens.position, tokens.valid
     start, ends, count = documents_of(tokens, 2 * size)
     token = torch.arange(position.shape[1], device=position.device)
@@ -99,20 +101,20 @@ def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, T
 
 
 def _sum_of(window: Bound) -> str | None:
-    """The name of the errors that travel with the pairs, if the cache asks for any."""
+    """Return the name of the errors that belong to each pair, or an empty name if the cache does not use them."""
     return next((number.name for number in window.call.shape.numbers if number.error is not None), None)
 
 
 def _called(keep: Score) -> str:
-    """As ``blocks.fused.arguments.Scores`` calls it."""
+    """Return the kind of the score for ``blocks.fused.arguments.Scores``."""
     if keep.reads == "pair":
         return "place" if keep.by_position else "pair"
     return next(of.model_fields["kind"].default for of in KNOWN if type(keep) is of)
 
 
 def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-    """B H S+E: what those that are held and the entries are worth by a score that looks at nothing else, and its resolution. One
-    that follows from positions is told by its place among all of them, which float32 holds exactly."""
+    """Return the scores of the pairs in the cache and of the entries, B H S+E, if they depend on neither state nor window, and
+    their rounding errors. A score that depends only on positions is replaced by its rank, which is exact in float32."""
     heads = held["position"].shape[2]
     position = torch.cat((held["position"], entries.position[..., None].expand(-1, -1, heads)), dim=1)
     value = held["value"].new_empty(*position.shape, 0)
@@ -128,8 +130,9 @@ def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> 
 
 
 def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[Tensor, " B"]) -> State:
-    """What is held of the pairs at these places: first those that were held, then the entries. ends: the first entry of the
-    document that each row ends in; 0: that document goes on with those that were held."""
+    """Return the pairs at these places, as the new contents of the cache. Places count the old contents of the cache first,
+    then the entries. ends: the first entry of the document at the end of each row; 0 if that document continues from an earlier
+    call."""
     batch, size, heads = members.shape
     row, head = (torch.arange(count, device=members.device) for count in (batch, heads))
     row, old = row[:, None, None], members < size

@@ -59,7 +59,7 @@ def test_json(compose: Compose) -> None:
         "type": "a whole number > 0 | full",
         "required": False,
         "default": 16,
-        "description": "Columns of W₁; full: one matrix.",
+        "description": "Number of columns of W₁. full: one matrix.",
     }
     assert fields["per"]["type"] == "query_head | key_head"
     [memory] = json.loads(compose("parts", "state", "--json").stdout)

@@ -64,7 +64,7 @@ def test_one_part_or_task_shows_itself_in_full_and_several_are_listed() -> None:
     assert re.search(r"feature map +hedgehog +\S", looked_at(composer.parts("feature_map")))
     told = looked_at(composer.parts("delta"))
     assert told.startswith("delta (memory)\n")
-    assert re.search(r"\n  rate +learned +learned \| fixed +How strongly each pair is written\.\n", told)
+    assert re.search(r"\n  rate +learned +learned \| fixed +The write strength β of each pair\.\n", told)
     assert re.search(r"passkey +written +form, depth\n", looked_at(composer.known_tasks()))
     told = looked_at(composer.known_tasks("passkey"))
     assert told.startswith("passkey, scored by written\n")

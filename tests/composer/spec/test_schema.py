@@ -140,7 +140,7 @@ def test_parts_are_described_by_their_docstrings_and_equations() -> None:
             assert described["title"] == f"{part.role} {kind}"
             assert part.equation in described["description"]
             assert part.source in described["description"]
-    assert "Taps" in SCHEMA["$defs"]["Convolution"]["properties"]["kernel"]["description"]
+    assert "Number of taps" in SCHEMA["$defs"]["Convolution"]["properties"]["kernel"]["description"]
 
 
 def test_making_it_leaves_nothing_behind() -> None:

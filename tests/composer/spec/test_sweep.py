@@ -220,7 +220,7 @@ def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
         'x.yaml:8:9  head.memory[0].gate.rank: expected a whole number or "full", got "ful"; did you mean "full"?'
         ' (in the variant "ful": head.memory.0.gate.rank="ful")',
         "x.yaml:9:9  head.memory[0].gate.rank: expected a number greater than 0"
-        ' or "full", got -1. Columns of W₁; full: one matrix. (in the variant "1": head.memory.0.gate.rank=-1)',
+        ' or "full", got -1. Number of columns of W₁. full: one matrix. (in the variant "1": head.memory.0.gate.rank=-1)',
     ]
     path = write("y.yaml", "compose: 1\nname: y\nextends: lawcat\nvary:\n  grid: {head.conv.kernal: [2, 3]}\n")
     (line,) = refused(path).splitlines()
