@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import transformers
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 PASSED = [
     "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1",
@@ -111,7 +113,9 @@ def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
         said["sliding_window"] = 8
     config = make(**(said | PECULIAR.get(family, {}) | more))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    # By name: flash-linear-attention registers classes of its own for some families once it is imported.
+    host = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+    model = host._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter) * 0.1
