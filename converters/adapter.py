@@ -52,9 +52,9 @@ def check_adapter(folder: Path, name: str) -> None:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise WeightsError(f"{path} does not describe LoRA, the adapters that are read.")
     # Down-projections are [rank, in], up-projections [out, rank].
-    there = {size for tensor in shard.tensors.values() for size in tensor.shape}
+    sizes = {size for tensor in shard.tensors.values() for size in tensor.shape}
     rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank not in there:
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank not in sizes:
         raise WeightsError(f"{path} has adapters of rank {brief(rank)}; {ADAPTER_WEIGHTS} has none of them.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= LARGEST_NUMBER:
         raise WeightsError(f"{path} says lora_alpha: {brief(alpha)}; expected a number greater than 0.")

@@ -69,7 +69,7 @@ def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
     A pattern ``inside/*`` matches names in the subfolder ``inside``. Folders are left out, unless their names have a suffix, as
     ``tokenizer.json`` has: a file of that name is expected. Raises OSError where a folder cannot be listed.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
         inside, _, name_pattern = pattern.rpartition("/")
         place = folder / inside
@@ -78,8 +78,8 @@ def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
         for name in os.listdir(place):
             path = place / name
             if fnmatchcase(name, name_pattern) and (path.suffix or not os.path.isdir(path)):
-                found.add(f"{inside}/{name}" if inside else name)
-    return sorted(found)
+                names.add(f"{inside}/{name}" if inside else name)
+    return sorted(names)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -110,11 +110,11 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
         raise ValueError(_TOO_DEEP) from None
     level: list[Any] = [[value]]
     for _ in range(DEEPEST + 1):
-        inside = [one for outer in level for one in ((*outer, *outer.values()) if isinstance(outer, dict) else outer)]
-        for one in inside:
-            if isinstance(one, str) and not is_text(one):
-                raise ValueError(f"{brief(one)} has a lone surrogate, which is no character")
-        level = [one for one in inside if isinstance(one, dict | list)]
+        inside = [item for outer in level for item in ((*outer, *outer.values()) if isinstance(outer, dict) else outer)]
+        for item in inside:
+            if isinstance(item, str) and not is_text(item):
+                raise ValueError(f"{brief(item)} has a lone surrogate, which is no character")
+        level = [item for item in inside if isinstance(item, dict | list)]
     if level:
         raise ValueError(_TOO_DEEP)
     return value
@@ -142,12 +142,12 @@ def within(folder: Path, name: str) -> Path:
 
 def circle_of_links(path: Path) -> str | None:
     """The message for a path through a link that leads back to itself; None for any other path."""
-    for one in (path, *path.parents):
+    for parent in (path, *path.parents):
         try:
-            os.stat(one)
+            os.stat(parent)
         except OSError as error:
-            if error.errno == errno.ELOOP and os.path.islink(one):
-                return f"{shortened(str(one))} is a link that leads back to itself"
+            if error.errno == errno.ELOOP and os.path.islink(parent):
+                return f"{shortened(str(parent))} is a link that leads back to itself"
         except ValueError:  # a zero byte in it
             break
         else:

@@ -70,11 +70,11 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
     )
 
 
-def adapter_folder(said: object) -> str:
+def adapter_folder(name: object) -> str:
     """The name of the folder of adapters, which is one inside the model's own. Raises ``ConfigError``."""
-    if not (isinstance(said, str) and is_name(said) and "\\" not in said):
-        raise ConfigError(f"config.json says {ADAPTER_KEY}: {brief(said)}; expected the name of a folder beside it.")
-    return said
+    if not (isinstance(name, str) and is_name(name) and "\\" not in name):
+        raise ConfigError(f"config.json says {ADAPTER_KEY}: {brief(name)}; expected the name of a folder beside it.")
+    return name
 
 
 COMPOSED_FAMILY = Family(

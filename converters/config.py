@@ -58,8 +58,10 @@ def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: 
 
 def are_tokens(value: object, vocabulary: int) -> bool:
     """Whether a value is a token's number, a list of them or None, and all of them have an embedding."""
-    given = value if isinstance(value, list) and value else [value]
-    return value is None or all(isinstance(one, int) and not isinstance(one, bool) and -1 <= one < vocabulary for one in given)
+    tokens = value if isinstance(value, list) and value else [value]
+    if value is None:
+        return True
+    return all(isinstance(token, int) and not isinstance(token, bool) and -1 <= token < vocabulary for token in tokens)
 
 
 def token_id(config: Mapping[str, object], key: str, vocabulary: int, default: int | None = None) -> int | None:

@@ -47,7 +47,7 @@ def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Cov
         masks = {name: reason for name in tensors if (reason := family.reason_to_pass_over(name)) is not None}
         return Covered({name: name for name in tensors if name not in composed | masks}, composed, masks, None)
     expected = expected_tensors(trunk)
-    found: dict[str, str] = {}
+    inherited: dict[str, str] = {}
     composed: dict[str, str] = {}
     passed_over: dict[str, str] = {}
     output_copy = None
@@ -57,7 +57,7 @@ def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Cov
         if (reason := family.reason_to_pass_over(name)) is not None:
             passed_over[name] = reason
         elif canonical in expected:
-            found[canonical] = name
+            inherited[canonical] = name
         elif canonical is not None and is_composed(canonical):
             composed[canonical] = name
         elif canonical == OUTPUT and trunk.tied_embeddings and tensor.shape == expected[EMBEDDING]:
@@ -68,11 +68,11 @@ def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Cov
     missing = [
         f"{family.table.original(name) or name} {list(shape)}: {_cause_of_missing(name, trunk, output_copy)}"
         for name, shape in expected.items()
-        if name not in found
+        if name not in inherited
     ]
     misshapen = [
         f"{name}: expected {list(expected[canonical])} from config.json, the file has {list(tensors[name].shape)}"
-        for canonical, name in found.items()
+        for canonical, name in inherited.items()
         if tensors[name].shape != expected[canonical]
     ]
     problems = [
@@ -82,7 +82,7 @@ def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Cov
     ]
     if problems:
         raise CoverageError("\n".join([f"The weights do not fit config.json ({family.title}):", *problems]))
-    return Covered(found, composed, passed_over, output_copy)
+    return Covered(inherited, composed, passed_over, output_copy)
 
 
 def _cause_of_unknown(name: str, canonical: str | None, trunk: Trunk) -> str:

@@ -265,7 +265,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> tuple[GgufTensor, .
         for name, (shape, label, offset, length) in table.items()
     ]
     end = start
-    for tensor in sorted(tensors, key=lambda one: one.start):
+    for tensor in sorted(tensors, key=lambda located: located.start):
         if tensor.start < end:
             raise reader.damaged(f"the tensor {brief(tensor.name)} lies over another one")
         end = tensor.end

@@ -140,8 +140,8 @@ def _limited() -> Iterator[None]:
     before = session.event_hooks
 
     def limit(request: Any) -> None:
-        given = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {part: given.get(part) or seconds for part in ("connect", "read", "write", "pool")}
+        limits = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {part: limits.get(part) or seconds for part in ("connect", "read", "write", "pool")}
 
     session.event_hooks = {**before, "request": [*before["request"], limit]}
     try:

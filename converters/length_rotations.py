@@ -37,10 +37,10 @@ def length_rotations(config: Config, windows: tuple[int | None, ...] | None, lay
     types = types if isinstance(types, list) and len(types) == layers else [None] * layers
     by_type = {name: _rotation(config, settings, nested=True) for name, settings in values.items() if isinstance(settings, Mapping)}
     everywhere = _rotation(config, values, nested=False)
-    found = {layer: by_type.get(kind, everywhere) for layer, kind in enumerate(types)}
+    rotations = {layer: by_type.get(kind, everywhere) for layer, kind in enumerate(types)}
     if windows is not None and config.get("model_type") in BY_LAYER_TYPE and not by_type:
-        found = {layer: rotation for layer, rotation in found.items() if windows[layer] is None}
-    return {layer: rotation for layer, rotation in found.items() if rotation is not None}
+        rotations = {layer: rotation for layer, rotation in rotations.items() if windows[layer] is None}
+    return {layer: rotation for layer, rotation in rotations.items() if rotation is not None}
 
 
 def _rotation(config: Config, settings: Config, *, nested: bool) -> LengthRotation | None:

@@ -165,8 +165,8 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int | None:
 
 def needs_host(config: Config) -> bool:
     """Whether only transformers' own Llama has the rotary positions of this config."""
-    given = _positions(config)
-    return isinstance(given, Mapping) and _kind(given) in HOSTED
+    positions = _positions(config)
+    return isinstance(positions, Mapping) and _kind(positions) in HOSTED
 
 
 def _positions(config: Config) -> object:
@@ -180,21 +180,21 @@ def _kind(positions: Mapping[str, object]) -> object:
 
 def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None]:
     """The base of rotary positions, which the old style has outside of their settings, and their scaling."""
-    given = _positions(config)
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"config.json says rope_parameters: {brief(given)}; expected a mapping or null.")
-    theta = positive_number(given, "rope_theta", positive_number(config, "rope_theta", 10000.0))
-    kind = _kind(given)
+    positions = _positions(config)
+    if not isinstance(positions, Mapping):
+        raise ConfigError(f"config.json says rope_parameters: {brief(positions)}; expected a mapping or null.")
+    theta = positive_number(positions, "rope_theta", positive_number(config, "rope_theta", 10000.0))
+    kind = _kind(positions)
     if kind == "default":
         known: tuple[str, ...] = ()
         scaling = None
     elif kind == "llama3":
         known = _SCALING_KEYS
         scaling = RopeScaling(
-            factor=positive_number(given, "factor"),
-            low_freq_factor=positive_number(given, "low_freq_factor"),
-            high_freq_factor=positive_number(given, "high_freq_factor"),
-            original_max_position_embeddings=positive_int(given, "original_max_position_embeddings", max_positions),
+            factor=positive_number(positions, "factor"),
+            low_freq_factor=positive_number(positions, "low_freq_factor"),
+            high_freq_factor=positive_number(positions, "high_freq_factor"),
+            original_max_position_embeddings=positive_int(positions, "original_max_position_embeddings", max_positions),
         )
         if scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
             raise ConfigError("config.json says low_freq_factor ≥ high_freq_factor; Llama 3's scaling blends between the two.")
@@ -204,7 +204,7 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
             "'default' and 'llama3'. "
             "A model stretched in another way would compute something else than its source."
         )
-    unknown = sorted(set(given) - {"rope_theta", "rope_type", "type", *known})
+    unknown = sorted(set(positions) - {"rope_theta", "rope_type", "type", *known})
     if unknown:
         raise ConfigError(f"config.json has rotary settings that type {kind!r} does not know: {listed(unknown)}.")
     return theta, scaling

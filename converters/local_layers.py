@@ -22,14 +22,14 @@ def local_layers(model_type: str, config: Config, layers: int) -> tuple[int | No
     Where neither the config nor its family says which layers have it, none is taken to. Raises ConfigError for kinds that are not
     one a layer.
     """
-    window, said = config.get("sliding_window"), config.get("layer_types")
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
     used = config.get("use_sliding_window", model_type not in FROM_A_LAYER_ON)
     if not isinstance(window, int) or window < 1 or not used:
         return None
-    if said is not None:
-        if not isinstance(said, list) or len(said) != layers:
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers:
             raise ConfigError(f"config.json says layer_types that are not one for each of its {layers:,} layers.")
-        local = [kind == "sliding_attention" for kind in said]
+        local = [kind == "sliding_attention" for kind in kinds]
     elif model_type in EVERY:
         local = [True] * layers
     elif model_type in EACH_NTH_SEES_ALL:
@@ -40,4 +40,4 @@ def local_layers(model_type: str, config: Config, layers: int) -> tuple[int | No
         local = [isinstance(first, int) and layer >= first for layer in range(layers)]
     else:
         return None
-    return tuple(window if one else None for one in local) if any(local) else None
+    return tuple(window if is_local else None for is_local in local) if any(local) else None

@@ -79,7 +79,7 @@ def as_published(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 def read_lolcats(paths: Sequence[Path]) -> Lolcats:
     """Reads all tensors of some files. Raises WeightsError with the names that are none of LoLCATs'."""
-    found: dict[str, dict[tuple[int, str], Stored]] = {_PARAMETER: {}, "A": {}, "B": {}}
+    stored_by_side: dict[str, dict[tuple[int, str], Stored]] = {_PARAMETER: {}, "A": {}, "B": {}}
     for path in paths:
         strange: list[str] = []
         for name, tensor in _state(path).items():
@@ -88,16 +88,16 @@ def read_lolcats(paths: Sequence[Path]) -> Lolcats:
                 strange.append(_described(name, tensor))
                 continue
             (side, key), stored = place, Stored(path, str(name), tensor)
-            if (before := found[side].get(key)) is not None:
+            if (before := stored_by_side[side].get(key)) is not None:
                 where = f"twice in {path}" if before.file == path else f"in {before.file} and in {path}"
                 raise WeightsError(f"{shortened(stored.name)} is {where}: which one counts? Name the one file that is meant.")
-            found[side][key] = stored
+            stored_by_side[side][key] = stored
         if strange:
             raise WeightsError(
                 f"{path} holds {len(strange)} that LoLCATs' students do not have: {listed(strange)}. Expected feature maps of "
                 "queries and keys, window factors, and adapters of q_proj, k_proj, v_proj and o_proj, in layers' self_attn."
             )
-    return Lolcats(found[_PARAMETER], found["A"], found["B"])
+    return Lolcats(stored_by_side[_PARAMETER], stored_by_side["A"], stored_by_side["B"])
 
 
 def _place(name: str) -> tuple[str, tuple[int, str]] | None:
@@ -141,8 +141,8 @@ def _unpickled(path: Path) -> object:
 def _reason(error: Exception) -> str:
     """The one line of torch's long message that has the reason."""
     lines = [line.strip(" .") for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
-    return shortened((said or lines or [type(error).__name__])[0], 200)
+    reasons = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
+    return shortened((reasons or lines or [type(error).__name__])[0], 200)
 
 
 def _check_archive(path: Path) -> None:

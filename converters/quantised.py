@@ -35,16 +35,16 @@ def check_unpackable(kind: str, where: object) -> None:
 
 def quantisation_of(config: Mapping[str, Any]) -> str | None:
     """Return the kind of quantisation that a model's config names; None for a model that is not quantised. Raises ConfigError."""
-    found = config.get(KEY)
+    settings = config.get(KEY)
     inner = config.get(TEXT)
-    if found is None and isinstance(inner, Mapping):
-        found = inner.get(KEY)
-    if found is None:
+    if settings is None and isinstance(inner, Mapping):
+        settings = inner.get(KEY)
+    if settings is None:
         return None
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"config.json says {KEY}: {brief(found)}; expected a mapping or null.")
-    kind = found.get("quant_method")
-    if kind is None and (found.get("load_in_8bit") or found.get("load_in_4bit")):
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"config.json says {KEY}: {brief(settings)}; expected a mapping or null.")
+    kind = settings.get("quant_method")
+    if kind is None and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
         kind = "bitsandbytes"
     return shortened(kind) if isinstance(kind, str) else brief(kind)
 

@@ -36,17 +36,17 @@ def check_rotary(model_type: str, config: Config, head_dim: int) -> None:
         _check(model_type, config, head_dim, where, settings)
 
 
-def _settings(key: str, given: object) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _settings(key: str, settings: object) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The settings of a config, with their place in it. Some families have several, by the type of a layer."""
-    if given is None:
+    if settings is None:
         return
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"config.json says {key}: {brief(given)}; expected a mapping or null.")
-    nested = {name: value for name, value in given.items() if isinstance(value, Mapping)}
-    if nested and not {"rope_type", "type"} & set(given):
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"config.json says {key}: {brief(settings)}; expected a mapping or null.")
+    nested = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
+    if nested and not {"rope_type", "type"} & set(settings):
         yield from ((f"{key}.{name}", value) for name, value in nested.items())
     else:
-        yield key, given
+        yield key, settings
 
 
 def _check(model_type: str, config: Config, head_dim: int, where: str, settings: Mapping[str, object]) -> None:
@@ -79,9 +79,9 @@ def _check_factors(config: Config, head_dim: int, where: str, settings: Mapping[
     for key in FACTORS:
         factors = settings.get(key)
         if not isinstance(factors, list) or len(factors) != pairs or not all(map(_is_number, factors)):
-            found = f"a list of {len(factors)}" if isinstance(factors, list) else brief(factors)
+            actual = f"a list of {len(factors)}" if isinstance(factors, list) else brief(factors)
             raise ConfigError(
-                f"config.json says {where}.{key}: {found}; expected a list of {pairs} numbers, one for each pair that rotates."
+                f"config.json says {where}.{key}: {actual}; expected a list of {pairs} numbers, one for each pair that rotates."
             )
 
 

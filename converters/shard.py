@@ -142,11 +142,11 @@ def _parsed(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         mappings += 1
         if max(mappings - 2, len(pairs) - 1) > MOST_TENSORS:  # one each, beside their own, and what is said of the file
             raise WeightsError(f"{file} describes more than {MOST_TENSORS:,} tensors, the most that are read.")
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
             raise WeightsError(f"{file} names {brief(repeated)} twice in its header.")
-        return found
+        return mapping
 
     try:
         header = parse_json(text, unrepeated)
@@ -154,10 +154,10 @@ def _parsed(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         raise WeightsError(f"{file} has a damaged header ({error}). Fetch it again.") from error
     if not isinstance(header, dict):
         raise WeightsError(f"{file} has a damaged header: a {type(header).__name__} where a mapping belongs.")
-    said = header.pop("__metadata__", {})
-    if not (text.startswith(b"{") and isinstance(said, dict) and all(isinstance(word, str) for word in said.values())):
+    metadata = header.pop("__metadata__", {})
+    if not (text.startswith(b"{") and isinstance(metadata, dict) and all(isinstance(word, str) for word in metadata.values())):
         raise WeightsError(f"{file} has a damaged header: what it says of the file is not text by name. Fetch it again.")
-    return header, said
+    return header, metadata
 
 
 def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, StoredTensor]:

@@ -152,8 +152,8 @@ def read_config_file(folder: Path) -> bytes:
     try:
         return read_bytes(within(folder, "config.json"), MOST_CONFIG)
     except FileNotFoundError as error:
-        found = _gguf_files(folder)
-        raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.{found}") from error
+        packed = _gguf_files(folder)
+        raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.{packed}") from error
     except OSError as error:
         raise ConfigError(f"{folder / 'config.json'} cannot be read: {reason(error)}.") from error
 
@@ -179,28 +179,28 @@ def describe_config(path: Path, config: Mapping[str, Any], content: bytes) -> De
 
 def open_source(folder: Path) -> Source:
     """Reads the config and every header, and checks that they fit; weights themselves are not read."""
-    found = describe(folder)
+    source = describe(folder)
     shards = weight_files(folder)
     tensors = _tensors(shards)
-    trunk = found.trunk
-    if not (found.config.get("dtype") or found.config.get("torch_dtype")):
+    trunk = source.trunk
+    if not (source.config.get("dtype") or source.config.get("torch_dtype")):
         [(dtype, _)] = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)
         trunk = replace(trunk, dtype=dtype)
     where = f"{folder}: config.json"
     if isinstance(trunk, Host):
         check_layers(where, trunk.layers, len(tensors))
-    check_sizes(where, found.config, max(math.prod(tensor.shape) for tensor in tensors.values()))
+    check_sizes(where, source.config, max(math.prod(tensor.shape) for tensor in tensors.values()))
     _check_generation(folder, trunk)
     return Source(
         folder=folder,
-        config=found.config,
-        config_sha256=found.config_sha256,
-        family=found.family,
+        config=source.config,
+        config_sha256=source.config_sha256,
+        family=source.family,
         trunk=trunk,
-        notes=found.notes,
+        notes=source.notes,
         shards=shards,
         tensors=tensors,
-        covered=cover(found.family, trunk, tensors),
+        covered=cover(source.family, trunk, tensors),
         small_files=small_files(folder),
     )
 
@@ -208,12 +208,12 @@ def open_source(folder: Path) -> Source:
 def small_files(folder: Path, patterns: tuple[str, ...] = BROUGHT_ALONG) -> tuple[str, ...]:
     """Paths, relative to the folder, of the files that go with the weights. Raises WeightsError for one that cannot be read."""
     try:
-        found = tuple(files_matching(folder, patterns))
+        names = tuple(files_matching(folder, patterns))
     except OSError as error:
         raise WeightsError(f"{folder} cannot be read: {reason(error)}.") from error
-    for name in found:
+    for name in names:
         _check_readable(folder, name, MOST_BESIDE)
-    return found
+    return names
 
 
 def check_opened_by_libraries(folder: Path) -> None:
@@ -306,11 +306,11 @@ def _tensors(shards: Mapping[str, Shard]) -> dict[str, StoredTensor]:
 
 def _no_weights(folder: Path) -> str:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    found = f", only pickled weights ({', '.join(pickles[:3])})" if pickles else ""
+    pickled = f", only pickled weights ({', '.join(pickles[:3])})" if pickles else ""
     if packed := _gguf_files(folder):
-        return f"{folder} has no {SINGLE} and no {INDEX}{found}.{packed}"
+        return f"{folder} has no {SINGLE} and no {INDEX}{pickled}.{packed}"
     return (
-        f"{folder} has no {SINGLE} and no {INDEX}{found}. Only safetensors are read. To convert weights that you trust: "
+        f"{folder} has no {SINGLE} and no {INDEX}{pickled}. Only safetensors are read. To convert weights that you trust: "
         "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."
     )
 
