@@ -94,8 +94,14 @@ def test_every_shipped_spec(name: str, tmp_path: Path) -> None:
     check(built(name, TEACHER, tmp_path / name))
 
 
-@pytest.mark.parametrize("family", HOSTS)
-@pytest.mark.parametrize("name", ["lolcats", "lawcat", "gated-deltanet", "gdn-hybrid"])
+ON_HOSTS = [(family, name) for family in HOSTS for name in ("lolcats", "lawcat", "gated-deltanet", "gdn-hybrid")]
+WITHOUT_MASS = ("gated-deltanet", "gdn-hybrid")
+"""Their answers have no mass, which the attention sinks of gpt-oss add to, so that they cannot be built on it."""
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family, name in ON_HOSTS if family != "gpt_oss" or name not in WITHOUT_MASS]
+)
 def test_hosts(family: str, name: str, hosts: dict[str, Path], tmp_path: Path) -> None:
     check(built(name, hosts[family], tmp_path / name))
 
