@@ -20,9 +20,9 @@ class Rated(Recurrent):
 
     incidental: ClassVar[frozenset[str]] = Recurrent.incidental | {"rate"}
     rate: RateConfig = Learned()
-    """How strongly each pair is written."""
+    """The write strength β of each pair."""
     epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Added to the squared length that features are divided by. Published code has 1e-6."""
+    """Added to the squared length that features are divided by. Published code uses 1e-6."""
 
     def has_mass(self) -> bool:
         return False
@@ -39,5 +39,5 @@ class Rated(Recurrent):
         return {self._travels_as: self.rate}
 
     def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
-        """With the rate that each pair brings."""
+        """Return the mapped pairs, with the write strength of each."""
         return replace(super().mapped(key, pairs), rate=pairs.numbers[self._travels_as])
