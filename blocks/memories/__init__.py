@@ -21,7 +21,7 @@ from blocks.memories.window import Window
 from blocks.memories.window_above_state import WINDOW_ABOVE_STATE
 from blocks.registry import Role
 
-MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Rwkv7, Gdn2, Mesa, Latents)
+MEMORIES = Role("memory", Memory, Full, First, Meta, Window, Sparse, StateMemory, Delta, Latents, Rwkv7, Gdn2, Mesa)
 MemoryConfig = Annotated[Memory, MEMORIES]
 PATTERNS = (LOLA, WINDOW_ABOVE_STATE, SPARSE_ABOVE_STATE)
 """Patterns of memories that one form computes together. Those that cover the most memories are first."""

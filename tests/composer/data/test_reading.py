@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +353,15 @@ def test_what_json_may_hold(write: Write) -> None:
     assert read(write("b.jsonl", '{"text": "a", "text": "b"}\n')) == [{"text": "b"}]
 
 
+@pytest.fixture
+def limit_of_csv() -> Iterator[None]:
+    """Put the limit of the csv module back, which is of the whole process."""
+    before = csv.field_size_limit()
+    yield
+    csv.field_size_limit(before)
+
+
+@pytest.mark.usefixtures("limit_of_csv")
 def test_tables_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
     assert "a.csv:2  has more than 50 bytes, the most that a line may have" in told(write("a.csv", "text\n" + "b" * 51))

@@ -29,7 +29,7 @@ from tests.composer.training.stages import STAGES, log, run, same
         (checkpoint, "sync", 6, True),
         (Path, "rename", 3, False),
         (Path, "rename", 3, True),
-        (checkpoint, "_found", 3, False),
+        (checkpoint, "_checkpoints", 3, False),
     ],
 )
 def test_killed_while_a_checkpoint_is_written(
