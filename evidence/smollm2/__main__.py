@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ from composer.errors import ComposerError
 from evidence.smollm2 import page
 from evidence.smollm2.plan import PLAN, Inputs, read_plan
 from evidence.smollm2.result import RUNS
-from evidence.smollm2.run import is_kept, run_model, runs_of
+from evidence.smollm2.run import Run, is_kept, run_model, runs_of
 
 
 def main(
@@ -27,11 +29,12 @@ def main(
     dtype: Annotated[str, typer.Option(help="Type of the weights in evaluations.")] = "float32",
     plan: Annotated[Path, typer.Option(help="The plan.")] = PLAN,
     only: Annotated[list[str] | None, typer.Option(help="Names of the plan's models, or NAME-SEED. Left out: all.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     work: Annotated[Path, typer.Option(help="Folder for models and scores.")] = Path("build-output/smollm2"),
     kept: Annotated[Path, typer.Option(help="Folder for the results.")] = RUNS,
     page_only: Annotated[bool, typer.Option("--page", help="Run nothing. Write the page of the kept results.")] = False,
 ) -> None:
-    """Build, train and score the models of a plan, one after the other. Then write docs/smollm2.md."""
+    """Build, train and score the models of a plan. Then write docs/smollm2.md."""
     if page_only:
         page.write(read_plan(plan), kept)
         return
@@ -49,13 +52,35 @@ def main(
         rows=rows,
     )
     try:
-        for run in runs_of(read_plan(plan), inputs, work.resolve()):
-            if (not only or {run.name, run.folder.name} & set(only)) and not is_kept(run, kept):
-                run_model(run, _tell, kept)
+        runs = [
+            run for run in runs_of(read_plan(plan), inputs, work.resolve()) if not only or {run.name, run.folder.name} & set(only)
+        ]
+        run_all([run for run in runs if not is_kept(run, kept)], jobs, kept)
         page.write(read_plan(plan), kept)
     except (ComposerError, OSError, ValueError) as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from error
+
+
+def run_all(runs: Sequence[Run], jobs: int, kept: Path) -> None:
+    """Do runs, ``jobs`` at a time. A run whose source is a student waits for that student's run.
+
+    Raises ComposerError after all others have ended where some failed.
+    """
+    started: dict[str, Future[None]] = {}
+
+    def start(run: Run, source: Future[None] | None) -> None:
+        if source is not None:
+            source.result()
+        run_model(run, _tell, kept)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for run in runs:
+            source = None if run.student is None else started.get(f"{run.student.source}-{run.seed}")
+            started[run.folder.name] = pool.submit(start, run, source)
+    failures = {name: error for name, future in started.items() if (error := future.exception()) is not None}
+    if failures:
+        raise ComposerError("\n".join(f"{name}: {error}" for name, error in failures.items()))
 
 
 def _tell(line: str) -> None:

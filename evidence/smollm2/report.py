@@ -18,6 +18,8 @@ from evidence.smollm2.result import RUNS, Result, read_result
 
 RESAMPLES = 2000
 """Resamples of a paired bootstrap."""
+TICKS = (1, 3, 10, 30, 100)
+"""MiB of state on the axis of the picture."""
 PARTS = 8
 """Parts of a text in the table of positions. Each has several of an evaluation's buckets."""
 
@@ -162,19 +164,15 @@ def cost_table(plan: Plan, models: Sequence[Model]) -> Table:
     rows = []
     for model in models:
         result = model.results[0]
-        steps = {
-            step: seconds
-            for step, seconds in result.processor_seconds.items()
-            if step in ("select", "build", "transfer", "finetune")
-        }
+        steps = {step: seconds for step, seconds in result.seconds.items() if step in ("select", "build", "transfer", "finetune")}
         known = [seconds for seconds in steps.values() if seconds is not None]
         least = "" if len(known) == len(steps) else "more than "
-        hours = f"{least}{sum(known) / 60:,.0f}" if steps else "-"
+        minutes = f"{least}{sum(known) / 60:,.1f}" if steps else "-"
         held = result.held_out.get("finetune after")
         loss = "-" if held is None else f"{held:.3f}"
         tokens = f"{sum(result.tokens.values()):,}" if result.tokens else "-"
-        rows.append((model.name, f"{result.state_bytes[longest] / 2**20:,.2f}", tokens, hours, loss))
-    headers = ("", f"MiB of state at {longest:,} tokens", "tokens of training", "processor minutes", "held-out nats")
+        rows.append((model.name, f"{result.state_bytes[longest] / 2**20:,.2f}", tokens, minutes, loss))
+    headers = ("", f"MiB of state at {longest:,} tokens", "tokens of training", "minutes", "held-out nats")
     return Table("Cost", headers, tuple(rows), range(1, len(headers)))
 
 
@@ -186,7 +184,9 @@ def draw(plan: Plan, models: Sequence[Model], target: Path) -> None:
         for axis, length in zip(axes[0], lengths, strict=True):
             for index, model in enumerate(models):
                 _draw_model(axis, plan, model, index, length)
-            axis.set(title=f"{length:,} tokens", xscale="log", ylim=(-0.04, 1.04), xlabel="MiB of state")
+            axis.set(title=f"{length:,} tokens", xscale="log", xlim=(1, 130), ylim=(-0.04, 1.04), xlabel="MiB of state")
+            axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
+            axis.minorticks_off()
             axis.grid(alpha=0.3)
         axes[0][0].set_ylabel("right answers")
         titled(figure, "Needles found, by the size of the state: teacher and students")

@@ -16,7 +16,7 @@ class Result(Closed):
 
     - identity: a hash of the inputs and settings.
     - commands: the arguments of ``compose``, by step, with names in place of paths.
-    - processor_seconds: of each step; None where the step was stopped and went on.
+    - seconds: of each step, on the clock; None where the step was stopped and went on.
     - tokens: of training, by stage. held_out: mean losses before and after each stage.
     - harness: the score of each row, by task of lm-eval and metric.
     - text: nats a token of each sample, by task and length; positions: their means in equal parts of the text.
@@ -28,7 +28,7 @@ class Result(Closed):
     seed: int
     identity: str
     commands: dict[str, list[str]]
-    processor_seconds: dict[str, float | None]
+    seconds: dict[str, float | None]
     tokens: dict[str, int]
     held_out: dict[str, float]
     harness: dict[str, dict[str, list[float]]]

@@ -5,10 +5,8 @@ A step of a run is one command. A step that ended is not run again, so a run tha
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,8 +63,14 @@ class Run:
         return self.folder / ("built" if student.transfer is None and student.finetune is None else "trained")
 
 
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
+ENDS_WITH_PARENT = """
+import ctypes, os, signal, sys
+if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Runs Python with the arguments that follow. Linux ends it by SIGTERM when its parent ends, also where the parent is killed. A
+``preexec_fn`` would do the same, but is not safe where several threads start processes."""
 
 Step = tuple[str, list[str]]
 """The name of a step, and the arguments of ``compose``."""
@@ -152,7 +156,7 @@ def training_of(run: Run, student: Student) -> Iterator[Step]:
 
 
 def ended(folder: Path, step: str) -> dict[str, Any] | None:
-    """What is noted of a step that ended: its command, its seconds, and its processor seconds; None where it has not."""
+    """What is noted of a step that ended: its command and its seconds; None where it has not."""
     path = folder / f"{step}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
@@ -160,8 +164,8 @@ def ended(folder: Path, step: str) -> dict[str, Any] | None:
 def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, rows: Path | None = None) -> None:
     """Run a command of ``compose`` and note it, unless it has ended before. rows: the working directory of lm-eval's tasks.
 
-    One thread computes. A command that was stopped goes on, and its processor time is then unknown. Raises ComposerError where the
-    command fails.
+    One thread of the processor computes. A command that was stopped goes on, and its time is then unknown. Raises ComposerError
+    where the command fails.
     """
     if ended(folder, step) is not None:
         return
@@ -170,7 +174,7 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
     again = started.exists()
     started.touch()
     resumed = ["--resume"] if arguments[0] == "distill" and Path(arguments[arguments.index("-o") + 1] + ".run").exists() else []
-    words = [sys.executable, "-m", "composer", *arguments, *resumed]
+    words = [sys.executable, "-c", ENDS_WITH_PARENT, "-m", "composer", *arguments, *resumed]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     shown = sys.stderr.isatty()
     began = time.monotonic()
@@ -181,10 +185,9 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
             stderr=None if shown else log,
             env=environment,
             cwd=rows if "--lm-eval" in arguments else None,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 this process has one thread
         )
         try:
-            _, status, usage = os.wait4(process.pid, 0)
+            status = process.wait()
         except KeyboardInterrupt:
             process.wait()
             raise
@@ -193,16 +196,9 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
         raise ComposerError(f"compose {' '.join(arguments)} failed:\n" + "\n".join(tail))
     note = {
         "command": arguments,
-        "seconds": round(time.monotonic() - began, 1),
-        "processor_seconds": None if again else round(usage.ru_utime + usage.ru_stime, 1),
+        "seconds": None if again else round(time.monotonic() - began, 1),
     }
     write_whole(folder / f"{step}.json", json.dumps(note, indent=1) + "\n")
-
-
-def _end_with_parent() -> None:
-    """Let Linux end this process by SIGTERM when its parent ends, also where the parent is killed."""
-    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def result_of(run: Run) -> Result:
@@ -214,7 +210,7 @@ def result_of(run: Run) -> Result:
         seed=run.seed,
         identity=identity(run.plan, run.name, run.seed, run.inputs),
         commands={step: _public(run, note["command"]) for step, note in notes.items()},
-        processor_seconds={step: note["processor_seconds"] for step, note in notes.items()},
+        seconds={step: note["seconds"] for step, note in notes.items()},
         tokens={stage.stage: stage.tokens for stage in stages},
         held_out={
             f"{stage.stage} {when}": fmean(losses.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 
 from composer.errors import ComposerError
 from composer.spec.loading import load_spec
+from evidence.smollm2 import __main__ as main
 from evidence.smollm2 import page, report
 from evidence.smollm2 import run as running
 from evidence.smollm2.plan import PLAN, Inputs, Plan, identity, read_plan
@@ -23,20 +25,20 @@ INPUTS = Inputs(teacher="teacher", data=("texts.txt",))
 
 def result(name: str, seed: int = 0, right: tuple[float, ...] = (1.0, 1.0, 0.0, 1.0)) -> Result:
     """A result with these scores in every task."""
-    lengths = {256: list(right), 512: list(right), 1024: list(right), 2048: list(right)}
+    lengths = {length: list(right) for length in (256, 512, 1024, 2048, 4096)}
     return Result(
         name=name,
         seed=seed,
         identity="-",
         commands={"build": ["build", "lolcats"]},
-        processor_seconds={"build": 60.0, "transfer": 120.0},
+        seconds={"build": 60.0, "transfer": 120.0},
         tokens={"transfer": 1000},
         held_out={"finetune after": 3.5},
         harness={"piqa": {"acc": list(right)}, "sciq_written": {"contains": list(right)}},
         text={"perplexity": {length: list(right) for length in (256, 1024, 2048)}},
         positions={"perplexity": {2048: [1.0] * 64}},
         retrieval=dict.fromkeys(("passkey", "niah-single-1", "niah-single-2", "niah-single-3"), lengths),
-        state_bytes=dict.fromkeys((256, 512, 1024, 2048), 2**20),
+        state_bytes=dict.fromkeys(lengths, 2**20),
         versions={},
         device="-",
     )
@@ -63,7 +65,7 @@ def test_students_see_as_many_tokens_in_both_stages_together() -> None:
         steps = [recipe[stage]["steps"] * recipe[stage]["batch"] for stage in running.STAGES if stage in recipe]
         if steps:
             tokens[student.name] = sum(steps) * recipe["sequence"]
-    assert set(tokens.values()) == {262_144}
+    assert len(set(tokens.values())) == 1, tokens
 
 
 def test_a_plan_whose_student_has_an_unknown_source_is_refused() -> None:
@@ -80,7 +82,7 @@ def test_the_identity_of_a_run_follows_from_what_decides_its_figures(tmp_path: P
     before = identity(plan, "lola", 0, inputs)
     assert before == identity(plan, "lola", 0, inputs)
     assert before != identity(plan, "lola", 1, inputs)
-    longer = plan.model_copy(update={"sequence": 1024})
+    longer = plan.model_copy(update={"sequence": 2 * plan.sequence})
     assert before != identity(longer, "lola", 0, inputs)
     students = [one.model_copy(update={"transfer": {"mse": 1}}) if one.name == "lolcats" else one for one in plan.students]
     assert before != identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs), "LoLA is built on LoLCATs"
@@ -114,12 +116,12 @@ def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
     note = running.ended(tmp_path, "build")
     assert note is not None
     assert note["command"] == words
-    assert note["processor_seconds"] > 0
+    assert note["seconds"] > 0
     (tmp_path / "build.json").unlink()  # as if it had been stopped
     running.execute_once(tmp_path, "build", words, told.append)
     again = running.ended(tmp_path, "build")
     assert again is not None
-    assert again["processor_seconds"] is None, "a part of it was in the call that was stopped"
+    assert again["seconds"] is None, "a part of it was in the call that was stopped"
 
 
 def test_a_step_that_fails_is_an_error_with_the_end_of_its_output_and_runs_again(tmp_path: Path) -> None:
@@ -127,6 +129,27 @@ def test_a_step_that_fails_is_an_error_with_the_end_of_its_output_and_runs_again
     with pytest.raises(ComposerError, match=r"compose build nothing-like-it .* failed:\n(.*\n)*.*nothing-like-it"):
         running.execute_once(tmp_path, "build", words, lambda line: None)
     assert running.ended(tmp_path, "build") is None
+
+
+def test_runs_at_a_time_wait_for_their_source_and_outlast_the_failure_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("lolcats-0", "lawcat-0", "lola-0", "window-0")
+    runs = [run for run in running.runs_of(read_plan(), INPUTS, tmp_path) if run.folder.name in names]
+    ended: list[str] = []
+
+    def run_model(run: running.Run, tell: object, kept: Path) -> None:
+        if run.name == "lolcats":
+            time.sleep(0.05)
+        if run.name == "lawcat":
+            raise ComposerError("there is no memory left")
+        ended.append(run.name)
+
+    monkeypatch.setattr(main, "run_model", run_model)
+    with pytest.raises(ComposerError, match=r"^lawcat-0: there is no memory left$"):
+        main.run_all(runs, 4, tmp_path)
+    assert sorted(ended) == ["lola", "lolcats", "window"]
+    assert ended.index("lolcats") < ended.index("lola")
 
 
 def test_differences_are_those_of_the_same_rows() -> None:
@@ -145,13 +168,13 @@ def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -
     keep(result("lolcats", 1, right=(1.0,) * 20 + (0.0,) * 20), tmp_path)
     keep(result("window", right=(1.0,) * 39 + (0.0,)), tmp_path)
     found = report.models_of(plan, tmp_path)
-    assert [model.name for model in found] == ["teacher", "lolcats", "window"]
+    assert [model.name for model in found] == ["teacher", "window", "lolcats"]
     rows = {row[0]: row[1] for row in report.score_table("-", found, report.harness_columns(plan)).rows}
     assert rows["teacher"] == "1.00 ± 0.00"
     assert rows["lolcats"] == "0.25 ± 0.04 *"
     assert not rows["window"].endswith("*"), "one row of forty"
     cost = {row[0]: row[1:] for row in report.cost_table(plan, found).rows}
-    assert cost["lolcats"] == ("1.00", "1,000", "3", "3.500")
+    assert cost["lolcats"] == ("1.00", "1,000", "3.0", "3.500")
 
 
 def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path: Path) -> None:
