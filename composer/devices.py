@@ -14,8 +14,8 @@ from typing import Any
 from composer.errors import BuildError, ComposerError
 from converters.bounded import brief, shortened
 
-ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow"
-"""Messages of PyTorch where memory has run out: on a CPU that error has no class of its own."""
+ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow|STATUS_ALLOC_FAILED"
+"""Messages of PyTorch where memory has run out: on a CPU, and in CUDA's libraries, that error has no class of its own."""
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
@@ -89,7 +89,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return type(error) is RuntimeError and re.search(ALLOCATION, str(error)) is not None
+    return type(error) in (RuntimeError, torch.AcceleratorError) and re.search(ALLOCATION, str(error)) is not None
 
 
 @contextmanager

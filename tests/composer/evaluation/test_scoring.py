@@ -239,7 +239,15 @@ def limited(most: int, error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "error", [FULL, MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")], ids=["cpu", "python", "cuda"]
+    "error",
+    [
+        FULL,
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        torch.AcceleratorError("CUDA error: out of memory", 2),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["cpu", "python", "cuda", "driver", "cublas"],
 )
 @pytest.mark.parametrize("task", [Passkey(samples=7), Recall(samples=7, pairs=4)])
 def test_halves_where_memory_ends(plain: Any, tokenizer: Any, task: Any, error: Exception) -> None:
