@@ -32,6 +32,9 @@ from evidence.experiments import CONFIRMATION, EXPERIMENTS, LENGTHS, SEEDS, TEAC
 from evidence.kept import Run, all_runs
 from evidence.page import listed
 from evidence.second import HARDER, SECOND, SECOND_LOLA, SECOND_TEACHER
+from evidence.smollm2.budget import budget_table
+from evidence.smollm2.plan import read_plan
+from evidence.smollm2.report import models_of
 from evidence.verdict import Kept
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -101,9 +104,21 @@ def _page(runs: Sequence[Run]) -> Iterator[str]:
         yield _training(found, three[-1].candidate)
         yield from _by_budget(found, source)
         yield from _every(found, source)
+        yield from _on_a_language_model()
     if missing:
         yield f"{'Not every run is kept yet' if found else 'No run is kept yet'} of {', '.join(f'`{name}`' for name in missing)}: "
         yield "`make evidence` runs what is missing.\n"
+
+
+def _on_a_language_model() -> Iterator[str]:
+    """The same question for the students of SmolLM2-135M, where runs of them are kept."""
+    plan = read_plan()
+    models = models_of(plan)
+    if models:
+        yield "## For SmolLM2-135M\n\n"
+        yield "Students of a language model after two million tokens of training each ([smollm2.md](smollm2.md)). A model is "
+        yield "listed if it is better than the one before it by more than the 95 % interval of the difference on the same rows.\n\n"
+        yield budget_table(plan, models).markdown()
 
 
 def _recommended(three: Sequence[Recommended], source: Candidate | None) -> Iterator[str]:

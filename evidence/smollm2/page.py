@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from composer.files import write_whole
+from evidence.smollm2.budget import budget_table
 from evidence.smollm2.plan import HERE, Plan
 from evidence.smollm2.report import Model, draw, harness_columns, models_of, tables
 from evidence.smollm2.result import RUNS
@@ -33,6 +34,8 @@ def contents(plan: Plan, models: Sequence[Model]) -> str:
     if not models:
         return "No run of this plan is kept yet."
     blocks = [table.markdown() for table in tables(plan, models)]
+    if plan.text is not None:
+        blocks.append(budget_table(plan, models).markdown())
     return "\n".join([*blocks, *at_chance(plan, models), "### Commands\n", *commands(models)])
 
 

@@ -16,6 +16,7 @@ from composer.spec.loading import load_spec
 from evidence.smollm2 import __main__ as main
 from evidence.smollm2 import page, report
 from evidence.smollm2 import run as running
+from evidence.smollm2.budget import budget_table
 from evidence.smollm2.plan import PLAN, Inputs, Plan, identity, read_plan
 from evidence.smollm2.result import Result, keep, read_result
 
@@ -175,6 +176,20 @@ def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -
     assert not rows["window"].endswith("*"), "one row of forty"
     cost = {row[0]: row[1:] for row in report.cost_table(plan, found).rows}
     assert cost["lolcats"] == ("1.00", "1,000", "3.0", "3.500")
+
+
+def test_a_larger_state_is_recommended_where_it_is_better_than_chance_explains(tmp_path: Path) -> None:
+    plan = read_plan()
+    for name, right, state in (("teacher", 40, 9), ("lolcats", 20, 3), ("window", 0, 1), ("lola", -20, 4)):
+        scores = (1.0,) * abs(right) + (0.0,) * (40 - abs(right))
+        scored = result(name, right=scores if right >= 0 else scores[::-1])
+        keep(scored.model_copy(update={"state_bytes": dict.fromkeys(scored.state_bytes, state * 2**20)}), tmp_path)
+    rows = dict(budget_table(plan, report.models_of(plan, tmp_path)).rows)
+    growing = rows["retrieval at 2,048 tokens, share of right answers"]
+    assert growing == "1.0 MiB: window (0.00); 3.0 MiB: lolcats (0.50); 9.0 MiB: teacher (1.00)", (
+        "LoLA has as many rows right, which are others"
+    )
+    assert rows["text of 2,048 tokens, nats a token"] == "1.0 MiB: window (0.00)", "the least is the best"
 
 
 def test_the_page_has_the_tables_between_its_marks_and_keeps_the_prose(tmp_path: Path) -> None:
