@@ -16,7 +16,8 @@ from composer.training.calibration import calibrate
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
 from composer.training.loop import run_stage
 from composer.training.model_on_disk import StoredModel
-from composer.training.processes import count, is_first, loaded_on, shard, take_gpu, together, whole
+from composer.training.processes import count, is_first, loaded_on, shard, sharing_rows, take_gpu, together, whole
+from composer.training.row_pieces import check_model, check_row_processes
 from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
@@ -36,10 +37,11 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
     Until then, log and checkpoints are in ``OUT.run``, from where ``options.resume`` continues to the same numbers.
     which: the stages of its recipe to run. Raises TrainingError, DataError, SpecError and BuildError.
     """
-    with together():
+    with together(), sharing_rows(options.row_processes):
         check_device(options.device)
         take_gpu(options.device)
         stages = stages_of(student.record, student.recipe, which)
+        check_row_processes(stages, options)
         if options.stream:
             _check_streamed(stages, options)
         teacher = None if options.teacher_logits is not None else _teacher(student, stages, options)
@@ -81,6 +83,7 @@ def _in_memory(run: TrainingRun) -> TrainingReport:
         shard(teacher, computing_alone(teacher), options.device)
         teacher_loss, teacher = held_out_loss(teacher), None
     student = load_student(run.student, options)
+    check_model(student, options.row_processes)
     with run.in_folder():
         if teacher is not None:
             transfer = stages.get(STAGE)
@@ -188,12 +191,14 @@ def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge:
 
 def train(student: Student, out: str | os.PathLike[str], options: TrainingOptions) -> TrainingReport:
     """Trains a model by the stage ``train`` of its recipe. Folders, options and errors are those of ``distill``."""
-    with together():
+    with together(), sharing_rows(options.row_processes):
         check_device(options.device)
         take_gpu(options.device)
         stage = stage_from_nothing(student)
+        check_row_processes({TRAIN: _as_finetune(stage)}, options)
         run = open_run(student, None, {TRAIN: stage}, out, options)
         model, learned = load_student(student, options), _as_finetune(stage)
+        check_model(model, options.row_processes)
         prepare(model, options)
         course = FinetuneCourse(model, finetune_unit(model, learned), learned, None)
         with run.in_folder():

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
 from blocks.operation import FLA, Setting
-from composer.data.packing import IGNORED, Batch, PackedRows
+from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO
 from composer.graph.program import tell
@@ -21,6 +21,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
 from composer.training.journal import CURVE, LOG
 from composer.training.processes import added, count, shares
+from composer.training.row_pieces import cache_of
 from composer.training.stored_logits import TaughtBatch, stored_divergence
 from composer.training.unit import Unit, WholeCourse
 from composer.weights.load import load_model
@@ -53,7 +54,7 @@ class FinetuneCourse(WholeCourse):
             backend = cast("ComposedForCausalLM", self._student).base.backend
             losses = losses + self._stage.next_token * next_token_losses(logits, targets, backend)
         if self._stage.distill and isinstance(batch, TaughtBatch):
-            divergences = stored_divergence(logits, batch, predicted_mask(batch), self._stage.temperature)
+            divergences = stored_divergence(logits, batch, batch.predicted, self._stage.temperature)
             losses = losses + self._stage.distill * divergences
         elif self._stage.distill and self._teacher is not None:
             with torch.no_grad():
@@ -65,16 +66,12 @@ class FinetuneCourse(WholeCourse):
         return _sum(losses, batch, self._stage.average) / total
 
 
-def predicted_mask(batch: Batch) -> Tensor:
-    """The tokens of a batch that are predicted, B T-1 bool: each is marked at the position before it, whose logits predict it."""
-    return batch.labels[:, 1:] != IGNORED
-
-
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits for the N tokens of a batch that are predicted, N V, in the dtype that the model gives, and these tokens, N."""
-    outputs = model(**batch.inputs(), use_cache=False)
-    is_predicted = predicted_mask(batch)
-    return outputs.logits[:, :-1][is_predicted], batch.labels[:, 1:][is_predicted]
+    cache, is_predicted = cache_of(model, batch), batch.predicted
+    outputs = model(**batch.inputs(), past_key_values=cache, use_cache=cache is not None)
+    logits = outputs.logits[:, : is_predicted.shape[1]][is_predicted]
+    return logits if cache is None else cache.tied(logits), batch.labels[:, 1:][is_predicted]
 
 
 @torch.no_grad()
@@ -92,15 +89,13 @@ def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "
 
 def _count(batch: Batch, average: Average) -> int:
     """The divisor of a batch's mean loss: the number of its predicted tokens, or of the rows that have any."""
-    is_predicted = predicted_mask(batch)
-    return int(is_predicted.any(1).sum() if average == "rows" else is_predicted.sum())
+    return int((batch.targets > 0).sum() if average == "rows" else batch.targets.sum())
 
 
 def _sum(losses: Tensor, batch: Batch, average: Average) -> Tensor:
     """The sum of the losses N of the predicted tokens, or of their means over each row."""
     if average == "rows":
-        is_predicted = predicted_mask(batch)
-        losses = losses / is_predicted.sum(1, keepdim=True).expand_as(is_predicted)[is_predicted]
+        losses = losses / batch.targets[:, None].expand_as(batch.predicted)[batch.predicted]
     return losses.sum()
 
 

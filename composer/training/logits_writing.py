@@ -21,7 +21,7 @@ from composer.spec.inherit import shown
 from composer.spec.recipe import Recipe
 from composer.state import write_state
 from composer.tables import Readable, View
-from composer.training.finetune import logits_at_targets, predicted_mask
+from composer.training.finetune import logits_at_targets
 from composer.training.folder import DataReferences
 from composer.training.rows import both_sides, tokenizer_of
 from composer.training.run import TrainingOptions
@@ -139,7 +139,7 @@ def _logits_of(model: ComposedForCausalLM, rows: PackedRows, record: LogitsRecor
         parts["log_probabilities"].append(largest.cpu())
         parts["log_rest"].append(_log_rest(log_probabilities, tokens).cpu())
         parts["log_target"].append(logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].cpu())
-        counts += predicted_mask(part).sum(1).tolist()
+        counts += part.targets.tolist()
     tensors = {name: torch.cat(own).contiguous() for name, own in parts.items()}
     return tensors | {"offsets": torch.tensor(counts).cumsum(0), "rows": torch.from_numpy(hashes_of(rows).copy())}
 

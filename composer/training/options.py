@@ -32,6 +32,13 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
         "Where the whole model learns, recompute the inside of its layers in the backward pass: less memory, more time.",
         default=False,
     )
+    row_processes: int = option(
+        "Processes that share each row: each computes consecutive tokens and hands the states on. For rows that are too long for "
+        "one process. Where the whole model learns.",
+        default=1,
+        least=1,
+        metavar="N",
+    )
     checkpoint_seconds: float = option("Shortest time between two checkpoints, in seconds.", default=60.0, least=0)
     resume: bool = option("Continue a run that was stopped.", default=False)
     strict: bool = option("Make it an error if a run learns nothing, or repeats few tokens many times.", default=False)

@@ -4,6 +4,8 @@
   computes a share of a batch's rows.
 - Losses are sums, divided by a count over all rows: gradients are summed over the processes, not averaged.
 - All processes see the same folders, and only the first writes there.
+- Several processes may share each row (``row_processes``): then such a group has the same rows, and each process a piece of them
+  (``composer.training.row_pieces``).
 - In one process there is no group, and every function returns its argument.
 """
 
@@ -30,7 +32,6 @@ from composer.devices import processes_started
 from composer.errors import TrainingError
 
 Result = TypeVar("Result")
-AnyBatch = TypeVar("AnyBatch", bound=Batch)
 COMPUTE = "compute_with_whole_parameters"
 """The method that ``shard`` gives a module, for ``within``."""
 
@@ -48,6 +49,30 @@ def rank() -> int:
 def is_first() -> bool:
     """Whether this process has rank 0. Only that process writes files and messages."""
     return rank() == 0
+
+
+class Layout:
+    """The number of processes that share each row. They have consecutive ranks."""
+
+    row_processes = 1
+
+
+LAYOUT = Layout()
+
+
+def row_processes() -> int:
+    """The number of processes that share each row."""
+    return LAYOUT.row_processes
+
+
+@contextmanager
+def sharing_rows(processes: int) -> Iterator[None]:
+    """Let so many processes share each row, for the block."""
+    before, LAYOUT.row_processes = LAYOUT.row_processes, processes
+    try:
+        yield
+    finally:
+        LAYOUT.row_processes = before
 
 
 @contextmanager
@@ -128,22 +153,24 @@ def _mesh(device_type: str) -> DeviceMesh:
     return DeviceMesh.from_group(group, device_type)
 
 
-def shares(batch: AnyBatch, parts: int, total: float) -> Iterator[tuple[AnyBatch, float]]:
+def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, float]]:
     """This process's rows of a batch that is taken in ``parts``: for each part its rows, and the divisor of their losses.
 
     There are fewer parts where some process would have no row in one of them. In a batch with fewer rows than processes, a process
     without a row computes another's row, as all processes have to take part in the communication. Its divisor is infinity, so that
-    neither losses nor gradients count.
+    neither losses nor gradients count. Processes that share rows have the same rows, and a piece of them each.
     """
-    if count() > 1:
-        parts = min(parts, math.ceil(len(batch) / count()))
+    shared = row_processes()
+    groups, group = count() // shared, rank() // shared
+    if groups > 1:
+        parts = min(parts, math.ceil(len(batch) / groups))
     for part in batch.split(parts):
-        if count() == 1:
-            yield part, total
-        elif rank() < len(part):
-            yield part.split(min(count(), len(part)))[rank()], total
+        own, divisor = part, total
+        if group < len(part):
+            own = part.split(min(groups, len(part)))[group]
         else:
-            yield part.split(len(part))[0], math.inf
+            own, divisor = part.split(len(part))[0], math.inf
+        yield (own if shared == 1 else own.piece(rank() % shared, shared)), divisor
 
 
 def added(numbers: Mapping[str, float]) -> dict[str, float]:

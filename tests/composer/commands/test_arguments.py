@@ -134,7 +134,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
     ),
     "build": (("lolcats", "--from", "TEACHER", "-o", "o"), {"--seed": LEAST_SEED}),
     "chat": (("TEACHER",), {"--max-new-tokens": 1, "--seed": LEAST_SEED, "--temperature": 0.0, "--top-p": 0.0}),
-    "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0.0}),
+    "distill": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--row-processes": 1, "--checkpoint-seconds": 0.0}),
     "draw": (("lolcats",), {"--seq": 1}),
     "eval": (
         ("TEACHER", "--tasks", "passkey", "--lm-eval", "piqa"),
@@ -160,7 +160,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, int | float]]] = {
         {"--rows": 1, "--keep": 1, "--budget": 1, "--seed": 0, "--seq": 1},
     ),
     "serve": (("TEACHER",), {"--port": 0}),
-    "train": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--checkpoint-seconds": 0.0}),
+    "train": (("m", "--data", "passkey"), {"--seed": 0, "--held-out-rows": 1, "--row-processes": 1, "--checkpoint-seconds": 0.0}),
     "view": ((), {"--port": 1}),
 }
 """Of each command: what it needs besides, and its options that are numbers, with the least of each."""
