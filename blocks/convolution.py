@@ -69,36 +69,33 @@ class Convolution(Part):
         """Number of heads of the convolved keys."""
         return shape.heads if "k" in self.inputs and self.per == "query_head" else shape.key_heads
 
-    def _convolved(self, shape: Shape) -> dict[str, int]:
-        """The inputs that are convolved, each with its number of heads."""
-        heads = {"q": shape.heads, "k": shape.key_heads, "v": shape.key_heads}
-        return {NAMES[name]: heads[name] for name in self.inputs}
+    def _convolved(self, shape: Shape) -> dict[str, tuple[int, int]]:
+        """The inputs that are convolved, each with its number of heads and the numbers of a head."""
+        size, values = shape.head_dim, shape.value_dim
+        sizes = {"q": (shape.heads, size), "k": (shape.key_heads, size), "v": (shape.key_heads, values)}
+        return {NAMES[name]: sizes[name] for name in self.inputs}
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         own = shape.heads if self.per == "query_head" else shape.key_heads
-        rows = {"weight": own} if self.share == "qk" else {"query": shape.heads, "key": own}
-        rows["value"] = shape.key_heads
+        size = shape.head_dim
+        rows = {"weight": (own, size)} if self.share == "qk" else {"query": (shape.heads, size), "key": (own, size)}
+        rows["value"] = shape.key_heads, shape.value_dim
         used = {"weight", *self._convolved(shape)}
-        return {
-            name: Fresh((heads, shape.head_dim, self.kernel), initialise.current_token)
-            for name, heads in rows.items()
-            if name in used
-        }
+        return {name: Fresh((*sizes, self.kernel), initialise.current_token) for name, sizes in rows.items() if name in used}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        convolved = self._convolved(shape).items()
-        return {name: Slot((self.kernel - 1, heads, shape.head_dim), "pairs") for name, heads in convolved}
+        return {name: Slot((self.kernel - 1, *sizes), "pairs") for name, sizes in self._convolved(shape).items()}
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
         says = "weight of the current token, the last tap, and of those before it"
         return {f"taps: {name}": Shown(weight, ("head", "channel", "tap"), says) for name, weight in parameters.items()}
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        heads = self._convolved(shape) | ({"key": self.key_heads(shape)} if "k" in self.inputs else {})
-        return 2 * self.kernel * shape.head_dim * sum(heads.values())
+        keys = {"key": (self.key_heads(shape), shape.head_dim)} if "k" in self.inputs else {}
+        return 2 * self.kernel * sum(heads * size for heads, size in (self._convolved(shape) | keys).values())
 
     def operation(self, shape: Shape) -> Operation:
-        ports = tuple(Port(name, Kind(name), heads, shape.head_dim) for name, heads in self._convolved(shape).items())
+        ports = tuple(Port(name, Kind(name), *sizes) for name, sizes in self._convolved(shape).items())
         return Operation(
             reads=ports,
             gives=tuple(replace(port, heads=self.key_heads(shape)) if port.kind is Kind.KEY else port for port in ports),
@@ -126,11 +123,11 @@ class Convolution(Part):
     def convolve(
         self,
         parameters: Parameters,
-        inputs: Mapping[str, Float[Tensor, "B T _ D"]],
+        inputs: Mapping[str, Float[Tensor, "B T _ _"]],
         tokens: Tokens,
         state: State,
         filtering: Filtering = filtered,
-    ) -> tuple[dict[str, Float[Tensor, "B T _ D"]], State]:
+    ) -> tuple[dict[str, Float[Tensor, "B T _ _"]], State]:
         """Convolve queries, keys and values. Return those that are convolved, and the last inputs, which the next call needs.
 
         inputs: by name. Queries have H heads, keys and values K; convolved keys have H or K heads.

@@ -19,15 +19,14 @@ class Entry(Unnamed):
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
 
     def operation(self, shape: Shape) -> Operation:
-        size = shape.head_dim
         return Operation(
             reads=(
-                Port("key", Kind.KEY, shape.key_heads, size),
-                Port("convolved", Kind.KEY, shape.convolved_heads, size, needed=False),
-                Port("value", Kind.VALUE, shape.key_heads, size),
+                Port("key", Kind.KEY, shape.key_heads, shape.head_dim),
+                Port("convolved", Kind.KEY, shape.convolved_heads, shape.head_dim, needed=False),
+                Port("value", Kind.VALUE, shape.key_heads, shape.value_dim),
                 Port("numbers", Kind.NUMBERS, many=True, needed=False),
             ),
-            gives=(Port("pairs", Kind.PAIRS, shape.key_heads, size),),
+            gives=(Port("pairs", Kind.PAIRS, shape.key_heads, shape.head_dim),),
             forms=(Form(EVERY, "key and value of each token", self._run),),
         )
 
@@ -37,7 +36,7 @@ class Entry(Unnamed):
         call: Call,
         *,
         key: Float[Tensor, "B T K D"],
-        value: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K V"],
         numbers: Mapping[str, Tensor],
         convolved: Float[Tensor, "B T N D"] | None = None,
     ) -> tuple[tuple[Pairs], State]:

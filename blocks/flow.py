@@ -118,7 +118,7 @@ class Pairs:
 
     key: Float[Tensor, "B E K D"]
     convolved: Float[Tensor, "B E N D"]
-    value: Float[Tensor, "B E K D"]
+    value: Float[Tensor, "B E K V"]
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class Features:
     """
 
     key: Float[Tensor, "B E N F"]
-    value: Float[Tensor, "B E K D"]
+    value: Float[Tensor, "B E K V"]
     present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"] | None
     arrival: Int[Tensor, "B E"] | None = None
     rate: Float[Tensor, "B E n"] | None = None
@@ -229,7 +229,7 @@ class Partial:
     maximum: the largest logit that an exact memory saw, -inf where none; None for memories that are not exact.
     """
 
-    output: Float[Tensor, "B T H D"]
+    output: Float[Tensor, "B T H V"]
     lse: Float[Tensor, "B T H"] | None
     logit: Float[Tensor, " H"] | Float[Tensor, "B T H"] | None = None
     maximum: Float[Tensor, "B T H"] | None = None

@@ -59,6 +59,7 @@ class Shape:
     """The sizes around one part of one group of heads, known before anything is built.
 
     - hidden_size, heads, key_heads, head_dim: the letters C, H, K and D.
+    - value_dim: the letter V: numbers of a value. 0 sets it to ``head_dim``.
     - features, state_heads: F and N, set for what works on features.
     - convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
     - falling: pairs that fall together out of the memory above.
@@ -76,6 +77,7 @@ class Shape:
     heads: int
     key_heads: int
     head_dim: int
+    value_dim: int = 0
     features: int = 0
     state_heads: int = 0
     convolved_heads: int = 0
@@ -88,3 +90,7 @@ class Shape:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)

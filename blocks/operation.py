@@ -37,7 +37,7 @@ class Kind(StrEnum):
     KEY = "key"
     """B T K D, or one a query head."""
     VALUE = "value"
-    """B T K D."""
+    """B T K V."""
     NUMBERS = "numbers"
     """B T n: numbers of each pair, beside key and value."""
     PAIRS = "pairs"
@@ -53,7 +53,7 @@ class Kind(StrEnum):
     SINKS = "sinks"
     """H: for each head, the logit of an attention sink, which has no value."""
     OUTPUT = "output"
-    """B T H D."""
+    """B T H V."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,12 @@ class Setting:
 def unbroken(setting: Setting) -> str | None:
     """The ``fits`` of a form for rows that are one document each, without padding."""
     return "a row has padding, or several documents" if setting.documents or setting.padded else None
+
+
+def one_size(setting: Setting) -> str | None:
+    """The ``fits`` of a form for values of the size of keys."""
+    shape = setting.shape
+    return None if shape is None or shape.value_dim == shape.head_dim else "it takes values of the size of keys"
 
 
 def one_pair_at_most(setting: Setting) -> str | None:

@@ -26,7 +26,7 @@ class Output(Part):
     """The answer's own size is taken out of it."""
 
     def operation(self, shape: Shape) -> Operation:
-        answer = Port("output", Kind.OUTPUT, shape.heads, shape.head_dim)
+        answer = Port("output", Kind.OUTPUT, shape.heads, shape.value_dim)
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
         return Operation(reads=(answer, hidden), gives=(answer,), forms=(Form(EVERY, "as defined", self._run),))
 
@@ -34,8 +34,8 @@ class Output(Part):
         return (self.finish(parameters, output, hidden),), {}
 
     def finish(
-        self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
-    ) -> Float[Tensor, "B T H D"]:
+        self, parameters: Parameters, output: Float[Tensor, "B T H V"], hidden: Float[Tensor, "B T C"]
+    ) -> Float[Tensor, "B T H V"]:
         """What goes into the output projection."""
         raise NotImplementedError
 
@@ -56,15 +56,15 @@ class Norm(Output):
     """head: each head by itself, with weights that the heads share. heads: the group's heads as one, each with its own weights."""
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        columns = shape.head_dim if self.over == "head" else shape.heads * shape.head_dim
+        columns = shape.value_dim if self.over == "head" else shape.heads * shape.value_dim
         return {"weight": Fresh((columns,), initialise.constant(1.0))}
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 4 * shape.heads * shape.head_dim
+        return 4 * shape.heads * shape.value_dim
 
     def finish(
-        self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
-    ) -> Float[Tensor, "B T H D"]:
+        self, parameters: Parameters, output: Float[Tensor, "B T H V"], hidden: Float[Tensor, "B T C"]
+    ) -> Float[Tensor, "B T H V"]:
         """Normalise, in the accumulating dtype."""
         if self.over == "head":
             return rms_norm(output, parameters["weight"], self.epsilon)
@@ -74,7 +74,7 @@ class Norm(Output):
 class OutputGate(Output):
     """The answer as it is, times an activation of the hidden state: one gate a coordinate, on any head. It starts open."""
 
-    equation: ClassVar[str] = "ô_t = o_t ⊙ act(x_t W + b), W: C × (heads · D), or of a rank"
+    equation: ClassVar[str] = "ô_t = o_t ⊙ act(x_t W + b), W: C × (heads · V), or of a rank"
     source: ClassVar[str] = (
         "Qiu et al. 2025, arXiv:2505.06708 (after softmax attention); Chen et al. 2026, arXiv:2601.22156 (HypeNet)"
     )
@@ -92,8 +92,8 @@ class OutputGate(Output):
         return gate_flops(shape, self.rank)
 
     def finish(
-        self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
-    ) -> Float[Tensor, "B T H D"]:
+        self, parameters: Parameters, output: Float[Tensor, "B T H V"], hidden: Float[Tensor, "B T C"]
+    ) -> Float[Tensor, "B T H V"]:
         """Open and close each coordinate."""
         return output * opening(parameters, hidden, self.activation).view(output.shape).to(output.dtype)
 
@@ -101,7 +101,7 @@ class OutputGate(Output):
 class GatedNorm(Norm):
     """The norm, times an activation of the hidden state: one gate a coordinate. It starts open, as the norm alone."""
 
-    equation: ClassVar[str] = "ô_t = o_t / √(mean(o_t²) + ε) ⊙ w ⊙ act(x_t W + b), W: C × (heads · D), or of a rank"
+    equation: ClassVar[str] = "ô_t = o_t / √(mean(o_t²) + ε) ⊙ w ⊙ act(x_t W + b), W: C × (heads · V), or of a rank"
     source: ClassVar[str] = "Yang et al. 2023, arXiv:2312.06635, section 4.4"
     kind: Literal["gated_norm"] = "gated_norm"  # pyright: ignore[reportIncompatibleVariableOverride]
     first: Literal["norm", "gate"] = "norm"
@@ -118,8 +118,8 @@ class GatedNorm(Norm):
         return super().flops(shape, tokens) + gate_flops(shape, self.rank)
 
     def finish(
-        self, parameters: Parameters, output: Float[Tensor, "B T H D"], hidden: Float[Tensor, "B T C"]
-    ) -> Float[Tensor, "B T H D"]:
+        self, parameters: Parameters, output: Float[Tensor, "B T H V"], hidden: Float[Tensor, "B T C"]
+    ) -> Float[Tensor, "B T H V"]:
         """Normalise, then open and close each coordinate, or the other way round."""
         gate = as_dtype(opening(parameters, hidden, self.activation).view(output.shape), output.dtype)
         if self.first == "gate":
@@ -130,7 +130,7 @@ class GatedNorm(Norm):
 
 def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) -> dict[str, Fresh]:
     """Those of a gate of the hidden state, one a coordinate, that starts open."""
-    width, columns = shape.hidden_size, shape.heads * shape.head_dim
+    width, columns = shape.hidden_size, shape.heads * shape.value_dim
     open_ = ONE_OF_SWISH if activation == "swish" else NEARLY_ONE_OF_SIGMOID
     nothing = initialise.constant(0.0)
     fresh = {"gate_bias": Fresh((columns,), initialise.constant(open_))}
@@ -142,7 +142,7 @@ def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) 
 
 def gate_flops(shape: Shape, rank: int | Literal["full"]) -> int:
     """Of its products, its activation and what it multiplies."""
-    width, columns = shape.hidden_size, shape.heads * shape.head_dim
+    width, columns = shape.hidden_size, shape.heads * shape.value_dim
     return 2 * (width * columns if rank == "full" else rank * (width + columns)) + 2 * columns
 
 

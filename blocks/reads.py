@@ -35,7 +35,7 @@ class Read(TakesPartials):
     """Raw numerators are welcome."""
 
     def operation(self, shape: Shape) -> Operation:
-        heads, size = shape.heads, shape.head_dim
+        heads, size = shape.heads, shape.value_dim
         weight = Port("weight", Kind.WEIGHT, heads, 1, many=True, needed=False)
         return Operation(
             reads=(Port("partial", Kind.PARTIAL, heads, size, many=True), weight),
@@ -53,7 +53,7 @@ class Read(TakesPartials):
         ]
         return (self.combine(parameters, weighed),), {}
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
         raise NotImplementedError
 
     def problem_over(self, exact: Sequence[bool]) -> Problem | None:
@@ -72,7 +72,7 @@ class Alone(Unnamed, Read):
     source: ClassVar[str] = "the head has one memory"
     leaves_masses_out: ClassVar[bool] = True
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
         (only,) = partials
         return only.output
 
@@ -91,7 +91,7 @@ class Shared(Read):
     scale: Literal["exact", "row_max"] = "exact"
     """exact: the textbook's masses; row_max: the logits of exact memories minus their row maximum, the linear term as it is."""
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
         masses = [_mass(partial) for partial in self._scaled(partials)]
         # Where no memory has a mass, all answer 0, and any weights do.
         least = torch.finfo(masses[0].dtype).min / 4
@@ -132,7 +132,7 @@ class Mixture(Read):
     leaves_masses_out: ClassVar[bool] = True
     kind: Literal["mixture"] = "mixture"
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
         output = partials[0].output
         none = output.new_zeros(output.shape[2], dtype=accumulating(output.dtype))
         logits = [none if partial.logit is None else partial.logit for partial in partials]
@@ -157,7 +157,7 @@ class Sum(Read):
     def over(self, masses: Sequence[bool]) -> Read:
         return Shared() if all(masses) else self
 
-    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H D"]:
+    def combine(self, parameters: Parameters, partials: Sequence[Partial]) -> Float[Tensor, "B T H V"]:
         with_mass = [partial for partial in partials if partial.lse is not None]
         outputs = [_scaled(partial) for partial in partials if partial.lse is None]
         if with_mass:

@@ -21,7 +21,7 @@ class Sinks(Unnamed, TakesPartials):
     source: ClassVar[str] = "OpenAI 2025, gpt-oss, arXiv:2508.10925, section 2.2"
 
     def operation(self, shape: Shape) -> Operation:
-        partial = Port("partial", Kind.PARTIAL, shape.heads, shape.head_dim)
+        partial = Port("partial", Kind.PARTIAL, shape.heads, shape.value_dim)
         return Operation(
             reads=(partial, Port("sinks", Kind.SINKS, shape.heads, 1)),
             gives=(partial,),

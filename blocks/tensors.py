@@ -56,7 +56,7 @@ def affine(
     return torch.nn.functional.linear(states, weight).to(dtype).add_(bias.to(dtype))
 
 
-def with_ones(value: Float[Tensor, "B E K D"]) -> Float[Tensor, "B E K D+1"]:
+def with_ones(value: Float[Tensor, "B E K V"]) -> Float[Tensor, "B E K V+1"]:
     """Values with a one behind each, whose sum is the mass."""
     return torch.nn.functional.pad(value, (0, 1), value=1.0)
 

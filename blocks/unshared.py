@@ -44,10 +44,10 @@ class Copies(Part):
         return Operation(
             reads=(
                 Port("hidden", Kind.HIDDEN, dim=shape.hidden_size),
-                *(Port(name, kind, shape.key_heads, shape.head_dim) for name, kind in NAMES.values()),
+                *(Port(name, kind, shape.key_heads, self._size(kind, shape)) for name, kind in NAMES.values()),
             ),
             gives=tuple(
-                Port(name, kind, shape.heads, shape.head_dim, needed=letter in self.inputs)
+                Port(name, kind, shape.heads, self._size(kind, shape), needed=letter in self.inputs)
                 for letter, (name, kind) in NAMES.items()
             ),
             forms=(Form(EVERY, "one product", self._run),),
@@ -62,18 +62,24 @@ class Copies(Part):
         return (own["key"], own["value"]), {}
 
     def own(
-        self, difference: Float[Tensor, "H D C"], hidden: Float[Tensor, "B T C"], shared: Float[Tensor, "B T H D"]
-    ) -> Float[Tensor, "B T H D"]:
+        self, difference: Float[Tensor, "H x C"], hidden: Float[Tensor, "B T C"], shared: Float[Tensor, "B T H x"]
+    ) -> Float[Tensor, "B T H x"]:
         """Of each query head."""
         added = torch.nn.functional.linear(hidden.to(difference.dtype), difference.flatten(0, 1))
         return shared + added.view(shared.shape).to(shared.dtype)
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        size = (shape.heads, shape.head_dim, shape.hidden_size)
-        return {NAMES[name][0]: Fresh(size, initialise.constant(0.0)) for name in self.inputs}
+        kinds = (NAMES[name] for name in self.inputs)
+        return {
+            name: Fresh((shape.heads, self._size(kind, shape), shape.hidden_size), initialise.constant(0.0)) for name, kind in kinds
+        }
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 2 * len(self.inputs) * shape.hidden_size * shape.heads * shape.head_dim
+        return 2 * shape.hidden_size * shape.heads * sum(self._size(NAMES[name][1], shape) for name in self.inputs)
+
+    def _size(self, kind: Kind, shape: Shape) -> int:
+        """Numbers of a key or of a value."""
+        return shape.head_dim if kind is Kind.KEY else shape.value_dim
 
 
 UNSHARES = Role("unshare", Copies, Copies)

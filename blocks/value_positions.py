@@ -18,12 +18,12 @@ from blocks.tensors import accumulating, repeat_heads
 class Vapor(Part):
     """Value acting positional rotations: a value enters as R^-s v_s, and what leaves at t is turned by R^t.
 
-    What reaches t from s is then R^(t-s) v_s, whatever the weights. R turns each pair of coordinates i and i + D/2 of a key
+    What reaches t from s is then R^(t-s) v_s, whatever the weights. R turns each pair of coordinates i and i + V/2 of a key
     head by an angle of its own, which is learned; query heads turn as their key head does.
     """
 
     role: ClassVar[str] = "value position"
-    equation: ClassVar[str] = "o_t = R^t Σ_s p(s|t) R^(-s) v_s, R = diag of rotations by ω_i, ω_i = θ^(-2i/D) at the start, i < D/2"
+    equation: ClassVar[str] = "o_t = R^t Σ_s p(s|t) R^(-s) v_s, R = diag of rotations by ω_i, ω_i = θ^(-2i/V) at the start, i < V/2"
     source: ClassVar[str] = "Latte, appendix B.4, eq. 20"
     incidental: ClassVar[frozenset[str]] = frozenset({"theta"})
     kind: Literal["vapor"] = "vapor"
@@ -31,25 +31,23 @@ class Vapor(Part):
     """Base of the frequencies at the start."""
 
     def misfit(self, shape: Shape) -> Problem | None:
-        if shape.head_dim % 2 == 0:
+        if shape.value_dim % 2 == 0:
             return None
-        return (
-            f"vapor turns pairs of coordinates, and the head dimension is {shape.head_dim}; remove it, or make the dimension even"
-        ), ()
+        return f"vapor turns pairs of coordinates, and values have {shape.value_dim} coordinates; remove it, or make these even", ()
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """ω in radians a position, one a pair of coordinates and key head."""
         start = partial(_rope_frequencies, theta=self.theta)
-        return {"frequency": Fresh((shape.key_heads, shape.head_dim // 2), start, precise=True)}
+        return {"frequency": Fresh((shape.key_heads, shape.value_dim // 2), start, precise=True)}
 
     def operation(self, shape: Shape) -> Operation:
         """On the way in: R^-s v_s."""
-        value = Port("value", Kind.VALUE, shape.key_heads, shape.head_dim)
+        value = Port("value", Kind.VALUE, shape.key_heads, shape.value_dim)
         return Operation(reads=(value,), gives=(value,), forms=(Form(EVERY, "as defined", self._enter),))
 
     def way_out(self, shape: Shape) -> Operation:
         """R^t o_t."""
-        output = Port("output", Kind.OUTPUT, shape.heads, shape.head_dim)
+        output = Port("output", Kind.OUTPUT, shape.heads, shape.value_dim)
         return Operation(reads=(output,), gives=(output,), forms=(Form(EVERY, "as defined", self._leave),))
 
     def _enter(self, parameters: Parameters, call: Call, *, value: Tensor) -> tuple[tuple[Tensor], State]:
@@ -59,17 +57,17 @@ class Vapor(Part):
         return (self.leave(parameters, output, call.tokens.position),), {}
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 3 * (shape.heads + shape.key_heads) * shape.head_dim
+        return 3 * (shape.heads + shape.key_heads) * shape.value_dim
 
     def enter(
-        self, parameters: Parameters, value: Float[Tensor, "B T K D"], position: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T K D"]:
+        self, parameters: Parameters, value: Float[Tensor, "B T K V"], position: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T K V"]:
         """R^-s v_s."""
         return _turned(value, parameters["frequency"], -position)
 
     def leave(
-        self, parameters: Parameters, output: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T H D"]:
+        self, parameters: Parameters, output: Float[Tensor, "B T H V"], position: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T H V"]:
         """R^t o_t."""
         return _turned(output, parameters["frequency"], position)
 
@@ -79,8 +77,8 @@ def _rope_frequencies(tensor: Tensor, _generator: torch.Generator | None, *, the
 
 
 def _turned(
-    states: Float[Tensor, "B T H D"], frequency: Float[Tensor, "K half"], position: Int[Tensor, "B T"]
-) -> Float[Tensor, "B T H D"]:
+    states: Float[Tensor, "B T H V"], frequency: Float[Tensor, "K half"], position: Int[Tensor, "B T"]
+) -> Float[Tensor, "B T H V"]:
     """Turn each pair of coordinates by its frequency times the position; computed in the accumulating dtype."""
     dtype = accumulating(states.dtype)
     angles = repeat_heads(position[..., None, None].to(dtype) * frequency.to(dtype), states.shape[2])

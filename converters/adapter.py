@@ -14,9 +14,15 @@ from converters.shard import read_shard
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """The projections that may have adapters, by their usual names."""
-OTHERS = (("qkv_proj", "query_key_value", "c_attn", "Wqkv"), ("out_proj", "dense", "c_proj", "Wo"))
-"""Names that hosts give the joint projection of queries, keys and values, and the output projection if it is not o_proj."""
-_WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names in OTHERS for name in names)
+_JOINT = ("qkv_proj", "query_key_value", "c_attn", "Wqkv")
+OTHERS: Mapping[str, tuple[str, ...]] = {
+    "q": ("q_b_proj", *_JOINT),
+    "k": ("kv_b_proj", *_JOINT),
+    "v": ("kv_b_proj", *_JOINT),
+    "o": ("out_proj", "dense", "c_proj", "Wo"),
+}
+"""Other names that hosts give the projections: those behind compressed vectors, and joint ones of queries, keys and values."""
+_WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names in OTHERS.values() for name in names)
 """The same as adapters name them, with their attention: outside of it, others may have such a name."""
 
 _CHECKED = frozenset(

@@ -38,6 +38,38 @@ class Line:
     masks: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Latent:
+    """A family's multi-head latent attention: transformers' defaults for keys that a config leaves out.
+
+    Keys and values of all heads are computed from one compressed vector a token, which the model caches. A part of each key, the
+    same in all heads, turns.
+    """
+
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int | None = 128
+    """None: ``hidden_size`` over the number of heads."""
+    kv_lora_rank: int = 512
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """The numbers of a key and of a value, those of a key that turn, and those that the model caches of a token where these are not
+    all keys and values."""
+
+    key: int
+    value: int
+    turned: int
+    cached: int | None = None
+
+
+LATENT: Mapping[str, Latent] = {
+    **dict.fromkeys(("axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "kimi_linear", "youtu"), Latent()),
+    "glm4_moe_lite": Latent(qk_nope_head_dim=192, v_head_dim=256),
+    "minicpm3": Latent(qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=None, kv_lora_rank=256),
+}
+"""Families with multi-head latent attention."""
 USUAL = Line()
 LINES: Mapping[str, Line] = {
     "biogpt": Line("biogpt.layers.{layer}.self_attn"),
@@ -70,7 +102,9 @@ LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "
 
 PAST_BASE = "its language model calls its layers past its base model, where heads learn which tokens a call has"
 NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"
-COMPRESSED = "its keys and values are compressed (multi-head latent attention), and heads take them as they are"
+CHOSEN = "each query sees the tokens that a learned index chooses, and heads see all tokens"
+UNEVEN = "its layers with a local window have twice as many key heads as the others, and a spec has one number of key heads"
+TWO_ATTENTIONS = "each of its layers has two attentions, and heads replace one a layer"
 NO_ATTENTION = "none of its layers has softmax attention, which heads could replace"
 INNER_STATE = "its attention keeps a state of its own, which queries and keys are computed from, and heads take them as they are"
 SHARED_KEYS = "some of its layers take keys and values of earlier layers, and heads take those of their own layer"
@@ -78,8 +112,9 @@ SHARED_ATTENTION = "several of its layers share one attention, and heads have pa
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
     **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "longcat_flash"), COMPRESSED),
-    **dict.fromkeys(("minicpm3", "youtu"), COMPRESSED),
+    **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"), CHOSEN),
+    "longcat_flash": TWO_ATTENTIONS,
+    "mimo_v2_flash": UNEVEN,
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"), NO_ATTENTION),
     **dict.fromkeys(("qwen4_exp_text", "zaya"), INNER_STATE),
     **dict.fromkeys(("zamba", "zamba2"), SHARED_ATTENTION),
@@ -141,21 +176,22 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     heads = _positive(config, "num_attention_heads", "n_head", "num_heads")
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
-    head_dim = line.head_dim or (hidden // heads if hidden % heads == 0 else None)
-    head_dim = positive_int(config, "head_dim", head_dim)
+    sizes = _head_sizes(model_type, config, line, hidden, heads)
     layers = count_of_layers(model_type, config)
     layers = layers or _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     if refused is None:
         layers_without_attention(model_type, config, layers)
-        check_rotary(model_type, config, head_dim)
+        check_rotary(model_type, config, sizes.turned)
     kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
     return Host(
         vocabulary_size=_positive(config, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
         heads=heads,
-        key_heads=key_heads or positive_int(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
+        key_heads=heads if sizes.cached else key_heads or positive_int(config, "num_key_value_heads", heads),
+        head_dim=sizes.key,
+        value_dim=None if sizes.value == sizes.key else sizes.value,
+        cached=sizes.cached,
         max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
         dtype=read_dtype(config),
         config=encode_floats({**kept, "model_type": model_type}),
@@ -163,6 +199,17 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         refused=refused,
         windows=None if refused else local_layers(model_type, config, layers),
     )
+
+
+def _head_sizes(model_type: str, config: Config, line: Line, hidden: int, heads: int) -> HeadSizes:
+    even = hidden // heads if hidden % heads == 0 else None
+    latent = LATENT.get(model_type)
+    if latent is None:
+        size = positive_int(config, "head_dim", line.head_dim or even)
+        return HeadSizes(size, size, size)
+    still, turned = (positive_int(config, key, getattr(latent, key)) for key in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    value = positive_int(config, "v_head_dim", latent.v_head_dim or even)
+    return HeadSizes(still + turned, value, turned, positive_int(config, "kv_lora_rank", latent.kv_lora_rank) + turned)
 
 
 def decoder_of(config: Config) -> Mapping[str, Any] | None:

@@ -6,6 +6,7 @@ Such layers have a state of another kind (Mamba, a gated delta net, a short conv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from converters.bounded import brief
 from converters.config import MOST_LAYERS, positive_int
@@ -23,9 +24,9 @@ LETTERS: Mapping[str, str] = {"*": "attention", "M": "mamba", "-": "mlp", "E": "
 PATTERN = "hybrid_override_pattern"
 
 
-def _each_nth(config: Config, layers: int) -> list[bool]:
-    """The last of each ``full_attention_interval`` layers."""
-    interval = positive_int(config, "full_attention_interval", 4)
+def _each_nth(config: Config, layers: int, *, key: str = "full_attention_interval", usual: int = 4) -> list[bool]:
+    """The last of each so many layers. key: of the config, for their number. usual: the default of transformers."""
+    interval = positive_int(config, key, usual)
     return [(layer + 1) % interval == 0 for layer in range(layers)]
 
 
@@ -46,6 +47,20 @@ def _every_fourth(config: Config, layers: int) -> list[bool]:
     return fourth if any(fourth) else [layer == layers - 1 for layer in range(layers)]
 
 
+def _kimi(config: Config, layers: int) -> list[bool]:
+    """Kimi-Linear's lists of layers, which count from 1; the default of transformers where a config has none."""
+    lists = config.get("linear_attn_config")
+    listed = lists.get("full_attn_layers") if isinstance(lists, Mapping) else None
+    if listed is None:
+        return [layer % 4 == 0 and layer > 0 for layer in range(layers)]
+    if not isinstance(listed, list) or not all(type(number) is int and 0 < number <= layers for number in listed):
+        raise ConfigError(
+            f"config.json has linear_attn_config.full_attn_layers: {brief(listed)}; expected a list of layers, counted from 1 to "
+            f"{layers:,}."
+        )
+    return [layer + 1 in set(listed) for layer in range(layers)]
+
+
 def _listed(key: str, *, otherwise: bool) -> Callable[[Config, int], list[bool]]:
     """The layers whose indices a key lists. otherwise: whether all layers have attention where the key is missing."""
 
@@ -61,10 +76,12 @@ def _listed(key: str, *, otherwise: bool) -> Callable[[Config, int], list[bool]]
 
 
 HYBRIDS: Mapping[str, Callable[[Config, int], list[bool]]] = {
+    "bailing_hybrid": partial(_each_nth, key="layer_group_size", usual=6),
     "bamba": _listed("attn_layer_indices", otherwise=False),
     "falcon_h1": lambda _, layers: [True] * layers,
     "granitemoehybrid": lambda _, layers: [False] * layers,
     "jamba": _by_period,
+    "kimi_linear": _kimi,
     "lfm2": _listed("full_attn_idxs", otherwise=True),
     "lfm2_moe": lambda _, layers: [True] * layers,
     "lfm3": lambda _, layers: [layer % 4 == 2 or (layer % 4 == 0 and layer > 0) for layer in range(layers)],

@@ -64,6 +64,10 @@ class Sizes:
     max_positions: int
     dtype: Dtype
     labels: int | None = None
+    value_dim: int | None = None
+    """Numbers of a value; None: as many as of a key, ``head_dim``."""
+    cached: int | None = None
+    """Numbers that the model caches of a token in each layer, where these are not all keys and values."""
     windows: tuple[int | None, ...] | None = None
     """For each layer, the number of tokens that a query sees, its own among them, None for all; None where all layers see all."""
 

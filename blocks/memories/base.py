@@ -217,7 +217,7 @@ class Memory(Part):
         ``window`` pairs, and that holds only these. None if there is none."""
         return None
 
-    def matrix(self, state: State) -> Float[Tensor, "B N F D"] | None:
+    def matrix(self, state: State) -> Float[Tensor, "B N F V"] | None:
         """Return the matrix in which this state sums pairs, as in the equation, whatever the layout of the state: in float64,
         without normaliser. None if there is no such matrix."""
         return None
@@ -228,7 +228,7 @@ class Memory(Part):
         fallen = Port(FALLEN, Kind.PAIRS, heads, shape.head_dim, needed=False)
         return Operation(
             reads=self.inputs(shape),
-            gives=(Port("partial", Kind.PARTIAL, shape.heads, shape.head_dim), *([fallen] if self.bounded else [])),
+            gives=(Port("partial", Kind.PARTIAL, shape.heads, shape.value_dim), *([fallen] if self.bounded else [])),
             forms=self.forms_both_ways(shape) if shape.both_ways else self.forms(shape),
             slots={} if shape.both_ways else self.state(shape),
         )

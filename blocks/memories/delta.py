@@ -71,9 +71,9 @@ class Delta(Rated):
         if not more:
             return super().parameters(shape)
         start = initialise.normal(shape.hidden_size)
-        pair = Fresh((more, shape.key_heads * shape.head_dim, shape.hidden_size), start)
+        key, value = (Fresh((more, shape.key_heads * size, shape.hidden_size), start) for size in (shape.head_dim, shape.value_dim))
         rates = {f"rate_{name}": replace(own, shape=(more, *own.shape)) for name, own in self.rate.parameters(shape).items()}
-        return super().parameters(shape) | {"key": pair, "value": pair} | rates
+        return super().parameters(shape) | {"key": key, "value": value} | rates
 
     def answer(
         self,
@@ -127,19 +127,19 @@ class Delta(Rated):
             yield self.features(features, more)
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        return {"state": Slot((shape.state_heads, shape.features, shape.head_dim), "state")}
+        return {"state": Slot((shape.state_heads, shape.features, shape.value_dim), "state")}
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        entry = 2 * shape.features * shape.head_dim
-        further = 2 * shape.hidden_size * (2 * shape.key_heads * shape.head_dim) + self.rate.flops(shape, tokens)
+        entry = 2 * shape.features * shape.value_dim
+        further = 2 * shape.hidden_size * shape.key_heads * (shape.head_dim + shape.value_dim) + self.rate.flops(shape, tokens)
         decay = 0 if self.gate.rank_of_decay == "none" else entry // 2
         return entry * (2 * self.steps * shape.state_heads + shape.heads) + decay * shape.state_heads + (self.steps - 1) * further
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Update and read of the state, the pairs of the chunk, and the triangular system of its keys."""
         chunk = self.steps * min(CHUNK, tokens)
-        pairs = 2 * chunk * shape.heads * (shape.features + shape.head_dim)
-        system = chunk * shape.state_heads * (3 * shape.features + shape.head_dim)
+        pairs = 2 * chunk * shape.heads * (shape.features + shape.value_dim)
+        system = chunk * shape.state_heads * (3 * shape.features + shape.value_dim)
         return pairs + system + self.flops(shape, tokens)
 
     def recur(
@@ -155,13 +155,13 @@ class Delta(Rated):
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
         return Partial(self._scaled(output, query.shape[-1]), None), {"state": matrix}
 
-    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
+    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
         return self._scaled(torch.einsum("behf,bhfv->behv", key, state["state"]), key.shape[-1])
 
     def _scaled(self, output: Tensor, features: int) -> Tensor:
         return output / math.sqrt(features) if self.scale == "root" else output
 
-    def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
+    def matrix(self, state: State) -> Float[Tensor, "B N F V"]:
         return state["state"].double()
 
 

@@ -37,7 +37,7 @@ class Edited(Recurrent):
         return (*super().inputs(shape), Port("hidden", Kind.HIDDEN, dim=shape.hidden_size))
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        return {"state": Slot((shape.state_heads, shape.features, shape.head_dim), "state")}
+        return {"state": Slot((shape.state_heads, shape.features, shape.value_dim), "state")}
 
     def answer(
         self,
@@ -68,18 +68,18 @@ class Edited(Recurrent):
         parameters: Parameters,
         shape: Shape,
         key: Float[Tensor, "B T N F"],
-        value: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K V"],
         hidden: Float[Tensor, "B T C"],
     ) -> tuple[Tensor, ...]:
         """The key and value that are written, and what else the recurrence takes behind them. Where no pair comes in, the key and
         what stands behind the value are 0 instead."""
         raise NotImplementedError
 
-    def scaled(self, output: Float[Tensor, "B T H D"], features: int) -> Float[Tensor, "B T H D"]:
+    def scaled(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
         """The answer, times the memory's scale."""
         return output
 
-    def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
+    def matrix(self, state: State) -> Float[Tensor, "B N F V"]:
         return state["state"].double()
 
     def products(self, shape: Shape) -> int:
@@ -91,7 +91,7 @@ class Edited(Recurrent):
         raise NotImplementedError
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        entry = 2 * shape.features * shape.head_dim
+        entry = 2 * shape.features * shape.value_dim
         decay = 0 if self.gate.rank_of_decay == "none" else entry // 2
         edited = (self.products(shape) * entry + decay) * shape.state_heads
         return edited + entry * shape.heads + self.flops_of_gates(shape)
@@ -99,8 +99,8 @@ class Edited(Recurrent):
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """Edits and reads of the state, the chunk's own pairs, and the triangular system of its keys."""
         chunk = min(CHUNK, tokens)
-        pairs = 2 * chunk * shape.heads * (shape.features + shape.head_dim)
-        system = chunk * shape.state_heads * (3 * shape.features + shape.head_dim)
+        pairs = 2 * chunk * shape.heads * (shape.features + shape.value_dim)
+        system = chunk * shape.state_heads * (3 * shape.features + shape.value_dim)
         return pairs + (self.products(shape) - 1) * system + self.flops(shape, tokens)
 
 

@@ -43,7 +43,7 @@ class First(Holding):
         return self.size
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 4 * self.size * shape.heads * shape.head_dim
+        return 2 * self.size * shape.heads * (shape.head_dim + shape.value_dim)
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         kept = max((memory.size for memory in above if isinstance(memory, First)), default=0)

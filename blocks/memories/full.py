@@ -16,7 +16,7 @@ from blocks.gates.none import NoGate
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.fading import Fading, fading
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, unbroken
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, one_size, unbroken
 from blocks.part import Parameters
 from blocks.softmax import dense, fla, native_step, native_step_fits, single
 from blocks.tensors import accumulating, all_present, settled
@@ -69,8 +69,9 @@ class Full(Memory):
 
     def state_after(self, shape: Shape, tokens: int) -> dict[str, Slot]:
         """Return the state after this many tokens. Keys are stored rotated."""
-        pair = (tokens, shape.key_heads, shape.head_dim)
-        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs"), "position": Slot((tokens,), "int64", -1)}
+        pair = (tokens, shape.key_heads)
+        slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
+        slots["position"] = Slot((tokens,), "int64", -1)
         return slots | ({"faded": Slot((tokens, shape.heads), "state")} if self.fades else {})
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
@@ -107,16 +108,16 @@ class Full(Memory):
         return (Form(EVERY, "blocks of 512 queries", self.answer_both_ways),)
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (4 * shape.head_dim + self.fades)
+        return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (2 * (shape.head_dim + shape.value_dim) + self.fades)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """The mean over the tokens. A token sees all earlier tokens, or the last ones if the model has a window; bidirectional
         tokens see all."""
         if shape.both_ways:
-            return 4 * tokens * shape.heads * shape.head_dim
+            return 2 * tokens * shape.heads * (shape.head_dim + shape.value_dim)
         most = min(tokens, shape.window or tokens)
         seen = most * (most + 1) // 2 + (tokens - most) * most
-        return seen * shape.heads * (4 * shape.head_dim + self.fades) // max(1, tokens)
+        return seen * shape.heads * (2 * (shape.head_dim + shape.value_dim) + self.fades) // max(1, tokens)
 
     def answer(
         self,
@@ -238,7 +239,7 @@ class Full(Memory):
         return (answer,), {}
 
 
-def _grown(held: Float[Tensor, "B E K D"], new: Float[Tensor, "B T K D"]) -> Float[Tensor, "B S K D"]:
+def _grown(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:
     """Concatenate stored entries and those of the call. Entries of a key head are contiguous in memory, as attention reads
     them."""
     return torch.cat((held.transpose(1, 2), new.transpose(1, 2)), dim=2).transpose(1, 2)
@@ -273,4 +274,6 @@ def _native_fits(setting: Setting) -> str | None:
         return "PyTorch's attention gives no mass, and the read asks for it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
+    if setting.device == "cpu" and one_size(setting):
+        return "on a CPU PyTorch's attention would hold T × T logits for values of another size than keys"
     return None if setting.every_pair else "PyTorch's attention wants a pair from every token, and these fall out of a memory"

@@ -57,7 +57,7 @@ class Gdn2(Edited):
         return erase.FORMS
 
     def _columns(self, shape: Shape) -> dict[str, int]:
-        return {"erase": shape.state_heads * shape.features, "write": shape.state_heads * shape.head_dim}
+        return {"erase": shape.state_heads * shape.features, "write": shape.state_heads * shape.value_dim}
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         fresh = super().parameters(shape)
@@ -71,7 +71,7 @@ class Gdn2(Edited):
         parameters: Parameters,
         shape: Shape,
         key: Float[Tensor, "B T N F"],
-        value: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K V"],
         hidden: Float[Tensor, "B T C"],
     ) -> tuple[Tensor, ...]:
         """u, w ∘ v and b."""
@@ -80,7 +80,7 @@ class Gdn2(Edited):
         value = value * as_dtype(written.view(value.shape), value.dtype)
         return key, value, self.largest * erased.view(key.shape)
 
-    def scaled(self, output: Float[Tensor, "B T H D"], features: int) -> Float[Tensor, "B T H D"]:
+    def scaled(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
         return output / math.sqrt(features) if self.scale == "root" else output
 
     def products(self, shape: Shape) -> int:

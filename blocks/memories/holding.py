@@ -35,9 +35,9 @@ class Holding(Memory):
     def slots(self, shape: Shape, count: int) -> dict[str, Slot]:
         """Return the state of this many pairs, with everything that belongs to them when they are evicted."""
         own = self.per_query_head
-        pair = (count, shape.heads if own else shape.key_heads, shape.head_dim)
-        slots = {"key": Slot(pair, "pairs"), "value": Slot(pair, "pairs")}
-        slots["position"] = Slot(pair[:2] if own else pair[:1], "int64", -1)
+        pair = (count, shape.heads if own else shape.key_heads)
+        slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
+        slots["position"] = Slot(pair if own else pair[:1], "int64", -1)
         if self.evict == "fall":
             if shape.convolved_heads:
                 slots["convolved"] = Slot((count, shape.heads if own else shape.convolved_heads, shape.head_dim), "pairs")

@@ -66,13 +66,13 @@ class Latents(Memory):
         return True
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
-        """L latents per head, of D values each, which count as half a pair each."""
-        return self.size // shape.heads / 2
+        """L latents per head, of V values each. A pair is D + V numbers."""
+        return self.size // shape.heads * shape.value_dim / (shape.head_dim + shape.value_dim)
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         return (
             Port("hidden", Kind.HIDDEN, dim=shape.hidden_size),
-            Port("value", Kind.VALUE, shape.key_heads, shape.head_dim),
+            Port("value", Kind.VALUE, shape.key_heads, shape.value_dim),
         )
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
@@ -126,24 +126,24 @@ class Latents(Memory):
         exponential of it."""
         latents = (shape.heads, self.size // shape.heads)
         return {
-            "state": Slot((*latents, shape.head_dim), "state"),
+            "state": Slot((*latents, shape.value_dim), "state"),
             "maximum": Slot(latents, "state", -math.inf),
             "total": Slot(latents, "state"),
         }
 
-    def matrix(self, state: State) -> Float[Tensor, "B H L D"]:
+    def matrix(self, state: State) -> Float[Tensor, "B H L V"]:
         """Return the means of the latents."""
         return state["state"].double()
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """The logits, then decay, update and read of each number of the state."""
-        return 4 * self.size * shape.hidden_size + 5 * self.size * shape.head_dim
+        return 4 * self.size * shape.hidden_size + 5 * self.size * shape.value_dim
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """The logits, one update and one read of the state per token, and the pairs of the chunk. Bidirectional heads sum over
         the whole text, without chunks."""
-        chunk = 0 if shape.both_ways else 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
-        return chunk + 4 * self.size * (shape.hidden_size + shape.head_dim)
+        chunk = 0 if shape.both_ways else 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.value_dim)
+        return chunk + 4 * self.size * (shape.hidden_size + shape.value_dim)
 
     def answer(
         self,
@@ -151,7 +151,7 @@ class Latents(Memory):
         call: Call,
         *,
         hidden: Float[Tensor, "B T C"],
-        value: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K V"],
         means: Callable[..., tuple[Tensor, State]],
     ) -> tuple[tuple[Partial], State]:
         """Definition 2: add each token's value to the means, and return the token's output. hidden: the input of the logits."""
@@ -160,7 +160,7 @@ class Latents(Memory):
         return (Partial(output.to(value.dtype), None, query.logsumexp(-1)),), state
 
     def answer_step(
-        self, parameters: Parameters, call: Call, *, hidden: Float[Tensor, "B 1 C"], value: Float[Tensor, "B 1 K D"]
+        self, parameters: Parameters, call: Call, *, hidden: Float[Tensor, "B 1 C"], value: Float[Tensor, "B 1 K V"]
     ) -> tuple[tuple[Partial], State]:
         """Compute one token. The remaining share of each latent's mean and the share of the new value add up to 1."""
         query, key = self._logits(parameters, hidden, call)
@@ -188,7 +188,7 @@ class Latents(Memory):
         call: Call,
         *,
         hidden: Float[Tensor, "B T C"],
-        value: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K V"],
         pooled: Callable[[Tensor, Tensor, Tensor, Tokens], Tensor],
     ) -> tuple[tuple[Partial], State]:
         """Definition 1: each token attends to the means over its whole document. There is no state: every token is in this
@@ -217,12 +217,12 @@ class Latents(Memory):
 def _by_recurrence(
     query: Float[Tensor, "B T H L"],
     logits: Float[Tensor, "B T H L"],
-    value: Float[Tensor, "B T K D"],
+    value: Float[Tensor, "B T K V"],
     segment: Int[Tensor, "B T"] | None,
     state: State,
     *,
     recurrence: Callable[..., tuple[Tensor, Tensor]],
-) -> tuple[Float[Tensor, "B T H D"], State]:
+) -> tuple[Float[Tensor, "B T H V"], State]:
     """Run a form of the additive recurrence, with keys and decays that add up to 1."""
     sums = cumulate(logits, segment, state["maximum"], state["total"])
     output, mean = recurrence(query, sums.key, value.to(query.dtype), sums.log_decay, segment, state["state"])
@@ -232,10 +232,10 @@ def _by_recurrence(
 def _by_kernels(
     query: Float[Tensor, "B T H L"],
     logits: Float[Tensor, "B T H L"],
-    value: Float[Tensor, "B T K D"],
+    value: Float[Tensor, "B T K V"],
     segment: Int[Tensor, "B T"] | None,
     state: State,
-) -> tuple[Float[Tensor, "B T H D"], State]:
+) -> tuple[Float[Tensor, "B T H V"], State]:
     """Run fla's kernels, whose products are in the values' dtype."""
     held = state["maximum"], state["total"], state["state"]
     output, *carried = cumulative_fla.means(query, logits, value, segment, *held)
@@ -245,10 +245,10 @@ def _by_kernels(
 def _sequential(
     query: Float[Tensor, "B T H L"],
     logits: Float[Tensor, "B T H L"],
-    value: Float[Tensor, "B T K D"],
+    value: Float[Tensor, "B T K V"],
     segment: Int[Tensor, "B T"] | None,
     state: State,
-) -> tuple[Float[Tensor, "B T H D"], State]:
+) -> tuple[Float[Tensor, "B T H V"], State]:
     """Eq. 19, then eq. 10: α and ṽ divided by the exponential of the running maximum. The maximum cancels, so it has no
     gradient."""
     value = repeat_heads(value.to(query.dtype), query.shape[2])

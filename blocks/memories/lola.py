@@ -15,7 +15,7 @@ from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
 from blocks.memories.window_above_state import documents_of, to_write_over, weight_over
-from blocks.operation import TRITON, Form, Kind, Setting, State
+from blocks.operation import TRITON, Form, Kind, Setting, State, one_size
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
@@ -169,7 +169,7 @@ def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:

@@ -66,7 +66,7 @@ class Mesa(Rated):
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """G with H beside it."""
-        return {"state": Slot((shape.state_heads, shape.features, shape.features + shape.head_dim), "state")}
+        return {"state": Slot((shape.state_heads, shape.features, shape.features + shape.value_dim), "state")}
 
     def answer(
         self,
@@ -85,7 +85,7 @@ class Mesa(Rated):
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """The sums, one system for the queries of a state head, and the reads of their solutions."""
-        columns = shape.features + shape.head_dim
+        columns = shape.features + shape.value_dim
         decay = 0 if self.gate.rank_of_decay == "none" else shape.features * columns
         sums = 2 * shape.features * columns + decay
         system = 2 * shape.features**3 // 3
@@ -93,10 +93,10 @@ class Mesa(Rated):
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
         """The sums, and the products of the steps of conjugate gradients: each of a row and the state, and of the chunk's pairs."""
-        columns, chunk = shape.features + shape.head_dim, min(CHUNK, tokens)
+        columns, chunk = shape.features + shape.value_dim, min(CHUNK, tokens)
         sums = 2 * shape.features * columns * shape.state_heads
         step = 2 * shape.features**2 + 4 * chunk * shape.features
-        read = 2 * shape.features * shape.head_dim + 2 * chunk * columns
+        read = 2 * shape.features * shape.value_dim + 2 * chunk * columns
         return sums + (min(STEPS, 2 * shape.features) * step + read) * shape.heads
 
     def recur(
@@ -110,7 +110,7 @@ class Mesa(Rated):
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])
         return Partial(output, None), {"state": matrix}
 
-    def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
+    def matrix(self, state: State) -> Float[Tensor, "B N F V"]:
         """H."""
         matrix = state["state"].double()
         return matrix[..., matrix.shape[-2] :]

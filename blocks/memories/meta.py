@@ -41,9 +41,9 @@ class Meta(Holding):
         return ("value",)
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        pair = (self.size, shape.key_heads, shape.head_dim)
-        own = {"key": Fresh(pair, initialise.normal(shape.head_dim)), "value": Fresh(pair, initialise.constant(0.0))}
-        return super().parameters(shape) | own
+        pair = (self.size, shape.key_heads)
+        key = Fresh((*pair, shape.head_dim), initialise.normal(shape.head_dim))
+        return super().parameters(shape) | {"key": key, "value": Fresh((*pair, shape.value_dim), initialise.constant(0.0))}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """Nothing of the text."""
@@ -53,7 +53,7 @@ class Meta(Holding):
         return 0
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        return 4 * self.size * shape.heads * shape.head_dim
+        return 2 * self.size * shape.heads * (shape.head_dim + shape.value_dim)
 
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         return (Form(EVERY, "all learned pairs", self.answer),)

@@ -15,12 +15,12 @@ from blocks.tensors import repeat_heads
 
 POOLED = Kernel("blocks.fused.pooled", "pooled", TRITON_PACKAGE)
 WIDEST = 256
-"""Numbers of a head: a tile of more does not fit a processor of the GPU."""
+"""Numbers of a value: a tile of more does not fit a processor of the GPU."""
 
 
 def by_kernel(
-    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], tokens: Tokens
-) -> Float[Tensor, "B T H D"]:
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K V"], tokens: Tokens
+) -> Float[Tensor, "B T H V"]:
     """All documents at once."""
     return POOLED(query, logits, value, tokens.once(("stretches",), lambda: _stretches(tokens)))
 
@@ -36,19 +36,19 @@ def fits(setting: Setting) -> str | None:
     """Of a form that calls it."""
     if setting.dtype == "float16":
         return "what arrives at a mean of many tokens leaves the range of float16"
-    if setting.shape is not None and setting.shape.head_dim > WIDEST:
-        return f"it has room for {WIDEST} numbers a head"
+    if setting.shape is not None and setting.shape.value_dim > WIDEST:
+        return f"it has room for {WIDEST} numbers a value"
     return needs_gpu(setting)
 
 
 def by_document(
     query: Float[Tensor, "B T H L"],
     logits: Float[Tensor, "B T H L"],
-    value: Float[Tensor, "B T K D"],
+    value: Float[Tensor, "B T K V"],
     tokens: Tokens,
     *,
     left: bool = False,
-) -> Float[Tensor, "B T H D"]:
+) -> Float[Tensor, "B T H V"]:
     """Documents stand one behind the other, so each is cut out by itself. left: by way of T × T weights."""
     states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
     segment = tokens.segment
@@ -62,8 +62,8 @@ def by_document(
 
 
 def _pooled(
-    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H D"], *, left: bool
-) -> Float[Tensor, "B T H D"]:
+    query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T H V"], *, left: bool
+) -> Float[Tensor, "B T H V"]:
     """softmax_L(Q) softmax_T(K) V, from the left in the reference: T × T weights (eq. 5); from the right otherwise (eq. 7)."""
     query, logits, value = (states.transpose(1, 2) for states in (query, logits, value))
     largest = logits.detach().amax(2, keepdim=True)

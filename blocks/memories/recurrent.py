@@ -33,8 +33,8 @@ class Recurrent(Memory):
         return self.gate
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
-        """The 2D features of D values that LoLA's state has, whatever the map."""
-        return shape.head_dim
+        """The 2D features of V values that LoLA's state has, whatever the map. A pair is D + V numbers."""
+        return 2 * shape.head_dim * shape.value_dim / (shape.head_dim + shape.value_dim)
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
         width = shape.features if self.gate.rank_of_decay == "channel" else 1
@@ -126,7 +126,7 @@ class Recurrent(Memory):
         """The same for at most one pair a token, in the token's own column; in decode, for all that falls at the only one."""
         raise NotImplementedError
 
-    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
+    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
         """What the state, as it stands, answers where a pair's own key asks (LoLA, eq. 8). Every query head has its state."""
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class Recurrent(Memory):
 def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -> Features:
     """No pair at any of the queries' tokens. dtype: of the values."""
     key = query.new_zeros(*query.shape[:2], shape.state_heads, shape.features)
-    value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.head_dim, dtype=dtype)
+    value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.value_dim, dtype=dtype)
     absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
     return Features(key, value, absent, rate=key.new_zeros(key.shape[:3]))
 

@@ -71,7 +71,7 @@ class Rwkv7(Edited):
         parameters: Parameters,
         shape: Shape,
         key: Float[Tensor, "B T N F"],
-        value: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K V"],
         hidden: Float[Tensor, "B T C"],
     ) -> tuple[Tensor, ...]:
         """k', v, κ and a ∘ κ."""

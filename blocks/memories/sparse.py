@@ -140,8 +140,8 @@ class Sparse(Holding):
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache; at every fall a score of the recall reads the state for each pair here or falling."""
         scored = self.size + shape.falling if self.keep.reads == "state" else 0
-        recall = 2 * scored * shape.features * shape.head_dim // shape.falling
-        return shape.heads * (4 * self.size * shape.head_dim + recall)
+        recall = 2 * scored * shape.features * shape.value_dim // shape.falling
+        return shape.heads * (2 * self.size * (shape.head_dim + shape.value_dim) + recall)
 
     def attend(
         self,
@@ -282,7 +282,7 @@ class Sparse(Holding):
         return gone.to(torch.int8).argsort(dim=1, stable=True)[:, : self.size]
 
 
-def _norm(value: Float[Tensor, "B E H D"]) -> Float[Tensor, "B E H"]:
+def _norm(value: Float[Tensor, "B E H V"]) -> Float[Tensor, "B E H"]:
     """The length of each value, which only the choice of pairs asks for."""
     return torch.linalg.vector_norm(value.detach().to(accumulating(value.dtype)), dim=-1)
 

@@ -106,13 +106,13 @@ class StateMemory(Recurrent):
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """S with z as its last column; of exponential features, both divided by exp(M), and their running maximum M."""
-        slots = {"state": Slot((shape.state_heads, shape.features, shape.head_dim + self.normalise), "state")}
+        slots = {"state": Slot((shape.state_heads, shape.features, shape.value_dim + self.normalise), "state")}
         if shape.exponential:
             slots["maximum"] = Slot((shape.state_heads, shape.features), "state", -math.inf)
         return slots
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        entry = 2 * shape.features * (shape.head_dim + self.normalise)
+        entry = 2 * shape.features * (shape.value_dim + self.normalise)
         decay = 0 if self.gate.rank_of_decay == "none" else entry // 2
         return entry * (shape.state_heads + shape.heads) + decay * shape.state_heads
 
@@ -120,7 +120,7 @@ class StateMemory(Recurrent):
         """One update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text has not."""
         if shape.both_ways:
             return self.flops(shape, tokens)
-        columns = shape.head_dim + self.normalise
+        columns = shape.value_dim + self.normalise
         chunk = 2 * min(CHUNK, tokens) * shape.heads * (shape.features + columns)
         return chunk + 2 * shape.features * columns * (shape.state_heads + shape.heads)
 
@@ -144,7 +144,7 @@ class StateMemory(Recurrent):
             answer = self._skipped(parameters, answer, pairs.value)
         return (answer,), state
 
-    def _skipped(self, parameters: Parameters, answer: Partial, value: Float[Tensor, "B T K D"]) -> Partial:
+    def _skipped(self, parameters: Parameters, answer: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
         """With the tokens' own values."""
         output = answer.output
         own = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
@@ -194,7 +194,7 @@ class StateMemory(Recurrent):
         output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
         return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
 
-    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H D"]:
+    def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
         matrix, log_scale = state["state"], None
         if "maximum" in state:
             exponents = key + state["maximum"][:, None]
@@ -206,7 +206,7 @@ class StateMemory(Recurrent):
         output = torch.einsum("behf,bhfv->behv", key, matrix)
         return self._answer(output, log_scale, output.dtype, key.shape[-1], mass=False).output
 
-    def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
+    def matrix(self, state: State) -> Float[Tensor, "B N F V"]:
         """S, times exp(M) of exponential features, without z."""
         matrix = state["state"].double()
         if self.normalise:

@@ -106,7 +106,7 @@ class Window(Holding):
     def flops(self, shape: Shape, tokens: int) -> int:
         seen = self.size if self.shape == "sliding" else 3 * self.size // 2
         seen = min(tokens, 2 * self.size - 1) if shape.both_ways else seen
-        return 4 * seen * shape.heads * shape.head_dim
+        return 2 * seen * shape.heads * (shape.head_dim + shape.value_dim)
 
     def answer(
         self,

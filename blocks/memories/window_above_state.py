@@ -16,7 +16,7 @@ from blocks.memories.holding import state_of
 from blocks.memories.ring import place_of, written
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.operation import TRITON, Call, Form, Kind, Setting, State, unbroken
+from blocks.operation import TRITON, Call, Form, Kind, Setting, State, one_size, unbroken
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
@@ -160,7 +160,7 @@ def _step_features(
     batch = query.shape[0]
     if fallen is None:
         keys = query.new_zeros(batch, 1, shape.state_heads, shape.features)
-        values = query.new_zeros(batch, 1, shape.key_heads, shape.head_dim)
+        values = query.new_zeros(batch, 1, shape.key_heads, shape.value_dim)
         present = torch.zeros(batch, 1, dtype=torch.bool, device=query.device)
     else:
         keys, values, present = repeat_heads(features.key(fallen), shape.state_heads), fallen.value, fallen.present
@@ -221,7 +221,7 @@ def _fits(setting: Setting) -> str | None:
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
 
 
 def _step_fits(setting: Setting) -> str | None:
@@ -234,7 +234,8 @@ def _step_fits(setting: Setting) -> str | None:
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or unbroken(setting) or needs_gpu(setting)
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return reason or one_size(setting) or unbroken(setting) or needs_gpu(setting)
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:

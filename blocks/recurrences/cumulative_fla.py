@@ -26,12 +26,12 @@ def missing() -> str | None:
 def means(
     query: Float[Tensor, "B T H L"],
     logits: Float[Tensor, "B T H L"],
-    value: Float[Tensor, "B T K D"],
+    value: Float[Tensor, "B T K V"],
     segment: Int[Tensor, "B T"] | None,
     maximum: Float[Tensor, "B H L"],
     total: Float[Tensor, "B H L"],
-    mean: Float[Tensor, "B H L D"],
-) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B H L"], Float[Tensor, "B H L"], Float[Tensor, "B H L D"]]:
+    mean: Float[Tensor, "B H L V"],
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H L"], Float[Tensor, "B H L"], Float[Tensor, "B H L V"]]:
     """The tokens' answers, and the new maximum, total and mean. value: in the dtype that products are to be taken in."""
     before = maximum.detach() + total.masked_fill(total == 0, 1.0).log()
     before = before[:, None].clamp(min=NOWHERE)

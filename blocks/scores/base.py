@@ -32,7 +32,7 @@ class Contenders:
     """
 
     position: Int[Tensor, "B E H"]
-    value: Float[Tensor, "B E H D"]
+    value: Float[Tensor, "B E H V"]
     distance: Float[Tensor, "B E H"] | None
     norm: Float[Tensor, "B E H"] | None
     errors: Float[Tensor, "B E H"] | None

@@ -16,7 +16,7 @@ LOG2_E = 1 / math.log(2)
 def dense(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
-    value: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K V"],
     visible: Bool[Tensor, "B T S"] | Bool[Tensor, "B K T S"] | Float[Tensor, "B K T S"],
     softcap: float | None = None,
     faded: tuple[Float[Tensor, "B T H"], Float[Tensor, "B S H"]] | None = None,

@@ -13,7 +13,7 @@ from blocks.fla import kernel, one_row, rows
 from blocks.flow import Partial
 from blocks.kernels import Kernel, needs_gpu
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.operation import Setting
+from blocks.operation import Setting, one_size
 from blocks.tensors import take
 
 ATTENTION = kernel("ops.attn", "parallel_attn")
@@ -33,13 +33,13 @@ def fits(setting: Setting) -> str | None:
         return "its blocks are for several tokens"
     if setting.shape is not None and setting.shape.head_dim > WIDEST:
         return f"its kernel takes heads of {WIDEST} dimensions at most"
-    return needs_gpu(setting)
+    return one_size(setting) or needs_gpu(setting)
 
 
 def behind(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
-    value: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K V"],
     present: Bool[Tensor, "B E"],
     segment: Int[Tensor, "B E"] | None,
     size: int,
@@ -52,7 +52,7 @@ def behind(
 def all_before(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
-    value: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K V"],
     present: Bool[Tensor, "B E"],
     segment: Int[Tensor, "B E"] | None,
     size: int | None,

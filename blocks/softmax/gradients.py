@@ -27,10 +27,10 @@ LOG2_E = 1 / math.log(2)
 def blocks(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
-    value: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K V"],
     hiding: Float[Tensor, "#B #n c S"],
     before: int,
-) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T H"], Float[Tensor, "B T H"]]:
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"], Float[Tensor, "B T H"]]:
     """Outputs, log-sum-exps and largest logits of queries in blocks of c. A block sees ``before`` entries, then its own: S in all.
 
     hiding: what is added to the logits, 0 or -inf.
@@ -42,7 +42,8 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @custom_fwd(device_type="cpu")
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, hiding: Tensor, before: int) -> tuple[Tensor, Tensor, Tensor]:
-        output, (lse, largest) = torch.empty_like(query), (query.new_empty(query.shape[:3]) for _ in range(2))
+        output = query.new_empty(*query.shape[:3], value.shape[-1])
+        lse, largest = (query.new_empty(query.shape[:3]) for _ in range(2))
         weights, masses, keys = [], [], key.shape[2]
         scale = LOG2_E / math.sqrt(query.shape[-1])
         for index, (tokens, entries) in enumerate(_places(query, hiding, before)):

@@ -6,7 +6,7 @@ import math
 
 from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.operation import Setting, unbroken
+from blocks.operation import Setting, one_size, unbroken
 from blocks.softmax.single import rows
 from blocks.tensors import accumulating, all_present, as_dtype
 
@@ -14,7 +14,7 @@ from blocks.tensors import accumulating, all_present, as_dtype
 def native(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
-    value: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K V"],
     hiding: Float[Tensor, "#B #H #T S"] | None,
     softcap: None = None,
     *,
@@ -36,7 +36,7 @@ def native(
 def native_step(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B S K D"],
-    value: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K V"],
     position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
     hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: None = None,
@@ -58,7 +58,7 @@ def native_fits(setting: Setting) -> str | None:
         return "PyTorch's attention caps no logits"
     if setting.gradients:
         return "PyTorch's attention gives no gradient of its lse"
-    return None if setting.device == "cpu" else "PyTorch's attention gives its lse on a CPU alone"
+    return one_size(setting) if setting.device == "cpu" else "PyTorch's attention gives its lse on a CPU alone"
 
 
 def native_step_fits(setting: Setting) -> str | None:

@@ -2,7 +2,7 @@
 
     query     B 1 H D
     key       B S K D
-    value     B S K D
+    value     B S K V
     position  B S, or B S K where each key head has pairs of its own: -1 where there is none. None: each is a pair
     hiding    B 1 1 S, or B K Q S of Q query heads a key head: what is added to the logits, -inf for pairs that the query does not
               reach. None: it reaches all
@@ -24,7 +24,7 @@ from blocks.tensors import accumulating
 def single(
     query: Float[Tensor, "B 1 H D"],
     key: Float[Tensor, "B S K D"],
-    value: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K V"],
     position: Int[Tensor, "B S"] | Int[Tensor, "B S K"] | None,
     hiding: Float[Tensor, "B 1 1 S"] | Float[Tensor, "B K Q S"] | None = None,
     softcap: float | None = None,
@@ -41,7 +41,7 @@ def single(
     weights = (logits - lse.clamp(min=torch.finfo(dtype).min)).exp()
     output = weights @ value.to(dtype).permute(0, 2, 1, 3)
     maximum = logits.amax(-1).view(batch, 1, heads)
-    return Partial(output.reshape(batch, 1, heads, size).to(query.dtype), lse.view(batch, 1, heads), maximum=maximum)
+    return Partial(output.reshape(batch, 1, heads, -1).to(query.dtype), lse.view(batch, 1, heads), maximum=maximum)
 
 
 def rows(position: Tensor) -> Tensor:

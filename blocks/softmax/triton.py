@@ -5,7 +5,7 @@ from __future__ import annotations
 from blocks.flow import Partial
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.operation import Form, Setting
+from blocks.operation import Form, Setting, one_size
 
 WITH_MASS = Kernel("blocks.fused.window", "with_mass", TRITON_PACKAGE)
 WIDEST = 256
@@ -19,7 +19,7 @@ def fits(setting: Setting, beside: Form | None = None) -> str | None:
         "it caps no logits": setting.capped,
         f"it has room for {WIDEST} numbers a head": setting.shape is not None and setting.shape.head_dim > WIDEST,
     }
-    reason = next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
+    reason = next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
     if reason is None and beside is not None and not (setting.needs_mass or beside.missing() or beside.fits(setting)):
         return f"nobody asks for the mass, and {beside.says} answers without one"
     return reason
@@ -28,7 +28,7 @@ def fits(setting: Setting, beside: Form | None = None) -> str | None:
 def behind(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
-    value: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K V"],
     position: Int[Tensor, "B E"],
     segment: Int[Tensor, "B E"] | None,
     held: int,

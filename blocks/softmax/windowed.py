@@ -20,7 +20,7 @@ SPAN = 512
 def windowed(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B E K D"],
-    value: Float[Tensor, "B E K D"],
+    value: Float[Tensor, "B E K V"],
     present: Bool[Tensor, "B E"] | None,
     segment: Int[Tensor, "B E"] | None,
     size: int,
@@ -84,16 +84,16 @@ def _of_products(
     softcap: float | None,
     query: Float[Tensor, "B n c H D"],
     key: Float[Tensor, "B n S K D"],
-    value: Float[Tensor, "B n S K D"],
+    value: Float[Tensor, "B n S K V"],
     visible: Bool[Tensor, "#B n c S"],
-) -> tuple[Float[Tensor, "B n c H D"], Float[Tensor, "B n c H"], Float[Tensor, "B n c H"]]:
+) -> tuple[Float[Tensor, "B n c H V"], Float[Tensor, "B n c H"], Float[Tensor, "B n c H"]]:
     """n blocks of c queries: their outputs, log-sum-exps and largest logits."""
     grouped = query.unflatten(3, (key.shape[3], -1)).permute(0, 1, 3, 4, 2, 5) / math.sqrt(query.shape[-1])
     keys, values = key.transpose(2, 3), value.transpose(2, 3)
     # Copied row by row here; the product would copy the transposed keys number by number.
     logits = (grouped.flatten(3, 4) @ keys.contiguous().mT).unflatten(3, grouped.shape[3:5])
     raw, mass, lse, largest = raw_weights(capped(logits, softcap) + hidden(visible, logits.dtype)[:, :, None, None])
-    # Divided here, the output has D numbers to divide and the weights S.
+    # Divided here, the output has V numbers to divide and the weights S.
     output = (raw.flatten(3, 4) @ values).unflatten(3, grouped.shape[3:5]) / mass[..., None]
     lse, largest = (of.permute(0, 1, 4, 2, 3).flatten(3, 4) for of in (lse, largest))
     return output.permute(0, 1, 4, 2, 3, 5).flatten(3, 4), lse, largest
@@ -102,9 +102,9 @@ def _of_products(
 def _of_kernel(
     query: Float[Tensor, "B n c H D"],
     key: Float[Tensor, "B n S K D"],
-    value: Float[Tensor, "B n S K D"],
+    value: Float[Tensor, "B n S K V"],
     visible: Bool[Tensor, "#B n c S"],
-) -> tuple[Float[Tensor, "B n c H D"], Float[Tensor, "B n c H"]]:
+) -> tuple[Float[Tensor, "B n c H V"], Float[Tensor, "B n c H"]]:
     """Outputs and log-sum-exps. To the kernel, a block is a row."""
     batch = query.shape[0]
     seen = visible.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]

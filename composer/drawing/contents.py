@@ -146,11 +146,12 @@ def _words(node: Node) -> tuple[str, str, list[str]]:
     shape, gives = node.shape, [port.kind for port in node.operation.gives]
     if node.part is None:
         if not gives:
-            return "", "output", [f"{plural(shape.heads, 'head')} × {shape.head_dim:,}"]
+            return "", "output", [f"{plural(shape.heads, 'head')} × {shape.value_dim:,}"]
         word = WORDS[gives[0]]
         heads = shape.heads if gives[0] is Kind.QUERY else shape.key_heads
         sizes = {Kind.HIDDEN: f"{shape.hidden_size:,} a token", Kind.SINKS: plural(shape.heads, "head")}.get(gives[0])
-        return "", word, [sizes or f"{plural(heads, 'head')} × {shape.head_dim:,}"]
+        width = shape.value_dim if gives[0] is Kind.VALUE else shape.head_dim
+        return "", word, [sizes or f"{plural(heads, 'head')} × {width:,}"]
     if gives == [Kind.WEIGHT]:
         return f"weight of {node.module}", _value(getattr(node.part, "weight", None)), []
     if node.path is None and Kind.PAIRS in gives:

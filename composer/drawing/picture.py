@@ -93,6 +93,7 @@ def _heading(sheet: _Sheet, resolved: Resolved, on: str | None, most: float) -> 
     _text(sheet, fitted(resolved.name, most, 18, bold=True), 18, "name", 22)
     size_ = resolved.dimensions
     heads = f"{size_.heads:,} query and {size_.key_heads:,} key heads of {size_.head_dim:,} numbers"
+    heads += "" if size_.value_dim is None else f", values of {size_.value_dim:,}"
     _lines(sheet, [*([f"on {on}"] if on else []), plural(size_.layers, "layer"), heads], most)
     _lines(sheet, [resolved.paper] if resolved.paper else [], most)
 
@@ -115,7 +116,7 @@ def _figures(
         len(layers) * state_bytes(state_size(graphs[kind], tokens), dtype) for kind, (_, _, layers) in kinds.items()
     )
     size_ = resolved.dimensions
-    cache = 2 * tokens * len(size_.with_attention) * size_.key_heads * size_.head_dim * BYTES[dtype]
+    cache = tokens * len(size_.with_attention) * size_.cached_per_token * BYTES[dtype]
     grows = any(memory.grows for head, _, _ in kinds.values() for memory in head.memory)
     _text(sheet, f"State {size(state)}" + (f" at {tokens:,} tokens, and growing" if grows else " at any length"), 13, "state", 18)
     beside = f"softmax attention's KV cache: {size(cache)} at {tokens:,} tokens"

@@ -36,6 +36,7 @@ from composer.weights.output import check_output, check_space, link_or_copy, who
 from composer.weights.record import CARD, CONFIG, RECORD, Record, read_record
 from converters.bounded import MOST_RECORD, read_bytes, read_text
 from converters.composed import ADAPTER_KEY, EXPORT, SPEC_FILE, SPEC_KEYS, TRUNK_KEYS
+from converters.hosts import LATENT
 from converters.model_types import PREFIX
 from converters.source import GENERATION_CONFIG, INDEX, TOKENIZER, open_source
 
@@ -110,6 +111,11 @@ def causal(model: Composed) -> ComposedForCausalLM:
         raise ExportError(
             f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: layers of the source keep "
             "states of another kind beside heads, and the file has code for heads alone. Use the folder of the composed model"
+        )
+    if model.config.model_type.removeprefix(PREFIX) in LATENT:
+        raise ExportError(
+            f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: only a part of each key turns "
+            "(multi-head latent attention), and the file turns whole keys. Use the folder of the composed model"
         )
     return model
 

@@ -116,8 +116,13 @@ def record(
         return recording.add_input(name, tensor)
 
     values = {("hidden", "hidden"): add_input("hidden", empty(batch, length, shape.hidden_size))}
-    for name, heads in (("query", shape.heads), ("key", shape.key_heads), ("value", shape.key_heads)):
-        values[name, name] = add_input(name, empty(batch, length, heads, shape.head_dim))
+    sizes_of = {
+        "query": (shape.heads, shape.head_dim),
+        "key": (shape.key_heads, shape.head_dim),
+        "value": (shape.key_heads, shape.value_dim),
+    }
+    for name, size in sizes_of.items():
+        values[name, name] = add_input(name, empty(batch, length, *size))
     if shape.sinks:
         values[SINKS, SINKS] = add_input("sinks", empty(shape.heads))
     position = add_input("position", empty(batch, length, dtype=torch.int64))

@@ -104,6 +104,8 @@ def _call(covered: CoveredOperation, names: Mapping[Value, str]) -> str:
 def _size(covered: CoveredOperation) -> str:
     port = covered.node.operation.gives[0]
     sizes = SHAPES.get(port.kind, "{heads} {dim}").format(heads=port.heads, dim=port.dim)
+    if port.kind is Kind.PAIRS and covered.node.shape.value_dim != port.dim:
+        sizes += f"+{covered.node.shape.value_dim}"
     return f"B T {sizes}" if port.per_token else sizes
 
 

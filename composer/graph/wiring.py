@@ -54,7 +54,7 @@ class _Wiring:
         self.draft.source("hidden", hidden, shared)
         self.draft.source("query", Port("query", Kind.QUERY, shared.heads, shared.head_dim), shared, reads=projected)
         self.draft.source("key", Port("key", Kind.KEY, shared.key_heads, shared.head_dim), shared, reads=projected)
-        self.draft.source("value", Port("value", Kind.VALUE, shared.key_heads, shared.head_dim), shared)
+        self.draft.source("value", Port("value", Kind.VALUE, shared.key_heads, shared.value_dim), shared)
         if head.mix_input:
             self.draft.add("mix_input", head.mix_input, shape, ("mix_input",))
             self.draft.connect("hidden", "mix_input", "hidden")
@@ -234,7 +234,7 @@ class _Wiring:
             self.draft.connect(answer, "output_norm", "output")
             self.draft.connect("hidden", "output_norm", "hidden")
             answer = "output_norm"
-        self.draft.sink(OUTPUT, Port("output", Kind.OUTPUT, shape.heads, shape.head_dim), shape)
+        self.draft.sink(OUTPUT, Port("output", Kind.OUTPUT, shape.heads, shape.value_dim), shape)
         self.draft.connect(answer, OUTPUT, "output")
 
     def _sinking(self) -> str | None:

@@ -123,7 +123,7 @@ def _evaluating(model: Any) -> Iterator[None]:
 def _sizes(model: Any) -> tuple[int, ...]:
     size = model.config.resolved().dimensions
     vocabulary = model.config.get_text_config().vocab_size
-    return size.layers, size.heads, size.key_heads, size.head_dim, size.hidden_size, vocabulary
+    return size.layers, size.heads, size.key_heads, size.head_dim, size.size_of_values, size.hidden_size, vocabulary
 
 
 class _Opened(NamedTuple):

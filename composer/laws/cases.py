@@ -36,6 +36,7 @@ SHAPES = {
     "grouped": SMALL.shape(4),
     "one key head": Shape(hidden_size=24, heads=3, key_heads=1, head_dim=8),
     "no sharing": Shape(hidden_size=16, heads=2, key_heads=2, head_dim=8),
+    "short values": Shape(hidden_size=24, heads=4, key_heads=2, head_dim=8, value_dim=6),
 }
 
 
@@ -172,7 +173,7 @@ def inputs(shape: Shape, batch: int, length: int, *, seed: int = 0, scale: float
         normal(shape.hidden_size),
         normal(shape.heads, shape.head_dim) * scale,
         normal(shape.key_heads, shape.head_dim) * scale,
-        normal(shape.key_heads, shape.head_dim),
+        normal(shape.key_heads, shape.value_dim),
         Tokens(position),
     )
 

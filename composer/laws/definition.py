@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
 from composer.laws.cases import SHAPES, SMALL, Inputs, built, inputs, once, run
 
@@ -13,9 +14,9 @@ LENGTH = 70
 """More than a chunk, and many windows."""
 
 
-def gradients(spec: HeadSpec, call: Inputs, backend: str) -> list[torch.Tensor]:
+def gradients(spec: HeadSpec, shape: Shape, call: Inputs, backend: str) -> list[torch.Tensor]:
     """Of a random functional of the output, by every input and parameter."""
-    head = built(spec, SMALL.shape(4)).requires_grad_()
+    head = built(spec, shape).requires_grad_()
     leaves = [tensor.clone().requires_grad_() for tensor in call.tensors]
     output, _ = run(head, Inputs(*leaves, call.tokens), backend=backend)
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -36,9 +37,10 @@ def assert_same(spec: HeadSpec, shape_name: str, length: int) -> None:
 
 
 @once
-def assert_same_gradients(spec: HeadSpec) -> None:
-    data = inputs(SMALL.shape(4), 2, LENGTH)
-    for actual, expected in zip(gradients(spec, data, "torch"), gradients(spec, data, "reference"), strict=True):
+def assert_same_gradients(spec: HeadSpec, shape_name: str = "grouped") -> None:
+    shape = SHAPES[shape_name]
+    data = inputs(shape, 2, LENGTH)
+    for actual, expected in zip(gradients(spec, shape, data, "torch"), gradients(spec, shape, data, "reference"), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-9)
 
 

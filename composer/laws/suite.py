@@ -26,6 +26,10 @@ def _laws() -> Iterator[tuple[str, Callable[[HeadSpec], None]]]:
         yield f"the fast form is the definition, {name}", partial(_definition, name)
         yield f"the state has the declared size, {name}", partial(_size, name)
     yield "the gradients are those of the definition", definition.assert_same_gradients
+    yield (
+        "the gradients are those of the definition, short values",
+        partial(definition.assert_same_gradients, shape_name="short values"),
+    )
     yield "float32 is close to float64", lambda head: definition.assert_close_in_float32(steady(head))
     for name, bounds_of_calls in SPLITS.items():
         yield f"a text in calls is the whole, {name}", partial(_split, bounds_of_calls)

@@ -78,6 +78,17 @@ class Unturned(tuple[Tensor, ...]):
 
     used = False
 
+    @classmethod
+    def like(cls, turned: Any) -> Unturned:
+        """Build those of no rotation, of the shape and dtype of a host's: cosine and sine, or a tensor of complex numbers."""
+        cosine, sine = (turned.real, turned.imag) if isinstance(turned, Tensor) else turned
+        return cls((torch.ones_like(cosine), torch.zeros_like(sine)))
+
+    def to(self, *_: Any) -> Tensor:
+        """Return the complex numbers. Hosts that take these move them to the device of the queries, where the layer is."""
+        cosine, sine = self
+        return torch.complex(cosine, sine)
+
     def __iter__(self) -> Iterator[Tensor]:
         self.used = True
         return super().__iter__()
@@ -187,8 +198,7 @@ class ComposedAttention(nn.Module):
             if name in host_options:
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
-            cosine, sine = host_options["position_embeddings"]
-            host_options["position_embeddings"] = call.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
+            host_options["position_embeddings"] = call.unturned = Unturned.like(host_options["position_embeddings"])
         if all(tensor is hidden for tensor in inputs):
             return super().forward(hidden, *_without_mask(arguments), **host_options)
         self.hook_projections()

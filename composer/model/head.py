@@ -114,7 +114,7 @@ class Anatomy(NamedTuple):
 class Head(nn.Module):
     """One group of H query heads on K key heads.
 
-    forward(hidden B T C, query B T H D, key B T K D, value B T K D, tokens, state, backend) gives the output B T H D and the new
+    forward(hidden B T C, query B T H D, key B T K D, value B T K V, tokens, state, backend) gives the output B T H V and the new
     state.
 
     - in_place: nobody else holds the state, so it may be written over.

@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.modeling_utils import AttentionInterface
+from transformers.models.llama import modeling_llama
 
 from composer.errors import BuildError
 from composer.model.attention import INTERFACE, ComposedAttention, Unturned
@@ -39,7 +40,10 @@ TURNS: Mapping[str, Callable[[Any], bool]] = {
 ROTARIES = ("rotary_emb", "pos_emb")
 """Names that hosts give the module of their rotary embedding."""
 
-HALVES = frozenset({"GptOssAttention"})
+COMPLEX = frozenset({"DeepseekV2Attention"})
+"""Hosts whose tables are complex numbers."""
+
+HALVES = COMPLEX | {"GptOssAttention"}
 """Hosts whose tables have each angle once, for both coordinates of a pair."""
 
 BY_LENGTH = frozenset({"dynamic", "longrope"})
@@ -99,13 +103,14 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
                 f"layer {index} of {_host(base)} cannot be asked what it wants of its heads, so none can be put into it: {error}"
             ) from error
         if rotary is not None and facts.turns and layer_type not in turnings:
-            turnings[layer_type] = HostTurning(rotary, host, layer_type)
+            turnings[layer_type] = HostTurning(rotary, attention, layer_type)
         _check(base, index, facts, resolved)
         heads = ComposedHeads(resolved, index, facts, turnings.get(layer_type) if facts.turns else None)
-        if heads._mixes and not hasattr(attention, "q_proj"):
+        projections = (getattr(attention, name, None) for name in ("q_proj", "k_proj"))
+        if heads._mixes and not all(isinstance(projection, nn.Module) for projection in projections):
             raise BuildError(
-                f"layer {index} of {_host(base)} projects queries, keys and values at once, so nothing can mix what "
-                "queries and keys alone are projected from: remove `mix_input`, or say `feeds: inputs` there"
+                f"layer {index} of {_host(base)} has no projections of queries and of keys alone, so `mix_input` cannot mix what "
+                "these are projected from: remove `mix_input`, or set `feeds: inputs` there"
             )
         attention.__class__ = composed_class(host)
         attention.config = _with_interface(attention.config, INTERFACE)
@@ -162,13 +167,12 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
 def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolved) -> None:
     """Raises BuildError where heads cannot replace a layer's attention."""
     size, where = resolved.dimensions, f"layer {index} of {_host(base)}"
-    if (facts.heads, facts.key_heads, facts.head_dim) != (size.heads, size.key_heads, size.head_dim):
+    values = size.size_of_values
+    if (facts.heads, facts.key_heads, facts.head_dim, facts.value_dim) != (size.heads, size.key_heads, size.head_dim, values):
         raise BuildError(
-            f"{where} has {facts.heads} query heads, {facts.key_heads} key heads and {facts.head_dim} numbers in each; "
-            f"the spec was resolved for {size.heads}, {size.key_heads} and {size.head_dim}"
+            f"{where} has {facts.heads} query heads, {facts.key_heads} key heads, {facts.head_dim} numbers in a key and "
+            f"{facts.value_dim} in a value; the spec was resolved for {size.heads}, {size.key_heads}, {size.head_dim} and {values}"
         )
-    if facts.value_dim != facts.head_dim:
-        raise BuildError(f"{where} has values of {facts.value_dim} numbers and keys of {facts.head_dim}: heads take equal ones")
     heads = (resolved.heads[group.head] for group in resolved.layers[index])
     if facts.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
         raise BuildError(
@@ -228,24 +232,35 @@ def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | N
 class HostTurning:
     """The ``blocks.positions.Turning`` of the layers of one type, by the host's own functions."""
 
-    def __init__(self, rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> None:
+    def __init__(self, rotary: nn.Module, attention: nn.Module, layer_type: str | None) -> None:
+        host = type(attention)
         self.rotary, self.arguments = rotary, () if layer_type is None else (layer_type,)
-        self.function: Any = sys.modules[host.__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
-        self.both = next(iter(inspect.signature(self.function).parameters)) == "q"
-        self.halves = host.__name__ in HALVES
+        self.halves, self.complex = host.__name__ in HALVES, host.__name__ in COMPLEX
+        self.last = hasattr(attention, "qk_rope_head_dim")
+        """Whether the last coordinates turn; of other hosts, the first ones."""
+        module: Any = sys.modules[host.__module__]
+        if self.last and hasattr(module, "apply_rotary_pos_emb_interleave"):
+            # With angles of 0, the host's own function moves the two coordinates of a pair apart. Llama's turns them there.
+            module = modeling_llama
+        self.function: Any = module.apply_rotary_emb if self.complex else module.apply_rotary_pos_emb
+        self.both = next(iter(inspect.signature(self.function).parameters)) in ("q", "xq")
         kinds = getattr(rotary, "rope_type", None)
         self.by_call = not BY_LENGTH.isdisjoint(kinds.values() if isinstance(kinds, Mapping) else (kinds,))
 
     def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        return self.rotary(like, position, *self.arguments)
+        tables = self.rotary(like, position, *self.arguments)
+        return (tables.real, tables.imag) if self.complex else tables
 
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         width = cosine.shape[-1] * (2 if self.halves else 1)
-        turned, rest = states[..., :width].transpose(1, 2), states[..., width:]
-        # The host's function turns queries and keys together. Of the second, which is dropped, it gets one head.
-        turned = self.function(turned, turned[:, :1], cosine, sine)[0] if self.both else self.function(turned, cosine, sine)
+        first = states.shape[-1] - width if self.last else 0
+        before, turned, behind = states.tensor_split((first, first + width), dim=-1)
         turned = turned.transpose(1, 2)
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        tables = (torch.complex(cosine, sine),) if self.complex else (cosine, sine)
+        # The host's function turns queries and keys together. Of the second, which is dropped, it gets one head.
+        turned = self.function(turned, turned[:, :1], *tables)[0] if self.both else self.function(turned, *tables)
+        turned = turned.transpose(1, 2)
+        return turned if width == states.shape[-1] else torch.cat((before, turned, behind), dim=-1)
 
 
 @cache

@@ -28,9 +28,9 @@ class ImplicitAttention:
     """queries: the columns whose weights were computed, in ascending order.
 
     own: for each memory, the weights of its own answer, B Q H T. parts: for each memory, the factor of its answer in the read's
-    output, B Q H. answer: B Q H D, the read's output, before positions of values are undone and before an output norm. entered:
-    B T K D, the values that enter the memories. sunk: the share of attention sinks, B Q H; None where there are none. brought:
-    B Q H D, the part of the answer from values that belong to memories and to no token; None where no memory has any.
+    output, B Q H. answer: B Q H V, the read's output, before positions of values are undone and before an output norm. entered:
+    B T K V, the values that enter the memories. sunk: the share of attention sinks, B Q H; None where there are none. brought:
+    B Q H V, the part of the answer from values that belong to memories and to no token; None where no memory has any.
     """
 
     queries: tuple[int, ...]
@@ -135,7 +135,7 @@ def _by_gradients(head: Head, call: HeadCall, queries: tuple[int, ...], backend:
         for name, part in _parts(piece, read, names).items():
             parts[name][:, chosen] = part[:, local].to(part.dtype)
         _rows(piece, entered, chosen, local, own)
-    answer = torch.cat(answers, dim=1) if answers else call.query[:, :0]
+    answer = torch.cat(answers, dim=1) if answers else call.value.new_zeros(batch, 0, heads, call.value.shape[-1])
     values = torch.cat([leaf.detach() for leaf in entered], dim=1)
     sunk = None
     if call.sinks is not None:
@@ -145,7 +145,7 @@ def _by_gradients(head: Head, call: HeadCall, queries: tuple[int, ...], backend:
 
 
 def _brought(head: Head, call: HeadCall, queries: tuple[int, ...], backend: str) -> Tensor | None:
-    """B Q H D, the part of the answers from values that belong to memories; None where no memory has any.
+    """B Q H V, the part of the answers from values that belong to memories; None where no memory has any.
 
     These values are linear in parameters. The answer is linear in these and in the tokens' values, as long as caches keep the same
     pairs, so its derivative along the parameters is their part. Forms without a forward derivative are left out.

@@ -285,7 +285,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
             model.config.adapter = None  # so that a later save names none
         if model.config.adapter is not None:
             where["subfolder"] = "/".join(filter(None, (where.get("subfolder"), adapter_folder(model.config.adapter))))
+            conversions = getattr(model, "_weight_conversions", None)
             model.load_adapter(adapters_of(pretrained_model_name_or_path, where))
+            # transformers replaces the model's conversions by those of the adapters. Names in files need the model's.
+            model._weight_conversions = conversions
         return answer
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:

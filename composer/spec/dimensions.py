@@ -21,11 +21,17 @@ class Dimensions(Closed):
     heads: PositiveInt
     key_heads: PositiveInt
     head_dim: PositiveInt
+    value_dim: PositiveInt | None = Field(default=None, exclude_if=lambda size: size is None)
+    """Numbers of a value. None: as many as of a key, ``head_dim``."""
+
     rope_theta: float | None
     """None: the source turns in a way of its own, which its own code computes."""
     rope_scaling: Llama3Scaling | None = None
     attention: str = Field(default=ATTENTION, exclude_if=lambda value: value == ATTENTION)
     """The name of a layer's attention in the model, with ``{layer}`` for its index."""
+
+    cached: PositiveInt | None = Field(default=None, exclude_if=lambda numbers: numbers is None)
+    """Numbers that the source caches of a token in each layer. None: all keys and values."""
 
     without_attention: tuple[NonNegativeInt, ...] = Field(default=(), exclude_if=lambda layers: not layers)
     """The layers of a hybrid that have no softmax attention, so no heads: they stay as they are in the source."""
@@ -34,10 +40,22 @@ class Dimensions(Closed):
     def _heads_share_evenly(self) -> Self:
         if self.heads % self.key_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.key_heads} key heads evenly")
+        if self.value_dim == self.head_dim:
+            raise ValueError(f"values have {self.head_dim} numbers, as keys have: leave `value_dim` out")
         without = set(self.without_attention)
         if not without < set(range(self.layers)) or len(without) < len(self.without_attention):
             raise ValueError(f"`without_attention` must list some of the layers 0 to {self.layers - 1}, each once")
         return self
+
+    @property
+    def size_of_values(self) -> int:
+        """Numbers of a value."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def cached_per_token(self) -> int:
+        """Numbers that the source caches of a token in each layer."""
+        return self.cached or self.key_heads * (self.head_dim + self.size_of_values)
 
     @property
     def with_attention(self) -> tuple[int, ...]:
@@ -48,4 +66,10 @@ class Dimensions(Closed):
     def shape(self, heads: int) -> Shape:
         """The shape of a group of ``heads`` query heads, which take whole key groups."""
         key_heads = heads * self.key_heads // self.heads
-        return Shape(hidden_size=self.hidden_size, heads=heads, key_heads=key_heads, head_dim=self.head_dim)
+        return Shape(
+            hidden_size=self.hidden_size,
+            heads=heads,
+            key_heads=key_heads,
+            head_dim=self.head_dim,
+            value_dim=self.size_of_values,
+        )

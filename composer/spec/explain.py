@@ -33,6 +33,10 @@ class GroupCost(Closed):
     layers: tuple[int, ...]
     heads: int
     key_heads: int
+    head_dim: int
+    """Numbers of a key."""
+    value_dim: int
+    """Numbers of a value."""
     parts: tuple[Lowered, ...]
     fresh_parameters: int
     state_bytes: int
@@ -48,8 +52,10 @@ class GroupCost(Closed):
     bounded: str | None = None
     """A bounded memory with the same answers, where a memory holds every pair and the source's window sees only the last ones."""
     kv_cache_bytes: int | None
-    """Bytes of the source's cache of keys and values for these heads, in a local layer those of its window; None where they are
-    bidirectional, and keep none."""
+    """Bytes of the source's cache for these heads, in a local layer those of its window: keys and values, or the vectors that it
+    computes these from. None where they are bidirectional, and keep none."""
+    source_compresses: bool
+    """Whether the source caches one vector a token, from which it computes keys and values (multi-head latent attention)."""
     unused_projections: bool
     """Whether queries and keys are projected and not looked at: latents have their own."""
     compression: float | None
@@ -106,7 +112,7 @@ def explain_resolved(
     """
     check_backend(backend, graphs_of(resolved))
     groups = [
-        _cost(head, name, shape, layers, sequence, backend, device, dtype)
+        _cost(resolved, head, name, shape, layers, sequence, backend, device, dtype)
         for name, head, shape, layers in _kinds(resolved, windows)
     ]
 
@@ -175,11 +181,20 @@ def pairs_held(graph: HeadGraph, tokens: int) -> float:
 
 
 def _cost(
-    head: HeadSpec, name: str, shape: Shape, layers: list[int], sequence: int, backend: str, device: str, dtype: str
+    resolved: Resolved,
+    head: HeadSpec,
+    name: str,
+    shape: Shape,
+    layers: list[int],
+    sequence: int,
+    backend: str,
+    device: str,
+    dtype: str,
 ) -> GroupCost:
     graph = build_graph(head, shape)
-    kept = min(sequence, shape.window or sequence)
-    cache = None if shape.both_ways else 2 * kept * shape.key_heads * shape.head_dim * BYTES[dtype]
+    kept, size = min(sequence, shape.window or sequence), resolved.dimensions
+    # Where all heads of a layer share what is cached, a group counts its share of it.
+    cache = None if shape.both_ways else kept * size.cached_per_token * shape.key_heads * BYTES[dtype] // size.key_heads
     state = 0 if shape.both_ways else state_bytes(state_size(graph, sequence), dtype)
     pairs = pairs_held(graph, sequence)
     # A value position has two nodes; the first counts the operations of both.
@@ -190,6 +205,8 @@ def _cost(
         layers=tuple(layers),
         heads=shape.heads,
         key_heads=shape.key_heads,
+        head_dim=shape.head_dim,
+        value_dim=shape.value_dim,
         parts=lowered(graph, backend, Setting(device=device, dtype=dtype)),
         fresh_parameters=sum(fresh.size for fresh in head_parameters(head, shape).values()),
         state_bytes=state,
@@ -199,6 +216,7 @@ def _cost(
         source_window=shape.window,
         bounded=next((same for memory in head.memory if (same := _bounded(memory, shape))), None),
         kv_cache_bytes=cache,
+        source_compresses=size.cached is not None,
         unused_projections=not uses_projections(head),
         compression=_ratio(cache, state),
         pairs=pairs,

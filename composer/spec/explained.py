@@ -19,6 +19,8 @@ def view_of(answer: Explanation) -> View:
 
 def _of_group(group: GroupCost) -> tuple[Table, ...]:
     heads = f"{plural(group.heads, 'query head')} ({plural(group.key_heads, 'key head')})"
+    if group.value_dim != group.head_dim:
+        heads += f", keys of {group.head_dim:,} and values of {group.value_dim:,} numbers,"
     parts: list[tuple[str, str, str]] = []
     reasons: dict[str, list[str]] = {}
     for part in group.parts:
@@ -49,16 +51,18 @@ def _figures(cost: GroupCost | Explanation, growth: str) -> tuple[tuple[str, str
         rows += [
             ("state", f"{size(cost.state_bytes)}{growth}"),
             *_of_bounded(cost),
-            ("source's KV cache", size(cost.kv_cache_bytes) + _of_window(cost)),
+            ("source's KV cache", size(cost.kv_cache_bytes) + _of_cache(cost)),
             ("compression", _compression(cost)),
         ]
         flops += f" in prefill, {quantity(cost.decode_flops_per_token)} in decode"
     return (*rows, ("FLOPs a token", f"{flops}: means over tokens, without masked pairs and projections"))
 
 
-def _of_window(cost: GroupCost | Explanation) -> str:
-    window = cost.source_window if isinstance(cost, GroupCost) else None
-    return "" if window is None else f", of a window of {window:,}"
+def _of_cache(cost: GroupCost | Explanation) -> str:
+    if not isinstance(cost, GroupCost):
+        return ""
+    compressed = ", of compressed keys and values" if cost.source_compresses else ""
+    return compressed if cost.source_window is None else f"{compressed}, of a window of {cost.source_window:,}"
 
 
 def _of_bounded(cost: GroupCost | Explanation) -> tuple[tuple[str, str], ...]:

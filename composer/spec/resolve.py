@@ -35,8 +35,8 @@ from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
 from composer.words import ranges
 
-NO_SIZES = {"rope_theta", "rope_scaling", "attention"}
-"""Fields left out of the hash: resolving has copied them into positions and parameter names."""
+NO_SIZES = {"rope_theta", "rope_scaling", "attention", "cached"}
+"""Fields left out of the hash: resolving has copied them into positions and parameter names, or no head depends on them."""
 
 Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]
 """Groups of heads that are alike, by head and number of its heads: head, shape, layers."""
@@ -197,7 +197,11 @@ def _check_lock(spec: Spec, size: Dimensions) -> None:
     """A spec that says the sizes of its source is for such sources alone."""
     if spec.dimensions is None:
         return
-    wanted, actual = (sizes.model_dump(exclude={*NO_SIZES, "without_attention"}) for sizes in (spec.dimensions, size))
+    lacks_values = spec.dimensions.value_dim is None and size.value_dim is None
+    wanted, actual = (
+        sizes.model_dump(exclude={*NO_SIZES, "without_attention"}) | ({} if lacks_values else {"value_dim": sizes.size_of_values})
+        for sizes in (spec.dimensions, size)
+    )
     other = [f"{name} {count:,} (here {actual[name]:,})" for name, count in wanted.items() if count != actual[name]]
     if spec.dimensions.without_attention != size.without_attention:
         pairs = (sizes.without_attention for sizes in (spec.dimensions, size))

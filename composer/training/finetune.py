@@ -154,7 +154,8 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
     name, attention = next(attentions(student))
     layer, names = name.rpartition(".")[2], []
     for target in targets:
-        own = next((name for name in (f"{target}_proj", *OTHERS[target == "o"]) if hasattr(attention, name)), None)
+        known = (f"{target}_proj", *OTHERS.get(target, ()))
+        own = next((name for name in known if isinstance(getattr(attention, name, None), nn.Module)), None)
         if own is None:
             raise TrainingError(
                 f"The attention of this model has no projection that would be `{target}`: leave it out of lora.targets"

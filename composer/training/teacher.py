@@ -27,7 +27,8 @@ SIZES = {
     "layers": "layers",
     "heads": "query heads",
     "key_heads": "key heads",
-    "head_dim": "numbers in a head",
+    "head_dim": "numbers in a key",
+    "value_dim": "numbers in a value",
 }
 
 
@@ -74,7 +75,7 @@ def open_teacher(record: Record, name: str | os.PathLike[str] | None, *, student
 def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
     """Raises TrainingError where the teacher's sizes are not those of the student's trunk."""
     for name, words in SIZES.items():
-        theirs, ours = getattr(teacher.source.trunk, name), trunk[name]
+        theirs, ours = (of.get(name) or of["head_dim"] for of in (vars(teacher.source.trunk), trunk))
         if theirs != ours:
             raise TrainingError(
                 f"The teacher {teacher.reference} does not fit the student: it has {theirs:,} {words}, the student {ours:,}. "

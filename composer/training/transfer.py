@@ -249,7 +249,7 @@ def _only_projection(attention: ComposedAttention, lesson: Lesson) -> nn.Module 
 
     The layer must have the weights of the lesson's teacher. It is compared with the teacher's output once.
     """
-    projection = next((getattr(attention, name) for name in ("o_proj", *OTHERS[True]) if hasattr(attention, name)), None)
+    projection = next((getattr(attention, name) for name in ("o_proj", *OTHERS["o"]) if hasattr(attention, name)), None)
     if attention.ends_in_projection is None:
         attention.ends_in_projection = projection is not None and torch.allclose(
             projection(lesson.heads.flatten(2)).float(), lesson.attended.float(), rtol=0, atol=AS_EQUAL * _largest(lesson.attended)
@@ -276,7 +276,7 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
     and the memories' part taken off, the answers are the weights: of as many tokens at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
-    width, heads = attention.facts.head_dim, attention.facts.key_heads
+    width, heads = attention.facts.value_dim, attention.facts.key_heads
     unit, results = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
     brought = answers(attention, lesson, backend, nothing, projected) if _brings(attention) else None

@@ -49,6 +49,12 @@ def check_servable(config: Any) -> None:
             f"vLLM does not serve composed models of the family {family}: layers of the source keep states of another kind beside "
             "heads. Serve it with `compose serve`"
         )
+    sizes = config.resolved().dimensions
+    if sizes.value_dim is not None and any(graph.softmax is not None for graph in graphs_of(config.resolved())):
+        raise ValueError(
+            f"the model has heads that are softmax over all tokens, with keys of {sizes.head_dim} numbers and values of "
+            f"{sizes.value_dim}, and vLLM caches keys and values of one size. Serve it with `compose serve`"
+        )
 
 
 def load_for_serving(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:

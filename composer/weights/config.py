@@ -52,7 +52,8 @@ def dimensions(trunk: Sizes) -> Dimensions:
 
 
 def _sizes(trunk: Sizes) -> dict[str, Any]:
-    return {name: getattr(trunk, name) for name in ("hidden_size", "layers", "heads", "key_heads", "head_dim")}
+    names = ("hidden_size", "layers", "heads", "key_heads", "head_dim", "value_dim", "cached")
+    return {name: getattr(trunk, name) for name in names}
 
 
 def check_positions(

@@ -29,6 +29,11 @@ def test_the_gradients_are_the_definitions(name: str) -> None:
     assert_same_gradients(HEADS[name])
 
 
+@pytest.mark.parametrize("name", every_part())
+def test_the_gradients_of_short_values_are_the_definitions(name: str) -> None:
+    assert_same_gradients(HEADS[name], "short values")
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_float32_stays_close_to_float64(name: str) -> None:
     assert_close_in_float32(steady(HEADS[name]))

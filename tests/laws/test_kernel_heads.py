@@ -16,7 +16,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import lower
-from tests.laws.cases import SMALL, every_spec, steady
+from tests.laws.cases import SHAPES, SMALL, every_spec, steady
 from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_padding, packed
 
 
@@ -66,6 +66,15 @@ def test_documents_in_calls_are_the_definition(name: str) -> None:
     spec, shape, backend, alike = PROGRAMS[name]
     split = () if shape.both_ways else (20,) if alike else (9, 20)
     assert_on_kernels(steady(spec), shape, backend, packed(), split=split)
+
+
+@pytest.mark.parametrize("name", ["gla", "gated-delta", "gdn2-hybrid", "rwkv7", "rglru-window"])
+def test_values_of_another_size_than_keys(name: str) -> None:
+    """Kernels of recurrences take both sizes. Those of windows refuse."""
+    spec = steady(next(iter(every_spec()[name].heads.values())))
+    tokens, shape = documents_and_padding(), SHAPES["short values"]
+    assert any(step.form.backend == FLA for step in lower(build_graph(spec, shape), FLA, Setting(documents=True)).steps)
+    assert_on_kernels(spec, shape, FLA, tokens, split=(12,), gradients=True, cancelled=CANCELLED)
 
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS.values())

@@ -280,5 +280,5 @@ def test_values_turn_in_pairs_of_coordinates() -> None:
     head = {"memory": ["full"], "position": "none", "value_position": "vapor"}
     error = refused(head, odd)
     assert error.path == ("head", "value_position")
-    assert "the head dimension is 3; remove it" in str(error)
+    assert "values have 3 coordinates; remove it" in str(error)
     assert resolved({**head, "value_position": None}, odd)

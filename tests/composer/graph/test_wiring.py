@@ -65,11 +65,13 @@ def test_the_edges_of_random_heads_fit_their_ports(drawn: tuple[HeadSpec, Shape]
     assert_fits(build_graph(*drawn))
 
 
-def sizes(port: Port, value: Any) -> None:
-    """What flows is as its port says."""
+def sizes(port: Port, value: Any, shape: Shape) -> None:
+    """What flows is as its port says. A port of pairs has the size of keys, and the shape of its part that of values."""
     heads, dim = port.heads, port.dim
-    tensors: dict[type, tuple[str, ...]] = {Pairs: ("key", "value"), Mapped: ("query",), Partial: ("output",)}
+    tensors: dict[type, tuple[str, ...]] = {Pairs: ("key",), Mapped: ("query",), Partial: ("output",)}
     assert isinstance(value, {Kind.PAIRS: Pairs, Kind.FEATURES: Mapped, Kind.PARTIAL: Partial}.get(port.kind, Tensor))
+    if isinstance(value, Pairs):
+        assert value.value.shape[2:] == (heads, shape.value_dim)
     for tensor in [getattr(value, name) for name in tensors[type(value)]] if type(value) in tensors else [value]:
         if port.kind is Kind.HIDDEN:
             assert tensor.shape[2:] == (dim,)
@@ -101,9 +103,9 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
                 value = values[one.node.name, port.name]
                 if port.name == "fallen" and value is None:
                     continue  # it has nowhere to go
-                sizes(port, value)
+                sizes(port, value, one.node.shape)
     assert carried.keys() == start.keys()
-    assert values[program.output].shape == data.query.shape
+    assert values[program.output].shape == (*data.query.shape[:3], shape.value_dim)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

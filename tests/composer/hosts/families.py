@@ -7,22 +7,22 @@ from typing import Any
 import torch
 import transformers
 from transformers import PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 PASSED = [
-    "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1",
-    "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3_text", "glm",
-    "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe",
-    "granitemoe_swa", "granitemoeshared", "helium", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1",
-    "laguna", "llama", "mellum", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder",
-    "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma",
+    "afmoe", "apertus", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm",
+    "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint",
+    "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gpt_oss", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hy_v3",
+    "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "llama", "mellum", "minicpm3", "minimax_m2",
+    "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder", "nanochat", "nemotron", "olmo", "olmo2", "olmo3",
+    "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
+    "solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu",
 ]  # fmt: skip
 """The families whose softmax students are their sources."""
 HYBRIDS = [
-    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "minimax", "nemotron_h", "olmo_hybrid",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3",
+    "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
 ]  # fmt: skip
 """Those of which some layers have no attention, or a state of another kind beside it."""
 LATER = {"nemotron": "5.13"}
@@ -55,6 +55,17 @@ EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 24,
     "moe_num_experts": 4,
     "moe_k": 2,
+}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "head_dim": 6,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
 }
 THREE = {"num_hidden_layers": 3}
 LINEAR = ["linear_attention", "full_attention", "linear_attention"]
@@ -95,17 +106,22 @@ PECULIAR: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4,
         "moe_shared_expert_intermediate_size": 24,
     },
+    "kimi_linear": {**THREE, **LATENT, "layer_types": LINEAR, "linear_head_dim": 8, "linear_num_heads": 4},
+    "bailing_hybrid": {**THREE, **LATENT, "layer_types": LINEAR},
     "olmo_hybrid": {**THREE, "layer_types": LINEAR},
     "qwen3_5_moe_text": {**THREE, **DELTA, "layer_types": LINEAR},
     "qwen3_5_text": {**THREE, **DELTA, "layer_types": LINEAR},
     "qwen3_next": {**THREE, **DELTA, "layer_types": LINEAR},
     "phi": {"partial_rotary_factor": 0.5},
+    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"), LATENT),
 }
 
 
 def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A language model of the family, with no parameter at a value that would hide what it does."""
-    make = CONFIG_MAPPING[family]
+    # By name: flash-linear-attention registers classes of its own for some families once it is imported.
+    host = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+    make = host.config_class
     usual = make()
     known = set(usual.to_dict()) | set(getattr(usual, "attribute_map", {}))
     said = {name: size for name, size in (SIZES | EXPERTS).items() if name in known or name in ALWAYS}
@@ -113,11 +129,12 @@ def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
         said["sliding_window"] = 8
     config = make(**(said | PECULIAR.get(family, {}) | more))
     torch.manual_seed(seed)
-    # By name: flash-linear-attention registers classes of its own for some families once it is imported.
-    host = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
     model = host._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter) * 0.1
             parameter.copy_(parameter + noise if parameter.dim() == 1 else noise * 1.2)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx] = 0.0  # transformers does so whenever it loads a Youtu
     return model

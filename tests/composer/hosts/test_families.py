@@ -34,6 +34,8 @@ PAIRS = {
     "gpt_neox": ("lawcat", "lola"),
     "phi3": ("lola", "gated-delta"),
     "gpt_oss": ("lolcats", "lawcat", "lola", "latte-macchiato"),
+    "deepseek_v2": ("lolcats", "lawcat"),
+    "glm4_moe_lite": ("lola", "gated-delta"),
 }
 """Two specs for every family and three families or more for every spec. gpt_oss has attention sinks, which every memory has to use;
 the delta rule, which has no mass, cannot."""
@@ -62,8 +64,10 @@ def by_token(model: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
 STRETCHED = {
     "llama: linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
     "llama: yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0},
+    "deepseek_v3: yarn": {"rope_type": "yarn", "factor": 8.0, "mscale_all_dim": 1.0, "rope_theta": 10000.0}
+    | {"original_max_position_embeddings": 64},
 }
-"""Positions that the project's own Llama has not: transformers' is the host."""
+"""Positions that the project's own Llama has not: transformers' is the host. Those of DeepSeek scale its logits, too."""
 
 
 @pytest.mark.parametrize("family", [*PASSED, *HYBRIDS, *STRETCHED])

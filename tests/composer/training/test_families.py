@@ -41,7 +41,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("error:fan_in_fan_out")
-@pytest.mark.parametrize("family", ["qwen3", *NAMED, "olmo_hybrid"])
+@pytest.mark.parametrize("family", ["qwen3", *NAMED, "olmo_hybrid", "nemotron_h", "deepseek_v3"])
 def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path, tmp_path: Path) -> None:
     student = student_of(family, teacher, tmp_path)
     run(student, tmp_path / "out", texts, "recipe.finetune.steps=2", "recipe.finetune.lora.rank=4", which="finetune")
