@@ -168,8 +168,7 @@ class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seed
             self.check_locked()
             return
         check_origin(self.source, self.fresh, self.revision)
-        if self.source is None and self.text_only:
-            raise BuildError("--text-only is for a model with a source: name the source with --from")
+        self.check_text_only(self.source)
         if self.source is None and self.lolcats:
             raise BuildError("--lolcats is for a model with a source: name the source with --from")
         if self.source is not None and self.tokenizer is not None:
@@ -207,11 +206,11 @@ def _build_locked(lock: Lock, options: BuildOptions) -> BuildReport:
         if source is None:
             source, revision = lock.source.reference, None
         try:
-            opened = open_model(source, revision, lock.dtype)
+            opened = open_model(source, revision, lock.dtype, text_only=lock.text_only)
         except SourceError as error:
             raise SourceError(f"{error} A copy of the locked source, {lock.source.reference}, is named with --from.") from error
         lock.check_source(opened)
-    decided = {"spec": lock.spec, "seed": lock.seed, "dtype": lock.dtype, "tokenizer": lock.tokenizer}
+    decided = {name: getattr(lock, name) for name in ("spec", "seed", "dtype", "tokenizer", "text_only")}
     return _build(
         replace(options, **decided, source=source, revision=revision, fresh=lock.source is None, hash_contents=True), lock
     )
@@ -250,7 +249,7 @@ def _build(options: BuildOptions, lock: Lock | None = None) -> BuildReport:
 
 
 @options_class
-class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, Overriding, OfSource, OfSpec):
+class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone, Overriding, OfSource, OfSpec):
     """Explain what a spec costs on a source, before it is built.
 
     For each group of heads: parts, forms and why faster forms do not apply, fresh parameters, bytes of state for a row of a batch,
@@ -260,11 +259,15 @@ class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, Overriding, OfSo
 
     error: ClassVar[type[ComposerError]] = BuildError
 
+    def check(self) -> None:
+        self.check_text_only(self.source)
+
 
 @in_words
 def run_explain(options: ExplainOptions) -> Explanation:
     loaded = load_spec(options.spec, options.overrides)
-    target = target_of(options.spec, loaded, options.source, revision=options.revision) or Target(TRUNK, None, "float32")
+    target = target_of(options.spec, loaded, options.source, revision=options.revision, text_only=options.text_only)
+    target = target or Target(TRUNK, None, "float32")
     return explain_resolved(
         resolve_spec(loaded, target.size),
         on=target.on,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from blocks.outside import register_parts
 from composer.arguments import DtypeLike, Reference, named_dtype, several
 from composer.data.loading import SHARE
-from composer.errors import ComposerError, name_of
+from composer.errors import BuildError, ComposerError, name_of
 from composer.graph.lowering import AUTO
 from composer.numbers import LEAST_SEED, MOST_SEED, Numbers, TokenCount, read_numbers, read_tokens
 from composer.options import argument, option, options_class
@@ -162,8 +162,13 @@ class OfSource(MaybeFromSource):
 @options_class
 class TextDecoderAlone:
     text_only: bool = option(
-        "Of a source that reads images or sound, too: build from its text decoder, and leave the other parts out.", default=False
+        "Of a source that reads images or sound, too: use its text decoder, and leave the other parts out.", default=False
     )
+
+    def check_text_only(self, source: object) -> None:
+        """Raise BuildError where there is no source whose text decoder could be used."""
+        if source is None and self.text_only:
+            raise BuildError("--text-only is for a model with a source: name the source with --from")
 
 
 @options_class

@@ -226,8 +226,8 @@ def _refused(model_type: str, config: Config) -> str | None:
     reason = REFUSED.get(model_type)
     if reason is None and decoder_of(config) is not None:
         reason = (
-            "it reads images or sound as well, and heads replace the attention of a text decoder alone. `compose build "
-            "--text-only` builds from its text decoder, and leaves the other parts out"
+            "it reads images or sound as well, and heads replace the attention of a text decoder alone. `--text-only` of build, "
+            "check, explain and lock uses its text decoder, and leaves the other parts out"
         )
     return None if reason is None else f"models of the family {model_type} cannot be a source: {reason}."
 

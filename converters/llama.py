@@ -97,8 +97,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "logits_scaling": (None, 1, 1.0),
     "logit_scale": (None, 1, 1.0),
 }
-HOSTED = ("linear", "yarn")
-"""Types of rotary positions that only transformers' Llama has, and whose angles do not depend on the length of the text."""
+HOSTED = ("linear", "dynamic", "yarn", "longrope")
+"""Types of rotary positions that only transformers' Llama has."""
 _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 

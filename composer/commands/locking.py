@@ -21,6 +21,7 @@ from composer.shared_options import (
     Replacing,
     SeededFromBelow,
     TakesTokenizer,
+    TextDecoderAlone,
     to_optional_path,
 )
 from composer.spec.inherit import shown
@@ -51,7 +52,7 @@ class LockReport(Readable, Closed):
 
 
 @options_class
-class LockOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
+class LockOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, SeededFromBelow, InDtype, Overriding, OfSource, OfSpec):
     """Write everything that decides the bytes of a build to a file.
 
     The file has the resolved spec, the source with its commit and the hashes of its files, seed, dtype and versions. The model is
@@ -71,6 +72,7 @@ class LockOptions(TakesTokenizer, FreshOrNot, Replacing, SeededFromBelow, InDtyp
 
     def check(self) -> None:
         check_origin(self.source, self.fresh, self.revision)
+        self.check_text_only(self.source)
         if self.source is not None and self.tokenizer is not None:
             raise BuildError("--tokenizer is for a model that is built with --fresh: a source has its own tokenizer")
 
@@ -81,10 +83,11 @@ def run_lock(options: LockOptions) -> LockReport:
     out = (options.out or Path(f"{loaded.name}{SUFFIX}")).expanduser()
     if out.exists() and not options.force:
         raise BuildError(f"{out} exists already. Use --force to replace it, or choose another file.")
-    target = target_of(None, loaded, options.source, fresh=options.fresh, revision=options.revision)
+    of_source = {"revision": options.revision, "text_only": options.text_only}
+    target = target_of(None, loaded, options.source, fresh=options.fresh, **of_source)
     assert target is not None, "there is a source, or fresh"
     document = locked(resolve_spec(loaded, target.size).model_dump(mode="json"))
-    opened = None if options.source is None else open_model(options.source, options.revision, options.dtype)
+    opened = None if options.source is None else open_model(options.source, dtype=options.dtype, **of_source)
     with failing_as(BuildError, f"{out.parent} cannot be written to"):
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".compose-lock-", dir=out.parent)
@@ -99,7 +102,8 @@ def run_lock(options: LockOptions) -> LockReport:
     assert record is not None, "it has just been built"
     source = None
     if opened is not None and options.source is not None:
-        source = LockedSource(reference=locked_reference(options.source, opened), files=files_of_source(opened))
+        reference, files = locked_reference(options.source, opened), files_of_source(opened)
+        source = LockedSource(reference=reference, files=files, text_only=options.text_only)
     lock = Lock(
         spec=document,
         spec_hash=record.spec_hash,

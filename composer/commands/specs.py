@@ -22,6 +22,7 @@ from composer.shared_options import (
     OnDevice,
     Overriding,
     Replacing,
+    TextDecoderAlone,
     WithBackend,
     WithParts,
     complete_spec,
@@ -151,7 +152,7 @@ class OfSpecs(WithParts):
 
 
 @options_class
-class CheckOptions(Overriding, OfSource, OfSpecs):
+class CheckOptions(TextDecoderAlone, Overriding, OfSource, OfSpecs):
     """Check specs: every mistake, with its file, line and column.
 
     Mistakes are returned in the report. With --from, specs are also resolved against that source: its sizes and its number of
@@ -160,10 +161,15 @@ class CheckOptions(Overriding, OfSource, OfSpecs):
 
     example: ClassVar[str] = 'assert composer.check("mine.yaml", "teacher").ok'
 
+    def check(self) -> None:
+        self.check_text_only(self.source)
+
 
 @in_words
 def run_check(options: CheckOptions) -> CheckReport:
-    trunk = None if options.source is None else describe_model(options.source, options.revision).trunk
+    trunk = None
+    if options.source is not None:
+        trunk = describe_model(options.source, options.revision, text_only=options.text_only).trunk
     size, rotations = (None, {}) if trunk is None else (dimensions(trunk), trunk.length_rotations)
     return CheckReport(
         answers=tuple(answer for spec in specs_of(options.specs) for answer in answers_on(spec, size, options.overrides, rotations))

@@ -186,7 +186,9 @@ def _assembled(
     for name, buffer in list(model.named_buffers()):
         if buffer.is_meta and buffers is not None:
             module, _, own = name.rpartition(".")
-            model.get_submodule(module).register_buffer(own, buffers[name].clone(), persistent=False)
+            # A long call stretches the frequencies of `dynamic` rotations in the source. The student has seen no call.
+            first = buffers.get(name.replace("inv_freq", "original_inv_freq"), buffers[name])
+            model.get_submodule(module).register_buffer(own, first.clone(), persistent=False)
     model.tie_weights()
     return model.eval()
 

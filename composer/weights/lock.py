@@ -36,6 +36,8 @@ class LockedSource(Closed):
     reference: str
     """The folder or the name on the Hub, with the commit."""
     files: dict[str, str]
+    text_only: bool = Field(default=False, exclude_if=lambda is_text_only: not is_text_only)
+    """Whether the build takes the text decoder alone of a model that reads images or sound, too. ``files`` are the decoder's."""
 
 
 class Lock(Closed):
@@ -56,6 +58,11 @@ class Lock(Closed):
     parts: dict[str, StoredPart] = Field(default_factory=dict, exclude_if=lambda parts: not parts)
     """The origins of parts from outside, by kind."""
     versions: dict[str, str]
+
+    @property
+    def text_only(self) -> bool:
+        """Whether the build takes the text decoder alone of its source."""
+        return self.source is not None and self.source.text_only
 
     @property
     def yaml(self) -> str:

@@ -44,18 +44,25 @@ class Target:
 
 
 def target_of(
-    named: object, spec: Spec, source: str | os.PathLike[str] | None = None, *, fresh: bool = False, revision: str | None = None
+    named: object,
+    spec: Spec,
+    source: str | os.PathLike[str] | None = None,
+    *,
+    fresh: bool = False,
+    revision: str | None = None,
+    text_only: bool = False,
 ) -> Target | None:
     """Return the sizes of ``source``, of the built model ``named``, of the spec's own trunk, or in the spec; None if it has none.
 
-    named: how the user names the spec. fresh: use the spec's own trunk. Raises ComposerError.
+    named: how the user names the spec. fresh: use the spec's own trunk. text_only: use the text decoder of ``source``. Raises
+    ComposerError.
     """
     if source is not None and fresh:
         raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
     if source is None and not fresh:
         source = own_source(named)
     if source is not None:
-        trunk = describe_model(source, revision).trunk
+        trunk = describe_model(source, revision, text_only=text_only).trunk
         return Target(str(source), dimensions(trunk), trunk.dtype, trunk.windows, trunk.length_rotations)
     if fresh or spec.trunk is not None:
         return Target(TRUNK, None, "float32")

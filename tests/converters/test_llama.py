@@ -102,7 +102,7 @@ def test_a_scaling_without_its_original_length_takes_the_longest():
     assert trunk({**NEW, "rope_parameters": scaling}).rope_scaling["original_max_position_embeddings"] == 131072
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "longrope"])
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "proportional"])
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_other_scalings_are_refused_by_name(kind: str, key: str):
     with pytest.raises(ConfigError, match=f"'{kind}'.*'default' and 'llama3'"):
@@ -112,12 +112,12 @@ def test_other_scalings_are_refused_by_name(kind: str, key: str):
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_positions_that_transformers_alone_has_make_a_llama_a_host(key: str):
     llama = {**FIRST, "model_type": "llama"}
-    for kind in ("linear", "yarn"):
-        said = {"rope_type": kind, "factor": 2.0}
+    for kind in ("linear", "dynamic", "yarn", "longrope"):
+        said = {"rope_type": kind, "factor": 2.0} | dict.fromkeys(("short_factor", "long_factor"), [1.0] * 16)
         read = family_of({**llama, key: said}).read_config({**llama, key: said}, [])
         assert isinstance(read, Host)
         assert read.config[key] == said
-    for kind in ("default", "llama3", "dynamic", "longrope"):
+    for kind in ("default", "llama3", "proportional"):
         assert family_of({**llama, key: {"rope_type": kind}}) is FAMILIES["llama"]
     assert family_of({**llama, key: "yarn"}) is FAMILIES["llama"]
 

@@ -122,6 +122,24 @@ def test_heads_whose_answers_depend_on_splits_are_warned_of(tmp_path: Path) -> N
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_llama_turns_by_the_length_of_each_call_as_its_source(kind: str) -> None:
+    """Also a student in memory of a source whose last call was long, and rows of different lengths."""
+    factors = {"short_factor": [1.5] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
+    rotation = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | (factors if kind == "longrope" else {})
+    source = small("llama", rope_parameters=rotation, max_position_embeddings=20)
+    source(tokens(2, 60), use_cache=False)
+    student = composer.build("softmax", source)
+    for length in (15, 40, 30, 15, 60):
+        ids, mask = tokens(2, length), torch.ones(2, length, dtype=torch.int64)
+        mask[0, : length // 2] = 0
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        expected = source(ids, attention_mask=mask, position_ids=places, use_cache=False).logits
+        actual = student(ids, attention_mask=mask, use_cache=False).logits
+        torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_a_window_of_the_source_counts_tokens_and_not_positions(backend: str) -> None:
     """As the source does; in one call and in two, and token by token."""

@@ -64,6 +64,9 @@ def by_token(model: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
 STRETCHED = {
     "llama: linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
     "llama: yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0},
+    "llama: dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "llama: longrope": {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.5] * 8, "long_factor": [4.0] * 8}
+    | {"factor": 4.0, "original_max_position_embeddings": 128},
     "deepseek_v3: yarn": {"rope_type": "yarn", "factor": 8.0, "mscale_all_dim": 1.0, "rope_theta": 10000.0}
     | {"original_max_position_embeddings": 64},
 }

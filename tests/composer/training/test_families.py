@@ -21,7 +21,19 @@ NAMED = ["biogpt", "gpt2", "gpt_bigcode", "gpt_neox", "modernbert-decoder", "per
 """The families whose projections are not all called as Llama's."""
 SCALED = ["gemma", "gemma2", "gemma3_text", "vaultgemma"]
 """Those whose embedding has a scale, which is in no file."""
-STREAMED = [*SCALED, "gpt2", "gpt_bigcode", "biogpt", "gpt_neox", "flint", "qwen3_next", "bamba"]
+STREAMED = [
+    *SCALED,
+    "gpt2",
+    "gpt_bigcode",
+    "biogpt",
+    "gpt_neox",
+    "flint",
+    "qwen3_next",
+    "bamba",
+    "gpt_oss",
+    "deepseek_v2",
+    "minicpm3",
+]
 """Beside these, those whose layers take arguments by their places, which learn positions or turn, and one whose attention has
 tensors of other names in files."""
 IDS = torch.arange(20).view(2, 10) % 14

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import composer
-from composer.errors import BuildError, SourceError
+from composer.errors import BuildError, ComposerError, SourceError
 from composer.model.mixers import hybrids_run
 from composer.training.teacher import open_teacher
 from composer.weights.record import read_record
@@ -39,13 +39,34 @@ def test_the_decoder_answers_text_as_the_whole_model(family: str, tmp_path: Path
     source = multimodal(family)
     source.save_pretrained(tmp_path / "source")
     ids = torch.randint(3, 90, (2, 14), generator=torch.Generator().manual_seed(1))
-    with pytest.raises(SourceError, match=f"family {family} cannot be a source: it reads images.* `compose build --text-only`"):
+    with pytest.raises(SourceError, match=f"family {family} cannot be a source: it reads images.* `text_only=True` of build"):
         composer.build_folder("softmax", tmp_path / "source", tmp_path / "whole")
     composer.build_folder("softmax", tmp_path / "source", tmp_path / "student", text_only=True)
     student = composer.load(tmp_path / "student")
     torch.testing.assert_close(student(ids).logits, source(input_ids=ids, use_cache=False).logits, rtol=0, atol=2e-5)
     assert verify(tmp_path / "student").ok
     assert student.config.model_type.removeprefix("composed_") != family
+
+
+def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
+    """The lock says that it is of the decoder, and its build gives the same bytes."""
+    multimodal("gemma3").save_pretrained(tmp_path / "source")
+    composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", text_only=True)
+    record = read_record(tmp_path / "student")
+    assert record is not None
+    assert composer.explain("lolcats", tmp_path / "source", text_only=True).hash == record.spec_hash
+    (answer,) = composer.check("lolcats", tmp_path / "source", text_only=True).answers
+    assert answer.hash == record.spec_hash
+    report = composer.lock("lolcats", tmp_path / "source", tmp_path / "mine.lock.yaml", text_only=True)
+    assert report.spec_hash == record.spec_hash
+    assert "text_only: true" in report.out.read_text(encoding="utf-8")
+    built = composer.build_folder(report.out, out=tmp_path / "locked")
+    assert built.out == tmp_path / "locked"
+    with pytest.raises(BuildError, match="is a lock, which decides `text_only=True`"):
+        composer.build_folder(report.out, out=tmp_path / "again", text_only=True)
+    for function in (composer.explain, composer.check):
+        with pytest.raises(ComposerError, match="text_only=True` is for a model with a source"):
+            function("lolcats", text_only=True)
 
 
 def test_the_docs_list_them() -> None:
