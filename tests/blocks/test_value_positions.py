@@ -121,7 +121,7 @@ def test_what_it_refuses() -> None:
     assert VAPOR.misfit(GROUPED) is None
     message = VAPOR.misfit(Shape(hidden_size=6, heads=2, key_heads=2, head_dim=3))
     assert message is not None
-    assert "the head dimension is 3" in message[0]
+    assert "the head dimension 3 is odd" in message[0]
     for wrong in (0.0, -1.0, float("inf")):
         with pytest.raises(ValidationError):
             Vapor(theta=wrong)
