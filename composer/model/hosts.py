@@ -34,10 +34,10 @@ TURNS: Mapping[str, Callable[[Any], bool]] = {
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
     "ExaoneMoeAttention": lambda attention: attention.sliding_window is None or attention.is_sliding,
 }
-"""Whether a layer turns queries and keys, for hosts that read cosine and sine in layers that do not."""
+"""Whether a layer rotates queries and keys, for hosts that read cosine and sine in layers that do not."""
 
 ROTARIES = ("rotary_emb", "pos_emb")
-"""Names that hosts give the module of their rotary embedding."""
+"""Names of the rotary embedding's module in hosts."""
 
 HALVES = frozenset({"GptOssAttention"})
 """Hosts whose tables have each angle once, for both coordinates of a pair."""
@@ -66,8 +66,8 @@ def attention_of(layer: nn.Module) -> tuple[str, nn.Module] | None:
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[str, ComposedAttention]]:
-    """The composed attention of each layer in turn, with its full name. ``layer`` is its layer's index: some layers of a hybrid
-    have none."""
+    """Yield the composed attention of each layer, with its full name. ``layer`` is its layer's index: some layers of a hybrid have
+    none."""
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, ComposedAttention)]
     return iter(sorted(modules, key=lambda item: item[1].layer))
 
@@ -96,7 +96,8 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
             facts = attention_facts(attention, rotary)
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
             raise BuildError(
-                f"layer {index} of {_host(base)} cannot be asked what it wants of its heads, so none can be put into it: {error}"
+                f"layer {index} of {_host(base)} could not be probed for the attention that it computes, so its heads cannot be "
+                f"replaced: {error}"
             ) from error
         if rotary is not None and facts.turns and layer_type not in turnings:
             turnings[layer_type] = HostTurning(rotary, host, layer_type)
@@ -104,8 +105,8 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
         heads = ComposedHeads(resolved, index, facts, turnings.get(layer_type) if facts.turns else None)
         if heads._mixes and not hasattr(attention, "q_proj"):
             raise BuildError(
-                f"layer {index} of {_host(base)} projects queries, keys and values at once, so nothing can mix what "
-                "queries and keys alone are projected from: remove `mix_input`, or say `feeds: inputs` there"
+                f"layer {index} of {_host(base)} projects queries, keys and values at once, so the inputs of queries and keys "
+                "alone cannot be mixed: remove `mix_input`, or set `feeds: inputs` there"
             )
         attention.__class__ = composed_class(host)
         attention.config = _with_interface(attention.config, INTERFACE)
@@ -168,7 +169,7 @@ def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolve
             f"the spec was resolved for {size.heads}, {size.key_heads} and {size.head_dim}"
         )
     if facts.value_dim != facts.head_dim:
-        raise BuildError(f"{where} has values of {facts.value_dim} numbers and keys of {facts.head_dim}: heads take equal ones")
+        raise BuildError(f"{where} has values of {facts.value_dim} numbers and keys of {facts.head_dim}; expected equal sizes")
     heads = (resolved.heads[group.head] for group in resolved.layers[index])
     if facts.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
         raise BuildError(
@@ -242,7 +243,7 @@ class HostTurning:
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         width = cosine.shape[-1] * (2 if self.halves else 1)
         turned, rest = states[..., :width].transpose(1, 2), states[..., width:]
-        # The host's function turns queries and keys together. Of the second, which is dropped, it gets one head.
+        # The host's function rotates queries and keys together. The keys are not used, so they have one head.
         turned = self.function(turned, turned[:, :1], cosine, sine)[0] if self.both else self.function(turned, cosine, sine)
         turned = turned.transpose(1, 2)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
