@@ -25,12 +25,12 @@ HALVINGS = 40
 class Attended:
     """The attention of a teacher's heads to the pairs of one memory, at Q query tokens of each row.
 
-    held: which pairs the memory holds. weights: the teacher's attention weights on these pairs, 0 elsewhere. outside: its
-    weight on all other pairs. age: tokens since a pair entered the memory. share: the memory's current share in the output of
-    its own head. balanced: whether the head learns a weight between this memory and others, which can give the memory any
-    share; None if their masses have no common denominator, so that shares do not depend on the feature map. query, key: the
-    inputs of the memory's feature map. decay: the natural logarithm of the memory's mean decay per token; both are None without
-    a feature map, and before they are measured.
+    held: which pairs the memory holds. weights: the teacher's attention weights on these pairs, 0 elsewhere. outside: its weight on
+    all other pairs. age: tokens since a pair entered the memory. share: the memory's current share in the output of its own head.
+    balanced: whether the head learns a weight between this memory and others, so that the memory can have any share; None if their
+    masses have no common denominator, so that shares do not depend on the feature map. query, key: the inputs of the memory's
+    feature map. decay: the natural logarithm of the memory's mean decay per token; both are None without a feature map, and before
+    they are measured.
     """
 
     held: Bool[Tensor, "B Q H T"]
@@ -56,9 +56,8 @@ class Attended:
         return 1.0 / self.mean_age(heads).clamp(min=NEAREST)
 
     def shift(self) -> Float[Tensor, " H"]:
-        """Return the shift of each head's logits that gives the memory the teacher's mean share: Σ_t σ(logit_t + shift) = Σ_t
-        wanted_t, over the tokens at which both the memory and other pairs have weight. It is 0 for heads without such
-        tokens."""
+        """Return the shift of each head's logits at which the memory has the teacher's mean share: Σ_t σ(logit_t + shift) = Σ_t
+        wanted_t, over the tokens at which both the memory and other pairs have weight. It is 0 for heads without such tokens."""
         wanted = self.weights.sum(-1)
         choice = (self.share > 0) & (self.share < 1) & (wanted + self.outside > 0)
         whole = (wanted + self.outside).masked_fill(~choice, 1.0)

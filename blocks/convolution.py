@@ -29,8 +29,8 @@ class Convolution(Part):
 
     role: ClassVar[str] = "convolution"
     unread: ClassVar[str] = (
-        "of queries and keys the convolution feeds features only, and no memory sees them; remove `conv` (or set it to null), "
-        "or say `inputs: [v]`"
+        "of queries and keys the convolution feeds features only, and no memory reads them; remove `conv` (or set it to null), or "
+        "set `inputs: [v]`"
     )
     equation: ClassVar[str] = "q̃_t = act(Σ_δ w_δ ⊙ q_{t-δ}), 0 ≤ δ < kernel (k̃ and ṽ likewise)"
     source: ClassVar[str] = (
@@ -60,9 +60,7 @@ class Convolution(Part):
         if self.share == "qk" and not {"q", "k"} <= set(self.inputs):
             raise FieldError(f"one filter for q and k, and `inputs` has {listed}: remove `share`, or convolve both", "share")
         if self.per == "key_head" and "k" not in self.inputs:
-            raise FieldError(
-                f"says whose filters the keys have, and `inputs` has {listed}: remove `per`, or convolve k, too", "per"
-            )
+            raise FieldError(f"sets the filters of the keys, and `inputs` has {listed}: remove `per`, or convolve k, too", "per")
         return self
 
     def key_heads(self, shape: Shape) -> int:

@@ -1,6 +1,6 @@
 """Common functions of the forms on flash-linear-attention (fla): when they fit, packed documents, padding of sizes.
 
-fla's kernels take B T H D with the same number of heads in all inputs, in float32 or bfloat16, and keep states in float32.
+fla's kernels expect B T H D with the same number of heads in all inputs, in float32 or bfloat16, and keep states in float32.
 Several documents are concatenated into one row, with their bounds (``cu_seqlens``) and one state for each document.
 """
 
@@ -61,7 +61,7 @@ def fits(setting: Setting) -> str | None:
 def fits_a_step(setting: Setting) -> str | None:
     """The ``fits`` of a form of its recurrent kernels, for one token."""
     if setting.gradients:
-        return "its kernel of one token gives no gradient"
+        return "its kernel of one token has no gradient"
     if setting.shape is not None and setting.shape.state_heads and setting.shape.state_heads != setting.shape.heads:
         return "its kernel would copy a state for each of the query heads that share it"
     return one_pair_at_most(setting) or fits(replace(setting, one_token=False))

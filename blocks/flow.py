@@ -9,12 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.tensors import last_entries, may_look, where_present
 
-# Not frozen: frozen dataclasses take three times as long to create, and a decode step creates dozens. Nothing changes them.
+# Not frozen: frozen dataclasses are three times as slow to create, and a decode step creates dozens. Nothing changes them.
 
 
 @dataclass(slots=True)
 class Tokens:
-    """The tokens of one call. A row's real tokens stand first; padding, if any, stands behind them.
+    """The tokens of one call. A row has its real tokens first, and padding, if any, after them.
 
     position: place of each token in its own document, from 0.
     segment: which document of the row each token belongs to, not decreasing; 0 continues the state that was handed in, so a
@@ -105,15 +105,14 @@ class Turns(Protocol):
 
 @dataclass(slots=True)
 class Pairs:
-    """Pairs of one key and one value: those of the call, one a token, or those that fall out of a memory during it.
+    """Pairs of one key and one value: those of the call, one per token, or those that a memory evicts during it.
 
-    key: turned by ``by`` at its position (None: not at all). convolved: the key for feature maps, not turned, with its own number
-    of heads (the key itself, turned or not, where the head has no convolution). position: place in the document, -1 where there is
-    no pair; with heads where each query head has pairs of its own.
-    arrival: the column of the token at which each pair falls, not decreasing over the pairs of a row. None: pair and token
-    share their column.
-    numbers: further numbers of each pair (rates, errors), by name. of: the tokens of the call, for pairs of these tokens that have
-    not been in a memory. looked: all entries have been checked to be pairs.
+    key: rotated by ``by`` at its position (None: not rotated). convolved: the key for feature maps, not rotated, with its own
+    number of heads (if the head has no convolution, it is the key itself, rotated or not). position: position in the document, -1
+    for an absent pair; with an axis of heads if each query head has its own pairs. arrival: the column of the token at which each
+    pair is evicted, not decreasing over the pairs of a row. None: pair and token share their column. numbers: further numbers of
+    each pair (rates, errors), by name. of: the tokens of the call, for pairs of these tokens that have not been in a memory.
+    looked: all entries have been checked to be pairs.
     """
 
     key: Float[Tensor, "B E K D"]
@@ -221,12 +220,12 @@ class Mapped:
 
 @dataclass(slots=True)
 class Partial:
-    """A memory's answer: a normalised output and the natural logarithm of the mass behind it.
+    """A memory's answer: a normalised output and the natural logarithm of its mass.
 
-    lse: -inf where the memory is empty (the output is 0 there); None where no read needs it, or where the output is a raw
-        numerator without a mass, which has no bound and stays in the accumulating dtype.
-    logit: the memory's own weight in the head's read, before any sigmoid: one a head, or one a token and head. None: none.
-    maximum: the largest logit that an exact memory saw, -inf where none; None for memories that are not exact.
+    lse: -inf where the memory is empty (the output is 0 there). None if no read needs it, or if the output is a raw numerator
+    without a mass; a raw numerator has no bound and keeps the accumulating dtype. logit: the memory's own weight in the head's
+    read, before any sigmoid: one a head, or one a token and head. None: none. maximum: the largest logit that an exact memory saw,
+    -inf where none; None for memories that are not exact.
     """
 
     output: Float[Tensor, "B T H V"]

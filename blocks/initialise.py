@@ -55,8 +55,8 @@ def constant(value: float) -> Fill:
 
 
 def normal(fan_in: int) -> Fill:
-    """Return a function that draws normal numbers with standard deviation ``fan_in ** -0.5``: inputs of variance 1 give outputs
-    of variance 1."""
+    """Return a function that draws normal numbers with standard deviation ``fan_in ** -0.5``. Inputs of variance 1 then lead to
+    outputs of variance 1."""
     return partial(_normal, deviation=fan_in**-0.5)
 
 

@@ -116,11 +116,11 @@ def needs_gpu(setting: Setting) -> str | None:
     """The ``fits`` of a form that runs on Triton: on a GPU, or in Triton's interpreter."""
     if setting.device != "cuda" and not (setting.device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return "Triton runs on a GPU (or, for tests, in its interpreter: TRITON_INTERPRET=1)"
-    return None if setting.dtype in DTYPES else f"Triton's kernels do not take {setting.dtype}"
+    return None if setting.dtype in DTYPES else f"Triton's kernels do not support {setting.dtype}"
 
 
 def gently(log_decay: Tensor) -> Tensor:
-    """Return a decay in float32, limited to ``STEEPEST``, as kernels take it."""
+    """Return a decay in float32, limited to ``STEEPEST``, as kernels expect it."""
     return log_decay.float().clamp(min=STEEPEST)
 
 

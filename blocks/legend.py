@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
 
     class _Torch:
-        """Imports torch at its first use: a spec is read, checked and explained without it."""
+        """Import torch at its first use: a spec is read, checked and explained without it."""
 
         def __getattr__(self, name: str) -> Any:
             import torch
@@ -35,7 +35,7 @@ else:
             return attribute
 
     torch = _Torch()
-    # Annotations are checked where torch is there before the blocks are (the tests see to it).
+    # Annotations are checked only if torch is imported before the blocks, as the tests do.
     Tensor = sys.modules["torch"].Tensor if "torch" in sys.modules else Any
 
 __all__ = ["Bool", "Float", "Int", "Number", "Shape", "Shaped", "Tensor", "torch"]
@@ -43,10 +43,10 @@ __all__ = ["Bool", "Float", "Int", "Number", "Shape", "Shaped", "Tensor", "torch
 
 @dataclass(frozen=True)
 class Number:
-    """What travels with each pair beside its key and value: its name, and for how many heads.
+    """A number that each pair carries beside its key and value: its name, and its number of heads.
 
-    error: where a window sums it up while the pair stands there, of exact weights and the products that stand for them (B H t e
-    both); None where the pair's token brings it.
+    error: for a number that a window sums up while it holds the pair: the function of the exact weights and of the products of
+    features that approximate them (both B H t e). None if the number is computed from the pair's token.
     """
 
     name: str
@@ -60,17 +60,17 @@ class Shape:
 
     - hidden_size, heads, key_heads, head_dim: the letters C, H, K and D.
     - value_dim: the letter V: numbers of a value. 0 sets it to ``head_dim``.
-    - features, state_heads: F and N, set for what works on features.
+    - features, state_heads: F and N, set for parts that use features.
     - convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
-    - falling: pairs that fall together out of the memory above.
-    - numbers: what else travels with the pairs that a memory holds.
-    - exponential: the features are given by their logarithms.
-    - even: the largest feature of each query and key is at least 1/F, as where they add up to 1.
+    - falling: number of pairs that the memory above evicts together.
+    - numbers: further numbers that the pairs of a memory carry.
+    - exponential: features are stored as their logarithms.
+    - even: the largest feature of each query and key is at least 1/F, as for features that sum to 1.
     - signed: features can be negative.
-    - both_ways: every token sees those after it, too, so a call holds its documents whole and memories hand nothing on.
-    - window: the tokens that a query of the model's own attention sees, itself among them; None: all.
-    - softcap: the c of the model's logits c·tanh(logit / c); None where it has none.
-    - sinks: whether the model brings attention sinks.
+    - both_ways: attention is bidirectional. A call has whole documents, and memories have no state between calls.
+    - window: number of tokens that a query of the model's own attention sees, itself included; None: all.
+    - softcap: the c of the model's logits c·tanh(logit / c); None if it has none.
+    - sinks: whether the model has attention sinks.
     """
 
     hidden_size: int

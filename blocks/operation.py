@@ -1,8 +1,8 @@
 """The operation of a part in a head: its input and output ports, and the forms that compute it.
 
 A head is a graph of operations. An edge joins an output port to an input port of the same kind. A form is one way to compute an
-operation on one backend; it has a description, and says in which settings it does not fit. Forms of one operation give the same, up
-to rounding: the reference is the definition, and tests compare all others with it.
+operation on one backend; it has a description, and states in which settings it does not fit. Forms of one operation compute the
+same, up to rounding: the reference is the definition, and tests compare all others with it.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Kind(StrEnum):
 class Port:
     """One input or output of an operation. name: of the argument, or of the output.
 
-    heads, dim: the sizes of the values; None on an input that takes any. many: an input that takes several edges, as a mapping
-    by their labels. needed: whether an input must have an edge, and whether an output must be read for the part to have an effect.
-    per_token: whether each token has a value of its own, or all have the same.
+    heads, dim: the sizes of the values; None on an input of any size. many: an input with several edges, passed as a mapping by
+    their labels. needed: whether an input must have an edge, and whether an output must be read for the part to have an effect.
+    per_token: whether each token has its own value, or all have the same.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting in which an operation runs, by which a form may have to refuse. An initial state is not among them, as every form
-    takes one.
+    """The setting in which an operation runs, and for which a form may not fit. An initial state is not part of it, as every form
+    accepts one.
 
     - one_token: the call is a step of decode.
     - documents: a row holds several.
@@ -87,9 +87,9 @@ class Setting:
 
     Of a memory:
 
-    - every_pair: it sees each token's pair as it comes.
-    - sifted: a memory above it keeps some tokens' pairs for good.
-    - one_pair: at most one pair falls into it at a token.
+    - every_pair: it receives each token's pair at that token.
+    - sifted: a memory above it keeps the pairs of some tokens permanently.
+    - one_pair: it receives at most one pair at a token.
     - needs_mass, needs_maximum: a read needs its lse, or its largest logit.
     - capped: the model caps its logits.
     """
@@ -121,8 +121,8 @@ def one_size(setting: Setting) -> str | None:
 
 
 def one_pair_at_most(setting: Setting) -> str | None:
-    """The ``fits`` of a form that takes at most one pair a token."""
-    return None if setting.one_pair else "several pairs may fall in at a token"
+    """The ``fits`` of a form that supports at most one pair per token."""
+    return None if setting.one_pair else "several pairs may arrive at a token"
 
 
 def anywhere(setting: Setting) -> str | None:
@@ -139,14 +139,15 @@ def nothing_missing() -> str | None:
 class Form:
     """One way to compute an operation.
 
-    - says: its description, in words.
+    - says: its description, for users.
     - run: called with the part's parameters, the ``Call`` and the inputs by name; returns the operation's outputs, in the order of
       its ports, and the new state.
     - fits: the reason why it cannot run in a setting, or None.
-    - decode: it is only for calls of one token.
+    - decode: True if it is only for calls of one token.
     - missing: a message on the packages that it needs and that are not installed, or None.
     - refuses: its ``run`` may raise ``Refused`` of ``blocks.kernels``, with nothing changed; then the next form runs.
-    - picks: for a form of PyTorch, the kernels that PyTorch picks for it on a GPU, which are the wanted ones there.
+    - picks: for a form of PyTorch, the kernels that PyTorch selects itself on a GPU. These are fast there, so no other form is
+      tried.
     - by_rank: for a recurrence with another kernel for each rank of decay (none, head, channel), the descriptions by rank.
     """
 
@@ -175,7 +176,7 @@ class Slot:
         return self.shape[:1] == (0,)
 
     def bytes(self, pair_bytes: int, state_bytes: int = 4) -> int:
-        """Bytes of one batch row, where one number of a pair (of a state) takes ``pair_bytes`` (``state_bytes``)."""
+        """Return the bytes of one batch row. pair_bytes, state_bytes: the bytes of one number of a pair, and of a state."""
         return math.prod(self.shape) * {"pairs": pair_bytes, "state": state_bytes, "int64": 8}[self.dtype]
 
 
@@ -193,7 +194,7 @@ class Operation:
 class Call:
     """The arguments of an operation beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the
     first of its heads in it. in_place: the state may be written over. needs_mass: a read needs this memory's lse. turned: a cache
-    of the call's turned queries, by position, as several operations need the same.
+    of the call's rotated queries, by rotation, as several operations need the same.
     """
 
     tokens: Tokens
@@ -205,7 +206,8 @@ class Call:
     turned: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def turn(self, query: Float[Tensor, "B T H D"], by: Turns) -> Float[Tensor, "B T H D"]:
-        """The queries, turned by ``by`` at the positions of the tokens; cached, as several operations turn the same ones."""
+        """Return the queries, rotated by ``by`` at the positions of the tokens. The result is cached, as several operations need
+        the same."""
         base = by.base
         last = self.turned.get(base)
         if last is None or last[0] is not query:

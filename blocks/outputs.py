@@ -23,7 +23,7 @@ class Output(Part):
 
     role: ClassVar[str] = "output"
     normalises: ClassVar[bool]
-    """The answer's own size is taken out of it."""
+    """Divides the output by its own size."""
 
     def operation(self, shape: Shape) -> Operation:
         answer = Port("output", Kind.OUTPUT, shape.heads, shape.value_dim)
@@ -36,7 +36,7 @@ class Output(Part):
     def finish(
         self, parameters: Parameters, output: Float[Tensor, "B T H V"], hidden: Float[Tensor, "B T C"]
     ) -> Float[Tensor, "B T H V"]:
-        """What goes into the output projection."""
+        """Return the input of the output projection."""
         raise NotImplementedError
 
 

@@ -37,8 +37,8 @@ LARGEST = 2**24
 
 @dataclass(frozen=True)
 class PartOrigin:
-    """Where a part from outside comes from. package, version: of the installed distribution, if any. sha256: of the file, where no
-    distribution has it. path: of that file here."""
+    """The origin of a part of another package or file. package, version: of the installed distribution, if any. sha256: of the
+    file, where no distribution has it. path: of that file here."""
 
     module: str
     package: str | None = None
@@ -217,7 +217,7 @@ def _origin_of_file(part: type[Part]) -> PartOrigin:
 
 def _reason(error: BaseException) -> str:
     """The file and line of an error, its type and its message, on one line."""
-    message = " ".join(str(error).split()) or "no reason is given"
+    message = " ".join(str(error).split()) or "without a reason"
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]

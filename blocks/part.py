@@ -1,7 +1,6 @@
-"""What a part is: a closed, frozen schema with the mathematics beside it.
-
-A part declares its parameters and its state before anything is built, and computes with plain functions of tensors: parameters
-and state go in, outputs and the new state come out. It owns no tensor, so a spec can be checked and explained without torch.
+"""The base of all parts: a closed, frozen schema with its mathematics. A part declares its parameters and its state before anything
+is built, and computes with plain functions of tensors: their arguments are parameters and state, and they return outputs and the
+new state. A part owns no tensor, so a spec can be checked and explained without torch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Parameters = Mapping[str, "Tensor"]
 
 
 class Closed(BaseModel):
-    """A frozen schema that refuses keys it does not know."""
+    """A frozen schema that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True)
 
@@ -73,7 +72,7 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Shown:
-    """Numbers that a part shows of itself, the names of their axes, and their meaning.
+    """Numbers that describe a part for `compose inspect`, the names of their axes, and their meaning.
 
     Where the first axis is "token", the batch rows come before it; otherwise the numbers depend on the parameters alone.
     """
@@ -97,7 +96,7 @@ class Part(Closed):
     change, a model that is built anew keeps its values."""
     idle: ClassVar[bool] = False
     """It leaves everything as it is, so that words and pictures leave it out."""
-    unread: ClassVar[str] = "nothing in this head reads what it gives; remove it"
+    unread: ClassVar[str] = "nothing in this head reads its output; remove it"
     """The message for a head in which nothing reads the part's output."""
 
     @property
@@ -122,7 +121,7 @@ class Part(Closed):
         return {}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """The tensors of the state, which go from call to call, by name, for one batch row."""
+        """Return the tensors of the state, which is passed from call to call, by name, for one batch row."""
         return {}
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
@@ -151,12 +150,12 @@ class Unnamed(Part):
 
 
 def bare(value: Any) -> Any:
-    """A bare word ``x`` stands for ``{kind: x}``."""
+    """Read a word ``x`` as ``{kind: x}``."""
     return {"kind": value} if isinstance(value, str) else value
 
 
 def in_order(inputs: tuple[Word, ...], known: Iterable[str]) -> tuple[Word, ...]:
-    """The names of a user's list in the order of ``known``. Raises ValueError where a name stands twice."""
+    """Return the names of a user's list in the order of ``known``. Raise ValueError if a name occurs twice."""
     if len(set(inputs)) < len(inputs):
         raise ValueError("names an input twice")
     return tuple(sorted(inputs, key=list(known).index))

@@ -29,14 +29,14 @@ class Bound:
 class Pattern:
     """Neighbouring operations that one form computes together.
 
-    - nodes: whether a part can be each of them, by a name of the pattern's own, in the order of the flow.
+    - nodes: for each operation, by a name inside the pattern, whether a part can be it; in the order of the flow.
     - edges: (start, end, kind) between them.
-    - forms: made from the parts that were found, by those names. Their ``run`` is called with the bound parts and the inputs, both
-      by those names, and returns what each operation's own form would: outputs and state, in the order of ``nodes``.
+    - forms: made from the matching parts, by these names. Their ``run`` is called with the bound parts and the inputs, both by
+      these names, and returns what the operations' own forms would return: outputs and state, in the order of ``nodes``.
     - leader: the name of the operation whose setting the forms must fit; left out, the first.
-    - whole: no other operation reads what those before the last give, and the last takes no other partials; so the forms need not
-      return it.
-    - where: called with the operations' options in a head, by those names; False where the pattern does not apply.
+    - whole: no other operation reads the outputs of the operations before the last, and the last reads no other partials; so the
+      forms need not return these outputs.
+    - where: called with the operations' options in a head, by these names; False if the pattern does not apply.
     """
 
     nodes: Mapping[str, Callable[[Part], bool]]

@@ -1,4 +1,4 @@
-"""Where a token stands: how queries and keys are turned before they meet."""
+"""Position embeddings: how queries and keys are rotated before their product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blocks.tensors import has_numbers
 
 
 class Turning(Protocol):
-    """How a model turns queries and keys. Layers with one and the same turn alike.
+    """The rotary embedding of a model. Layers with the same object rotate alike.
 
     by_call: its tables depend on all positions of a call.
     """
@@ -28,7 +28,7 @@ class Turning(Protocol):
         ...
 
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """The states B T H D, turned."""
+        """Return the states B T H D, rotated."""
         ...
 
 
@@ -44,7 +44,7 @@ class Llama3Scaling(Closed):
 
 
 class Position(Part):
-    """Turns queries and keys by where they stand."""
+    """Rotates queries and keys by their positions."""
 
     role: ClassVar[str] = "position"
 
@@ -64,37 +64,39 @@ class Position(Part):
         return False
 
     def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
-        """The same, with what it leaves to the source model written out. theta None: the model turns in a way of its own."""
+        """Return the same position with the source model's values in place of fields that are left out. theta None: the model has
+        another kind of rotation."""
         return self
 
     def within(self, turning: Turning | None) -> Position:
-        """The same in a layer that turns so itself; None: it does not turn."""
+        """Return the same position in a layer with this rotary embedding; None: the layer has none."""
         return self
 
     @property
     def base(self) -> tuple[object, ...]:
-        """What tells turns from each other: two positions of one base turn alike, and one of none turns nothing."""
+        """The identity of the rotation: two positions with the same base rotate alike, and one with an empty base does not
+        rotate."""
         return ()
 
     @property
     def description(self) -> str:
-        """What turns queries and keys, in words; empty where nothing does."""
+        """The rotation in words; empty if there is none."""
         return ""
 
     def rotate(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
-        """``states`` as they stand at these positions."""
+        """Return ``states`` rotated to these positions."""
         raise NotImplementedError
 
     def turned_back(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
-        """What ``rotate`` was given, of what it gave."""
+        """Undo ``rotate``."""
         return states
 
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
-        """``states`` as they stand at the tokens of a call."""
+        """Return ``states`` rotated to the positions of a call's tokens."""
         return self.rotate(states, tokens.position)
 
 
@@ -128,7 +130,7 @@ class Rope(Position):
     def misfit(self, shape: Shape) -> Problem | None:
         if shape.head_dim % 2 == 0:
             return None
-        return f"rope turns pairs of coordinates, and the head dimension is {shape.head_dim}; say `position: none`", ()
+        return f"rope rotates pairs of coordinates, and the head dimension {shape.head_dim} is odd; set `position: none`", ()
 
     def on(self, theta: float | None, scaling: Llama3Scaling | None) -> Self:
         return (
@@ -167,19 +169,19 @@ class Rope(Position):
     def rotate(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
-        """Turn each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
+        """Rotate each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
         return _turned(states, *self._table(position, states))
 
     def turned_back(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
-        """Cosines and sines are rounded, so their squares do not add up to 1: the way back divides by what they do add up to."""
+        """Undo ``rotate``. Cosines and sines are rounded, so their squares do not sum to 1: the result is divided by their sum."""
         wide = torch.promote_types(states.dtype, torch.float32)
         cosine, sine = (table.to(wide) for table in self._table(position, states))
         return (_turned(states.to(wide), cosine, -sine) / (cosine.square() + sine.square())).to(states.dtype)
 
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
-        """The same at the tokens of a call; what it takes of them is computed once a call, for all layers."""
+        """The same at the tokens of a call. The tables are computed once per call, for all layers."""
         key = (*self.base, states.shape[-1], states.dtype)
         return _turned(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
 
@@ -208,7 +210,7 @@ def _frequencies(rope: Rope, head_dim: int, device: torch.device) -> Float[Tenso
 
 @functools.lru_cache
 def _frequencies_once(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
-    # Whoever asks first may do so in inference mode, or where tensors are made on another device.
+    # The first caller may be in inference mode, or inside a context with another default device.
     with torch.inference_mode(mode=False), torch.device("cpu"):
         return _frequencies(rope, head_dim, device)
 
@@ -221,7 +223,7 @@ def _turned(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> F
 class HostRotation(Unnamed, Position):
     """The rotation of the model around a head, by its own code: scaled, of a part of the coordinates, of neighbours or of halves.
 
-    No spec writes this part: it stands in the place of a ``rope`` without ``theta`` once a head is in a model.
+    No spec has this part. It replaces a ``rope`` without ``theta`` when a head is put into a model.
     """
 
     equation: ClassVar[str] = "R_t q, R_s k"
@@ -248,15 +250,15 @@ class HostRotation(Unnamed, Position):
     def rotate(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
-        """``states`` as they stand at these positions."""
+        """Return ``states`` rotated to these positions."""
         flat, table = self._flat(states, position)
         return self.turning.apply(flat, *table).view(states.shape)
 
     def turned_back(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
-        """Tables are rounded, and some models scale them, so that a turn forth and back is not 1: the way back divides by what it
-        is."""
+        """Undo ``rotate``. Tables are rounded, and some models scale them, so that a rotation forth and back is not 1: the result
+        is divided by its value."""
         wide = torch.promote_types(states.dtype, torch.float32)
         flat, table = self._flat(states, position)
         flat, (cosine, sine), turn = flat.to(wide), (tensor.to(wide) for tensor in table), self.turning.apply
@@ -264,7 +266,7 @@ class HostRotation(Unnamed, Position):
         return (turn(flat, cosine, -sine) / forth_and_back).to(states.dtype).view(states.shape)
 
     def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
-        """The same at the tokens of a call; its tables are computed once a call, for all layers that turn alike."""
+        """The same at the tokens of a call. The tables are computed once per call, for all layers that rotate alike."""
         return self.turning.apply(states, *self._tables(states, tokens))
 
     def _tables(self, states: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
@@ -280,7 +282,7 @@ class HostRotation(Unnamed, Position):
         return tokens.tables[key]
 
     def _flat(self, states: Tensor, position: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """With heads that have positions of their own as tokens."""
+        """Return the states with heads as tokens if each head has its own positions."""
         flat = states if position.dim() == 2 else states.flatten(1, 2).unsqueeze(2)
         return flat, self.turning.tables(position.flatten(1), states)
 

@@ -1,4 +1,4 @@
-"""Norms of queries and keys as they are projected: all that comes after them, exact memories too, sees them so."""
+"""Norms of queries and keys after their projection: all later parts, exact memories too, read the normalised ones."""
 
 from __future__ import annotations
 
@@ -69,10 +69,8 @@ class RootMeanSquare(QueryKeyNorm):
 
 
 class Length(QueryKeyNorm):
-    """Length 1, times one number a head, 1 at the start.
-
-    Before exact memories, which go on to divide by √D, attention therefore starts flat: no logit is beyond 1 / √D, 0.125 at 64,
-    until the two numbers have grown.
+    """Length 1, times one number per head, 1 at the start. With exact memories, which also divide by √D, attention is nearly
+    uniform at the start: no logit exceeds 1 / √D, 0.125 at D = 64, before the two numbers have grown.
     """
 
     equation: ClassVar[str] = "q̂ = q / √(‖q‖² + ε) · s_q (k̂ likewise)"

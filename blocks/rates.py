@@ -1,4 +1,4 @@
-"""How strongly the delta rule writes a pair: one number a token, which the pair carries with it wherever it falls."""
+"""The write strength of the delta rule: one number per token, which is stored with the pair when memories evict it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blocks.tensors import accumulating, affine
 
 
 class Rate(Part):
-    """β_t of the token that brings the pair."""
+    """Return β_t of the pair's token."""
 
     role: ClassVar[str] = "rate"
 
@@ -46,7 +46,7 @@ class Learned(Rate):
     incidental: ClassVar[frozenset[str]] = frozenset({"bias"})
     kind: Literal["learned"] = "learned"
     largest: Annotated[Literal[1, 2], Whole] = 1
-    """2 lets the state turn over what a key finds, not only replace it."""
+    """With 2, the state can also reverse the sign of the value of a key. With 1, it can only replace the value."""
     bias: float = 0.0
     """b at the start."""
     per: Per = "query_head"

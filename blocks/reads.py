@@ -16,7 +16,7 @@ from blocks.tensors import accumulating, as_dtype
 
 
 class TakesPartials(Part):
-    """What it asks of the memories whose answers it takes."""
+    """The requirements of a read on the memories whose partials it combines."""
 
     leaves_masses_out: ClassVar[bool] = False
     """Memories are weighed by their logits alone, so it needs no mass."""
@@ -28,7 +28,7 @@ class TakesPartials(Part):
 
 
 class Read(TakesPartials):
-    """Takes the partials of several memories and gives the head's output."""
+    """Combines the partials of several memories into the head's output."""
 
     role: ClassVar[str] = "read"
     takes_raw: ClassVar[bool] = False

@@ -1,7 +1,6 @@
-"""The parts of each role, by kind: those of this project, and those that other packages and files add.
-
-A role is also the annotation of a field that takes any of its parts: ``gate: GateConfig``, where ``GateConfig`` is
-``Annotated[Gate, GATES]``. pydantic reads such a field as a union of the role's parts that is discriminated by ``kind``.
+"""The parts of each role, by kind: those of this project, and those that other packages and files add. A role is also the
+annotation of a field that accepts any of its parts: ``gate: GateConfig``, where ``GateConfig`` is ``Annotated[Gate, GATES]``.
+pydantic reads such a field as a union of the role's parts that is discriminated by ``kind``.
 
 The kinds of this project have no dot, and those from outside have one or more: ``mypackage.mygate``. So the two never clash.
 """
@@ -109,8 +108,8 @@ def add_parts(parts: Iterable[type[Part]], roles: Mapping[str, Role]) -> None:
             other = kinds.get((role.name, kind)) or role.outside.get(kind)
             if other is not None and other is not part:
                 raise RegistrationError(
-                    f"the kind `{kind}` is registered already, by {other.__qualname__} in {other.__module__}: give "
-                    f"{part.__qualname__} in {part.__module__} another kind"
+                    f"the kind `{kind}` is registered already, by {other.__qualname__} in {other.__module__}. Choose another kind "
+                    f"for {part.__qualname__} in {part.__module__}"
                 )
             kinds[role.name, kind] = part
         new = {key: part for key, part in kinds.items() if key[1] not in roles[key[0]].outside}
@@ -136,7 +135,8 @@ def _role_of(part: type[Part], roles: Mapping[str, Role]) -> Role:
 
 
 def rebuild_schemas() -> None:
-    """Build anew the schemas that contain a role, so that they know its new parts. Schemas that have not been used yet are left."""
+    """Rebuild the schemas that contain a role, so that they accept its new parts. Schemas that were not used yet need no
+    rebuild."""
     done: dict[type[BaseModel], bool] = {}
     for model in _subclasses(Closed):
         _rebuild(model, done)

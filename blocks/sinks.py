@@ -1,4 +1,4 @@
-"""Attention sinks that the model around a head brings: of each head, a logit that nothing stands behind."""
+"""Attention sinks of the model around a head: one logit per head, without a value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sinks(Unnamed, TakesPartials):
         self, parameters: Parameters, call: Call, *, partial: Partial, sinks: Float[Tensor, " H"]
     ) -> tuple[tuple[Partial], State]:
         """A memory that is empty answers 0, and keeps the mass of the sink."""
-        assert partial.lse is not None, "the memory was asked for its mass"
+        assert partial.lse is not None, "needs_mass was set for the memory"
         sinks = sinks.to(accumulating(sinks.dtype))
         share = torch.sigmoid(partial.lse - sinks)[..., None].to(partial.output.dtype)
         return (replace(partial, output=partial.output * share, lse=torch.logaddexp(partial.lse, sinks)),), {}

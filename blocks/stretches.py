@@ -1,4 +1,5 @@
-"""Documents cut into stretches of bounded length: a long one keeps many processors busy, and many short ones take few launches."""
+"""Documents cut into stretches of bounded length: a long document is spread over many processors, and many short ones need few
+launches."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def filtered(
     tokens: Tokens,
     earlier: Float[Tensor, "B P h D"],
 ) -> tuple[Tensor, Tensor]:
-    """The filtered inputs, and the last ``kernel - 1`` inputs, which the next call takes as ``earlier``.
+    """Return the filtered inputs, and the last ``kernel - 1`` inputs, which are ``earlier`` of the next call.
 
     The last tap is the current token's. The inputs' heads or the filters' are repeated, whichever are fewer.
     """
@@ -82,7 +82,8 @@ def filtered_by_kernel(
     tokens: Tokens,
     earlier: Float[Tensor, "B P h D"],
 ) -> tuple[Tensor, Tensor]:
-    """The same in one pass, by fla's kernel: the earlier inputs stand before the others, as tokens whose outputs nobody takes."""
+    """The same in one pass, by fla's kernel: the earlier inputs are placed before the others, as tokens whose outputs are
+    discarded."""
     past = earlier.shape[1]
     extended = torch.cat((earlier, inputs), dim=1)
     heads = max(weight.shape[0], inputs.shape[2])

@@ -11,7 +11,7 @@ def has_numbers(tensor: Tensor) -> bool:
 
 
 def settled(condition: bool) -> bool:
-    """What is said of a length, as True or False: a compiler that has a symbol for the length decides at the branch."""
+    """Return a symbolic bool as a Python bool. This specialises the compiled graph on its value."""
     return True if condition else False  # noqa: SIM210
 
 
@@ -21,13 +21,13 @@ def may_look(tensor: Tensor) -> bool:
 
 
 def derives_by_hand(tensor: Tensor) -> bool:
-    """Whether a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms take
-    many small products, which are slow on a GPU and which a compiler cannot trace."""
+    """Whether a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms
+    compute many small products, which are slow on a GPU, and a compiler cannot trace them."""
     return torch.is_grad_enabled() and may_look(tensor)
 
 
 def all_present(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
-    """Whether each is known to be a pair."""
+    """Whether all entries are known to be pairs."""
     return may_look(position) and int(position.min()) >= 0
 
 
@@ -42,7 +42,7 @@ def least_mass(dtype: torch.dtype) -> float:
 
 
 def as_dtype(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """The states in a dtype. Where they have it already, ``to`` is not called, which takes longer than the comparison."""
+    """Return the states in a dtype. If they have it already, ``to`` is not called: the call is slower than the comparison."""
     return states if states.dtype == dtype else states.to(dtype)
 
 
@@ -57,7 +57,7 @@ def affine(
 
 
 def with_ones(value: Float[Tensor, "B E K V"]) -> Float[Tensor, "B E K V+1"]:
-    """Values with a one behind each, whose sum is the mass."""
+    """Return the values with an appended 1, whose sum is the mass."""
     return torch.nn.functional.pad(value, (0, 1), value=1.0)
 
 
@@ -87,7 +87,8 @@ def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:
 
 
 def repeat_heads(states: Tensor, heads: int, dim: int = 2) -> Tensor:
-    """Give every query head its key head's entry: ``B T K ...`` to ``B T H ...``, head h from h // (H // K). dim: that of heads."""
+    """Repeat each key head's entry for its query heads: ``B T K ...`` to ``B T H ...``, head h from h // (H // K). dim: that of
+    heads."""
     return states if states.shape[dim] == heads else states.repeat_interleave(heads // states.shape[dim], dim=dim)
 
 

@@ -1,7 +1,7 @@
-"""Pairs that fall several at a token, laid out one after the other, so that every recurrence can take them one by one.
+"""Several pairs per token as a sequence with one pair at a time, so that every recurrence can process them.
 
-A row's tokens and pairs become columns of one line: the pairs that fall at a token stand before it, in their order. Decay and new
-documents apply at the first column of each such group; a pair's column has no query, and a token's column no pair.
+A row's tokens and pairs become columns of one line: the pairs that are evicted at a token are before it, in their order. Decay and
+new documents apply at the first column of each such group; a pair's column has no query, and a token's column no pair.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Timeline:
     token_column: Int[Tensor, "B T"]
     pair_column: Int[Tensor, "B E"]
     pairs_first: Bool[Tensor, "B T"]
-    """Whether pairs stand before a token: time has passed at the first of them."""
+    """Whether pairs precede a token: the first of them then has the token's decay."""
     starts: Bool[Tensor, "B E"]
-    """Whether a pair is the first to fall at its token."""
+    """Whether a pair is the first one evicted at its token."""
     arrival: Int[Tensor, "B E"]
 
     def of_tokens(self, states: Shaped[Tensor, "B T ..."]) -> Shaped[Tensor, "B M ..."]:
@@ -51,7 +51,8 @@ class Timeline:
 
 
 def timeline(tokens: Tokens, pairs: Features) -> Timeline:
-    """The line of ``tokens`` and of the pairs that fall during them. Pairs that are absent in all heads have any column."""
+    """Return the line of ``tokens`` and of the pairs that are evicted at them. Pairs that are absent in all heads have any
+    column."""
     assert pairs.arrival is not None
     length, arrival = tokens.position.shape[1], pairs.arrival.clamp(0, tokens.position.shape[1] - 1)
     order = torch.arange(arrival.shape[1], device=arrival.device)

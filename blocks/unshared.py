@@ -21,13 +21,13 @@ NAMES: Mapping[KeyOrValue, tuple[str, Kind]] = {"k": ("key", Kind.KEY), "v": ("v
 class Copies(Part):
     """A copy of the shared projection for each query head, kept as its difference from the shared one, which is 0 at the start.
 
-    So the head starts as the function that it was, on every model: nothing of the trunk is copied, and the shared projection still
-    learns with adapters on it. Where a model norms or clips its keys, the difference comes after that. All that follows, states
-    too, has as many key heads as query heads.
+    So the head starts as the same function, on every model. Nothing of the trunk is copied, and the shared projection still learns,
+    also by adapters. If a model norms or clips its keys, the difference is added after that. All later parts, states too, have as
+    many key heads as query heads.
     """
 
     role: ClassVar[str] = "unshare"
-    unread: ClassVar[str] = "latents have no keys; say `inputs: [v]`, or remove `unshare` (or set it to null)"
+    unread: ClassVar[str] = "latents have no keys; set `inputs: [v]`, or remove `unshare` (or set it to null)"
     equation: ClassVar[str] = "k_h = k_{g(h)} + x_t Δ_h, Δ_h = W_h - W_{g(h)}: C × D (v likewise)"
     source: ClassVar[str] = "Ainslie et al. 2023, arXiv:2305.13245, section 2.1, the other way round"
     kind: Literal["copies"] = "copies"

@@ -1,4 +1,4 @@
-"""Where a token stands, told to the values: for memories whose weights know no distance."""
+"""Positions of tokens in the values: for memories whose weights do not depend on distance."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from blocks.tensors import accumulating, repeat_heads
 
 
 class Vapor(Part):
-    """Value acting positional rotations: a value enters as R^-s v_s, and what leaves at t is turned by R^t.
-
-    What reaches t from s is then R^(t-s) v_s, whatever the weights. R turns each pair of coordinates i and i + V/2 of a key
-    head by an angle of its own, which is learned; query heads turn as their key head does.
+    """Value acting positional rotations: a value enters as R^-s v_s, and the output at t is rotated by R^t. The contribution of s
+    to t is then R^(t-s) v_s, for any weights. R rotates each pair of coordinates i and i + V/2 of a key head by its own angle,
+    which is learned; query heads have the rotation of their key head.
     """
 
     role: ClassVar[str] = "value position"
@@ -33,7 +32,10 @@ class Vapor(Part):
     def misfit(self, shape: Shape) -> Problem | None:
         if shape.value_dim % 2 == 0:
             return None
-        return f"vapor turns pairs of coordinates, and values have {shape.value_dim} coordinates; remove it, or make these even", ()
+        return (
+            f"vapor rotates pairs of coordinates, and values have {shape.value_dim} coordinates; remove it, or make these even",
+            (),
+        )
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """ω in radians a position, one a pair of coordinates and key head."""
@@ -79,7 +81,7 @@ def _rope_frequencies(tensor: Tensor, _generator: torch.Generator | None, *, the
 def _turned(
     states: Float[Tensor, "B T H V"], frequency: Float[Tensor, "K half"], position: Int[Tensor, "B T"]
 ) -> Float[Tensor, "B T H V"]:
-    """Turn each pair of coordinates by its frequency times the position; computed in the accumulating dtype."""
+    """Rotate each pair of coordinates by its frequency times the position, in the accumulating dtype."""
     dtype = accumulating(states.dtype)
     angles = repeat_heads(position[..., None, None].to(dtype) * frequency.to(dtype), states.shape[2])
     cosine, sine = angles.cos(), angles.sin()

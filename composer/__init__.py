@@ -122,7 +122,7 @@ registration.register()
 
 
 def __getattr__(name: str) -> Any:
-    # The functions come at their first use, so that the command line can answer Ctrl-C from its first moment.
+    # The functions are imported at their first use, so that the command line can handle Ctrl-C from the start.
     own = _AS_COMMANDS.get(name, name)
     if own not in _ROOM_OF:
         raise AttributeError(f"module 'composer' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The functions behind the command line, which ``import composer`` exports."""
+"""The functions of the command line, which ``import composer`` exports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = ["SpecLike", "build", "build_folder", "explain", "load", "load_spec", 
 
 
 def specs_of(specs: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
-    """One spec, or several. What is neither counts as one, and reading it says what a spec is."""
+    """Return one spec or several as a list. Another value is returned as one spec, so that reading it raises the error."""
     if isinstance(specs, Spec | str | os.PathLike | Mapping) or not isinstance(specs, Iterable):
         return (specs,)
     return tuple(specs)
@@ -317,6 +317,6 @@ def check_origin(source: object, fresh: bool, revision: str | None) -> None:
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
     if source is None and not fresh:
-        raise BuildError("nothing says what to build from: --from SOURCE, or --fresh, which takes the spec's own trunk")
+        raise BuildError("no source is named: set --from SOURCE, or --fresh, which uses the spec's own trunk")
     if fresh and revision is not None:
         raise BuildError("--revision is for a source of the Hub, and --fresh has no source: leave one of them out")

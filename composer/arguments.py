@@ -39,10 +39,10 @@ def several(references: Reference | Sequence[Reference] | None) -> tuple[str, ..
 
 
 def check_known(option: str, word: str, known: Iterable[str], refusal: type[ComposerError] = ComposerError) -> None:
-    """Raises ``refusal`` for a word that is not in ``known``."""
+    """Raise ``refusal`` for a word that is not in ``known``."""
     known = list(known)
     if word not in known:
-        raise refusal(f"{option}: {brief(word)} is not known{nearest(word, known) or '.'} Known: {', '.join(known)}.")
+        raise refusal(f"{option}: {brief(word)} is unknown{nearest(word, known) or '.'} Known: {', '.join(known)}.")
 
 
 def named_dtype(dtype: object, refusal: type[ComposerError] = ComposerError) -> Dtype | None:
@@ -78,7 +78,7 @@ def _check_argument(name: str, value: object, annotation: str) -> None:
             items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
             for item in items:
                 if not isinstance(item, str | bytes | int | float | Collection | None):
-                    name_of(item)  # which says what to do with a model in memory
+                    name_of(item)  # the message explains what to do with a model in memory
         words = " or ".join(dict.fromkeys(_in_words(alternative) for alternative in alternatives))
         raise ComposerError(f"{name}: expected {words}, got {brief(value)}")
     _check_text(name, value, is_path=bool(_PATHS.intersection(alternatives)))

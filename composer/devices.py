@@ -48,7 +48,8 @@ def check_place(device: str) -> None:
 
 @contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
-    """Random numbers of the CPU and of the device from ``seed``, for the block; afterwards the caller's go on as before it."""
+    """Seed the random numbers of the CPU and of the device for the block. Afterwards the caller's random numbers continue
+    unchanged."""
     import torch
 
     with torch.random.fork_rng([] if device == "cpu" else [device]):
@@ -80,11 +81,11 @@ def device_name(device: str) -> str:
 
 
 class NoRoom(Exception):
-    """Memory has run out, which the caller knows a way around."""
+    """Memory has run out, and the caller has a remedy."""
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out."""
+    """Whether an error means that memory has run out."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -106,7 +107,8 @@ def room(refusal: Callable[[], Exception] = NoRoom) -> Iterator[None]:
 def room_for(
     what: str, remedy: str | Callable[[], str], refusal: type[ComposerError] = ComposerError
 ) -> AbstractContextManager[None]:
-    """``room`` that says where, or in doing what, memory ran out, and what to do. remedy: that, or what says it then."""
+    """``room`` with a message: where memory ran out, or during which work, and what to do. remedy: the advice, or a function that
+    returns it."""
     return room(lambda: refusal(f"Out of memory {what}. {remedy if isinstance(remedy, str) else remedy()}"))
 
 
@@ -114,11 +116,11 @@ def check_memory(needed: int, what: str) -> None:
     """Raises BuildError, before anything is allocated, where memory does not suffice for ``needed`` bytes."""
     free = free_memory()
     if needed > free:
-        raise BuildError(f"No memory for {what}: that takes {needed:,} bytes, and {free:,} are free.")
+        raise BuildError(f"Not enough memory for {what}: it needs {needed:,} bytes, and {free:,} are free.")
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: of the machine, of its control group, and of its own limit."""
+    """Bytes that this process may still allocate: of the machine, of its control group, and of its own limit."""
     import psutil
 
     rooms = [psutil.virtual_memory().available + psutil.swap_memory().free, _left_in_group()]
@@ -162,7 +164,7 @@ def keep_freed_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        # What glibc's own adjustment ends with, which a threshold that is set turns off.
+        # The final value of glibc's own adjustment, which is disabled once a threshold is set.
         library.mallopt(TRIM_THRESHOLD, 2 * LARGEST)
         give_back()
 

@@ -1,4 +1,4 @@
-"""Errors that a user can mend. Each says what is wrong, where, what was expected and what to do; the command line exits with 2."""
+"""Errors that a user can fix. Each states what is wrong, where, what was expected and what to do. The command line exits with 2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mistake:
     path: str | None = None
 
     def __str__(self) -> str:
-        """``file:line:column  path: message``, without the parts that are not known."""
+        """``file:line:column path: message``, without unknown elements."""
         spot = f"{self.path}: {self.message}" if self.path else self.message
         where = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
         return spot if where is None else f"{where}  {spot}"
@@ -48,7 +48,7 @@ LONGEST_MISTAKE, LONGEST_MESSAGE = 2_000, 50_000
 class SpecError(ComposerError):
     """The YAML document is not a spec. The message names file, line, column and path, and so do its mistakes, as fields.
 
-    Of many mistakes it has the first, and a last one that says how many more there are.
+    Of many mistakes it has the first ones, and a last one with the number of the others.
     """
 
     def __init__(self, *mistakes: Mistake | str) -> None:
@@ -97,7 +97,7 @@ def mistakes_of(error: Exception) -> tuple[Mistake, ...]:
 
 
 class SourceError(ComposerError):
-    """The model to build from cannot be read, or is of a family that no converter knows."""
+    """The model to build from cannot be read, or no converter supports its family."""
 
 
 class BuildError(ComposerError):
@@ -129,31 +129,31 @@ class ExportError(ComposerError):
 
 
 class TaskError(ComposerError):
-    """A task cannot be written as asked: too few tokens, a tokenizer without its words, or a file of texts that is not there."""
+    """A task cannot write its samples: too few tokens, a tokenizer without its words, or a missing file of texts."""
 
 
 class DataError(ComposerError):
-    """Texts to train or evaluate on cannot be read, or are not what was asked for."""
+    """Texts to train or evaluate on cannot be read, or do not fit the options."""
 
 
 class EvaluationError(ComposerError):
-    """Models cannot be evaluated as asked, or the output folder holds another evaluation."""
+    """Models cannot be evaluated with these options, or the output folder has another evaluation."""
 
 
 class AblationError(ComposerError):
-    """Variants cannot be compared as asked, or the output folder holds something else."""
+    """Variants cannot be compared with these options, or the output folder has other files."""
 
 
 class SelectionError(ComposerError):
-    """Layers cannot be chosen as asked, or the output folder holds something else."""
+    """Layers cannot be chosen with these options, or the output folder has other files."""
 
 
 class BenchError(ComposerError):
-    """Models cannot be timed as asked, or the output folder holds something else."""
+    """Models cannot be timed with these options, or the output folder has other files."""
 
 
 class InspectionError(ComposerError):
-    """A model cannot be inspected as asked, or the output folder holds something else."""
+    """A model cannot be inspected with these options, or the output folder has other files."""
 
 
 def name_of(reference: object) -> str:
@@ -174,10 +174,9 @@ def system_message(error: OSError) -> str:
 
 
 def in_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function, whose ConverterErrors are raised as SourceErrors, and whose errors of named files as ComposerErrors.
-
-    Readers and writers raise errors of their own, which say what to do. This is for files that no code expects to fail, such as
-    those in a folder that the user may not search.
+    """Wrap a function: raise its ConverterErrors as SourceErrors, and its OSErrors of named files as ComposerErrors. Readers and
+    writers raise their own errors, which state what to do. The wrapper is for files that no code expects to fail, such as those in
+    a folder that the user may not search.
     """
 
     @wraps(function)

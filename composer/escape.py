@@ -1,7 +1,6 @@
-"""Escapes for text that comes from files, names and models, where it leaves for a terminal, JSON, Markdown or HTML.
-
-A terminal obeys control sequences, and reorders or hides text at Unicode's format characters. Each such character is written as
-Python writes it in a string: ``\\x1b``, ``\\u202e``, ``\\ud800``. Newlines and tabs are kept.
+"""Escape text of files, names and models before it is written to a terminal, JSON, Markdown or HTML. A terminal executes control
+sequences, and reorders or hides text at Unicode's format characters. Each such character is written as Python writes it in a
+string: ``\\x1b``, ``\\u202e``, ``\\ud800``. Newlines and tabs are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def escape_text(text: str) -> str:
 
 
 def mask(text: str) -> str:
-    """Return text for a picture, where each unsafe character is one replacement character, so that its width stays known."""
+    """Return text for a picture. Each unsafe character is replaced by one character, so that the width does not change."""
     return _IN_MESSAGE.sub("\ufffd", text)
 
 

@@ -15,18 +15,17 @@ from converters.bounded import opened, read_bytes, reason
 
 PARTIAL = ".partial"
 MOST_TEXT = 16 * 2**20
-"""Bytes of a text that is tokenized as a whole: about 4 million tokens. A tokenizer takes about 130 times as much memory."""
+"""Bytes of a text that is tokenized as a whole: about 4 million tokens. A tokenizer needs about 130 times as much memory."""
 MOST_SENTENCES = 256 * 2**20
-"""Bytes of a file of which sentences are taken."""
+"""Largest size in bytes of a file that sentences are read from."""
 MARK_BYTES = 4
 
 
 @contextmanager
 def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Gives a temporary path to write a file to, in the folder of ``path``, which is made.
-
-    After the block the file is flushed to the disk and renamed to ``path``; where the block raises, it is removed.
-    replace: False raises FileExistsError where ``path`` exists. Raises OSError.
+    """Yield a temporary path for a file in the folder of ``path``, which is created. After the block the file is flushed to the
+    disk and renamed to ``path``; if the block raises, it is removed. replace: False raises FileExistsError if ``path`` exists.
+    Raises OSError.
     """
     partial = partial_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +106,7 @@ def write_whole(path: Path, text: str, *, replace: bool = True) -> None:
 
 @contextmanager
 def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "") -> Iterator[None]:
-    """Turns an OSError of the block into ``refusal``, whose message is ``failed: why. mend``.
+    """Raise ``refusal`` for an OSError of the block, with the message ``failed: reason. mend``.
 
     failed: the beginning of the message, such as ``out cannot be written to``. mend: what the user can do, a sentence.
     """

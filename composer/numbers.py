@@ -1,4 +1,4 @@
-"""Numbers as people write them, and the bounds that they are held to: ``4k`` tokens are 4,096, several stand between commas."""
+"""Numbers as users write them, and their bounds: ``4k`` tokens are 4,096, and several numbers are separated by commas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TokenCount = int | str
 Numbers = int | str | Sequence[int]
 """One number, several, or such as ``"512,4k"``, where 4k is 4,096."""
 LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
-"""The seeds that every generator of random numbers takes. Negative ones are for builds, and for earlier samples."""
+"""The range of seeds that every generator of random numbers accepts. Negative ones are for builds, and for earlier samples."""
 
 
 def numbers_of(
@@ -64,7 +64,7 @@ def number_of(value: object, *, least: float | None = None, most: float | None =
 def read_numbers(
     value: Numbers | None, *, least: int | None = 1, most: int | None = None, thousands: bool = True
 ) -> tuple[int, ...]:
-    """Return the numbers, in their order; in text ``k`` stands for 1,024, where ``thousands``. Raises ValueError."""
+    """Return the numbers, in their order; in text ``k`` means 1,024 if ``thousands``. Raises ValueError."""
     if isinstance(value, str):
         values: Iterable[object] = [_read(word.strip(), thousands=thousands) for word in value.split(",")]
     else:
@@ -87,6 +87,6 @@ def _bound(value: float | None, least: float | None, most: float | None) -> str:
 
 
 def _read(word: str, *, thousands: bool) -> int | str:
-    """The number that a word stands for, or the word itself where it is no number."""
+    """Return the number that a word represents, or the word itself if it is not a number."""
     match = re.fullmatch(r"(-?[0-9]{1,12})([kK]?)" if thousands else r"(-?[0-9]{1,12})()", word)
     return word if match is None else int(match[1]) * (THOUSAND if match[2] else 1)

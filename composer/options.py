@@ -12,12 +12,12 @@
 
     sample = function_of(SampleOptions, run_sample)
 
-``function_of`` makes the Python function, and ``composer.cli.derived.command`` the command. Both take names, types, defaults and
+``function_of`` makes the Python function, and ``composer.cli.derived.command`` the command. Both read names, types, defaults and
 descriptions from the class, and the class checks the values.
 
 Type checkers need neither stubs nor a ``TypedDict``. ``options_class`` is a ``dataclass_transform``, so a checker knows the
 parameters of the class, and ``function_of`` passes them on by a ``ParamSpec``. With a ``converter``, a parameter may have a wider
-type than its attribute: ``out`` above takes text, too, and is a ``Path``.
+type than its attribute: ``out`` above also accepts text, and is a ``Path``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Taken = TypeVar("Taken")
 Attribute = TypeVar("Attribute")
 
 SAME: Any = object()
-"""Stands for a default that is the same on the command line."""
+"""Marks a default that is the same on the command line."""
 _FLAG = re.compile(
     r"`compose [^`]*`|^(?P<argument>[A-Z_]+)(?=: )"
     r"|(?P<tick>`?)(?<![\w-])(?P<flag>--?[a-z][a-z-]*)(?: (?P<value>\w(?:[\w.,=…-]*[\w…])?))?(?P=tick)"
@@ -62,16 +62,16 @@ class Option:
 
     - description: sentences for the help of the command and of the function. The command omits those that begin with "In Python,",
       the function those that begin with "On the command line,".
-    - converter: reads what the caller passes; its parameter's annotation is that of the function's parameter.
+    - converter: reads the caller's value; its parameter's annotation is that of the function's parameter.
     - is_checked: False leaves the type to the function that runs.
-    - kw_only: whether Python takes it by its name alone.
+    - kw_only: whether it is a keyword-only parameter in Python.
     - flags: on the command line; left out, ``--`` and the field's name. An argument has none.
     - metavar: of the value in the help of the command. complete: the shell's completions.
     - is_argument: positional on the command line. is_hidden: for Python alone.
     - kind: the type that the command line reads, before ``converter``.
     - takes: the annotation of the function's parameter.
     - least, most: bounds of a number.
-    - command_default: the default on the command line, where it differs.
+    - command_default: the default on the command line, if it differs.
     """
 
     description: str
@@ -153,7 +153,7 @@ def options_class(cls: type[Options]) -> type[Options]:
         if entry.kind is None:
             words = _words_of(made, name)
             declared[name] = replace(entry, kind=Literal[*words] if words else str)
-    # A command's own options come first in its help, then those that it inherits.
+    # A command's own options are first in its help, before those that it inherits.
     known = dict(declared)
     for base in cls.__mro__[1:]:
         known |= {name: entry for name, entry in vars(base).get("__options__", {}).items() if name not in known}
@@ -164,7 +164,7 @@ def options_class(cls: type[Options]) -> type[Options]:
 
 
 def _words_of(cls: Any, name: str) -> tuple[str, ...]:
-    """The words that a field of a ``Literal`` takes; none for other fields."""
+    """Return the words of a field of a ``Literal``; none for other fields."""
     hint = cls.__pydantic_fields__[name].annotation
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(word for entry in hints if get_origin(entry) is Literal for word in get_args(entry))
@@ -181,7 +181,7 @@ def _optional(check: Callable[[Any], Any], is_optional: bool, value: Any) -> Any
 
 
 def options_of(cls: Any) -> dict[str, Option]:
-    """The options of a class by their names: first those that Python takes by position, then the others."""
+    """Return the options of a class by their names: first positional parameters of Python, then the others."""
     return cls.__options__
 
 

@@ -11,7 +11,7 @@ from composer.escape import mask
 from composer.files import whole
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-"""Okabe and Ito's, which all eyes tell apart, without their yellow, which is hardly seen on white."""
+"""Okabe and Ito's colours, which colour-blind readers can distinguish, without their yellow, which has little contrast on white."""
 TEACHER, STUDENT, MARK, FAINT = "#000000", COLOURS[0], COLOURS[5], "#767676"
 MAP = "cividis"
 """The colour map of heat maps: from dark to light, for all eyes."""
@@ -40,7 +40,7 @@ STYLE: Any = {
 
 
 def offscreen() -> Any:
-    """matplotlib's pyplot; importing it takes a second."""
+    """Return matplotlib's pyplot. Its import needs a second."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -62,7 +62,7 @@ def colour(index: int) -> str:
 
 
 def line(index: int) -> Any:
-    """The style of a line: dashes tell lines apart where there are more of them than colours."""
+    """Return the style of a line: dashes distinguish lines if there are more of them than colours."""
     return LINES[index // len(COLOURS) % len(LINES)]
 
 
@@ -112,13 +112,14 @@ def legend(figure: Any, *axes: Any, columns: int = 8) -> None:
 
 
 def named_ticks(axis: Any, names: Sequence[str], *, upright: int, most: int) -> None:
-    """Names along the x axis, one a place: turned where there are more than ``upright``, and only every so many beyond ``most``."""
+    """Label the x axis with names, one per place: vertical if there are more than ``upright``, and only some of them beyond
+    ``most``."""
     every = -(-len(names) // most)
     axis.set_xticks(range(0, len(names), every), names[::every], rotation=90 if len(names) > upright else 0)
 
 
 def doubling_ticks(axis: Any, numbers: Sequence[int], *, upright: int = 100) -> None:
-    """A logarithmic x axis to base 2, with ticks at these numbers alone: turned where there are more than ``upright``."""
+    """Make the x axis logarithmic to base 2, with ticks at these numbers only: vertical if there are more than ``upright``."""
     axis.set_xscale("log", base=2)
     axis.set_xticks(numbers, [f"{number:,}" for number in numbers], rotation=90 if len(numbers) > upright else 0)
     axis.minorticks_off()
@@ -133,8 +134,8 @@ def whole_ticks(axis: Any, *, most: int = 8) -> None:
 
 
 def by_powers(axis: Any, *, most: float = 1) -> None:
-    """A logarithmic y axis whose numbers are written out, those between powers only where there is room; without a number above 0
-    it stays as it is."""
+    """Make the y axis logarithmic, with numbers written out; those between powers only if there is room. Without a number above 0
+    the axis does not change."""
     from matplotlib.ticker import FuncFormatter
 
     if axis.dataLim.ymax <= 0:
@@ -153,7 +154,7 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
-        """Says which ticks have room for a label; the label is the number."""
+        """Return which ticks have room for a label; the label is the number."""
 
         def __call__(self, x: float, pos: Any = None) -> str:
             return f"{x:,.6g}" if super().__call__(x, pos) else ""

@@ -38,7 +38,7 @@ def in_notebook() -> bool:
 
 @contextmanager
 def bars(*columns: BarPart, stay: bool = False) -> Iterator[Callable[[BarUpdate], None]]:
-    """A bar for each name that is shown, with these columns. stay: leave the bars on the screen afterwards."""
+    """Show a bar for each name, with these columns. stay: leave the bars on the screen afterwards."""
     from rich import progress
     from rich.console import Console
 
@@ -88,7 +88,7 @@ def progress_callback(
 ) -> Iterator[Callable[Arguments, None] | None]:
     """The callback to report progress to: None for False, a bar for True, the caller's own function otherwise.
 
-    A bar needs a terminal or a notebook. shown: turns the callback's arguments into the text and counts of the bar."""
+    A bar needs a terminal or a notebook. shown: converts the callback's arguments to the text and counts of the bar."""
     if not isinstance(progress, bool):
         yield progress
     elif progress and in_notebook():
@@ -113,7 +113,7 @@ def silence_transformers(least: Severity | None = None) -> None:
 def silent_transformers(least: Severity | None = None) -> Iterator[None]:
     """``silence_transformers`` for the block.
 
-    Import transformers inside the block: in a notebook, its bars ask for widgets when they are imported.
+    Import transformers inside the block: in a notebook, its bars need widgets at their import.
     """
     logging = _log_of_transformers()
     bars_were, level = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -1,9 +1,9 @@
-"""Registers the models with transformers' Auto classes and with PEFT, without importing either before the user's program does.
+"""Register the models with transformers' Auto classes and with PEFT, without importing either before the user's program does.
 
 ``import composer`` is all that a user has to write, before or after transformers. Whenever the module of ``AutoConfig`` has been
 executed, on its first import or on a reload, ``AutoConfig.register`` gets a stand-in for our configuration, which imports it at its
-first use. Importing it at once would import parts of transformers that are themselves half imported. Likewise PEFT's tables of the
-modules that an adapter changes by default get the entries of a student's host.
+first use. Importing it at once would import parts of transformers that are themselves half imported. Likewise the entries of a
+student's host are added to PEFT's tables of the modules that an adapter changes by default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _LazyConfiguration(type):
     model_type: str
 
     def _configuration(cls) -> Any:
-        """The configuration itself, which is registered in place of its stand-in, with its models."""
+        """Return the configuration itself, and register it in place of its stand-in, with its models."""
         from composer.model.classes import configuration_for
         from composer.weights.save import keep_records
 
@@ -66,7 +66,7 @@ class _Registering(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of ``REGISTERED`` by the other finders, and gives them the loader above, on every import."""
+    """Find the modules of ``REGISTERED`` by the other finders, and add the loader above to them, on every import."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname in REGISTERED else None

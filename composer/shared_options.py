@@ -1,7 +1,7 @@
-"""Options that several commands share, each declared once, and converters of what callers pass.
+"""Options that several commands share, each declared once, and converters of callers' values.
 
-A command's class inherits these classes. Fields of the classes on the right come first: ``class ShowOptions(OfSource, OfSpec)``
-takes the spec, then the source.
+A command's class inherits these classes. Fields of the classes on the right come first: ``class ShowOptions(OfSource, OfSpec)`` has
+the spec first, then the source.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ OUT = {"flags": ("-o", "--out"), "metavar": "FOLDER"}
 OUT_FILE: dict[str, Any] = OUT | {"metavar": "FILE"}
 PROGRESS = "True shows a bar. A function is called at each step of the progress."
 TELL = "Function that is called with messages. Left out, they are logged by the log `composer`."
-SYSTEM = "Text of the system's turn before the first turn."
+SYSTEM = "Text of the system message before the first message."
 TOP_P = "Sample among the likeliest tokens of this total probability."
 SPEC = (
     "A YAML file, the name of a shipped spec (`compose show` lists them), a variant of a sweep (SWEEP:VARIANT), the folder of a "
@@ -303,7 +303,7 @@ class OfData(HoldsOut):
 
 @options_class
 class Sampling(SeededFromBelow):
-    temperature: float = option("0 takes the likeliest token. Above 0, tokens are sampled.", default=0.0, least=0)
+    temperature: float = option("0 chooses the most likely token. Above 0, tokens are sampled.", default=0.0, least=0)
     top_p: float = option(TOP_P, default=1.0, least=0, most=1)
 
     def check(self) -> None:

@@ -24,7 +24,7 @@ except ImportError:  # no Unix
 
 
 def renderer() -> Any:
-    """The function of transformers that renders. Its packages' ``__init__`` would take seconds and are left out."""
+    """The function of transformers that renders. Its packages' ``__init__`` would need seconds and are skipped."""
     module_spec = find_spec("transformers")
     assert module_spec is not None
     folder = (module_spec.submodule_search_locations or [""])[0]
@@ -47,7 +47,7 @@ def limit(which: str, most: int) -> None:
 
 
 def address_space() -> int:
-    """Bytes of this process's addresses; 0 where the system does not tell."""
+    """Bytes of this process's address space; 0 if the system does not report them."""
     try:
         with open("/proc/self/statm", encoding="ascii") as stream:
             return int(stream.read().split()[0]) * resource.getpagesize() if resource else 0
@@ -77,7 +77,7 @@ def answer(render: Any, template: str, request: dict[str, Any], longest: int) ->
 
 def main(seconds: int, memory: int, longest: int) -> None:
     """Serve requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the calling process
     render, template = renderer(), ""
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_AS", address_space() + memory)

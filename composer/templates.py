@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SECONDS = 5
-"""Processor time of one exchange, compilation included. Most take less than a thousandth of a second."""
+"""Processor time of one exchange, compilation included. Most need less than a thousandth of a second."""
 MEMORY = 2**30
-"""Bytes that rendering may take."""
+"""Largest number of bytes for rendering."""
 LONGEST = 64 * 2**20
 """Characters of all texts of one exchange."""
 _LONGEST_MESSAGE = 500
@@ -44,7 +44,7 @@ _WORKER = Path(__file__).with_name("template_worker.py")
 
 
 class TemplateError(ComposerError):
-    """A chat template refused the messages, or went beyond a limit. The message has no control characters."""
+    """A chat template refused the messages, or exceeded a limit. The message has no control characters."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
 def render_starts(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], starts: Sequence[tuple[int, bool]], **options: Any
 ) -> list[Rendered]:
-    """The texts of some starts of a conversation, in one exchange with the child, which is faster. They share the limits.
+    """Return the texts of some starts of a conversation, in one exchange with the child, which is faster. They share the limits.
 
     starts: of each, the number of its messages, and whether the text ends with the prompt for the assistant's next turn. With
     ``return_assistant_tokens_mask=True`` the texts have ``answers``. Raises TemplateError.
@@ -168,7 +168,7 @@ def _answers(template: str, request: bytes) -> list[tuple[str, list[tuple[int, i
 
 
 def _placeholder(value: object) -> str:
-    """What stands for a value that JSON cannot hold, such as a date of a Parquet file, as in transformers."""
+    """Return the replacement for a value that JSON cannot hold, such as a date of a Parquet file, as in transformers."""
     return f"<{type(value).__name__}>"
 
 
@@ -183,5 +183,5 @@ def _ended(code: int) -> str:
     import signal
 
     if code == -getattr(signal, "SIGXCPU", 24):
-        return f"it takes more than {SECONDS} seconds of processor time; a chat template with an endless loop does that"
+        return f"it needs more than {SECONDS} seconds of processor time, as a chat template with an endless loop does"
     return f"the process that renders it ended with the code {code}; a chat template that needs too much memory does that"

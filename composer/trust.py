@@ -25,10 +25,10 @@ _NEVER = "Nothing in a folder is ever run here."
 
 
 def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
-    """Raises ``refusal`` where a model's or a tokenizer's files can only be read by running code that they bring or name, and where
-    one of them is no file that a library could open, such as a pipe.
+    """Raise ``refusal`` if a model's or a tokenizer's files can only be read by running code that they contain or name, or if one
+    of them is no file that a library could open, such as a pipe.
 
-    The ``auto_map`` of a config is no such case: this project, or transformers, has the class that it names, and uses its own.
+    The ``auto_map`` of a config is allowed: this project, or transformers, has the class that it names, and uses its own.
     """
     try:
         check_opened_by_libraries(folder)
@@ -37,13 +37,13 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
     config = _json(folder / CONFIG)
     for key in _IMPLEMENTATIONS:
         if "/" in str(config.get(key) or ""):
-            raise refusal(f"{folder / CONFIG} asks for code of its own ({key}: {config[key]}). {_NEVER} Remove that key.")
+            raise refusal(f"{folder / CONFIG} needs its own code ({key}: {config[key]}). {_NEVER} Remove that key.")
     auto_map = _json(folder / TOKENIZER_CONFIG).get("auto_map")
     wanted = auto_map.get("AutoTokenizer") if isinstance(auto_map, Mapping) else auto_map
     if wanted:
         raise refusal(
-            f"{folder / TOKENIZER_CONFIG} asks for code of its own (auto_map: {brief(wanted)}), so its tokenizer cannot be read. "
-            f"{_NEVER} Take a tokenizer that transformers has itself; where tokenizer.json is whole, remove `auto_map` and say "
+            f"{folder / TOKENIZER_CONFIG} needs its own code (auto_map: {brief(wanted)}), so its tokenizer cannot be read. "
+            f"{_NEVER} Use a tokenizer of a class in transformers. If tokenizer.json is complete, remove `auto_map` and set "
             '"tokenizer_class": "PreTrainedTokenizerFast".'
         )
     if problem := code_in_adapter(_json(folder / ADAPTER_CONFIG)):
@@ -52,13 +52,13 @@ def refuse_code(folder: Path, refusal: type[ComposerError]) -> None:
 
 @contextmanager
 def refused_by_transformers(problem: str, refusal: type[ComposerError]) -> Iterator[None]:
-    """For the block, turn errors of transformers about a model's files into ``refusal``, with ``problem`` and the reason."""
+    """For the block, raise ``refusal`` for errors of transformers about a model's files, with ``problem`` and the reason."""
     try:
         yield
     except (ComposerError, ConverterError):
         raise
     except Exception as error:  # values of a config that they do not check, of another type or size, end in any error
-        reason = " ".join(str(error).split()) or "no reason is given"
+        reason = " ".join(str(error).split()) or "without a reason"
         raise refusal(f"{problem}: {shortened(reason, _LONGEST)} ({type(error).__name__})") from error
 
 
@@ -70,7 +70,7 @@ def code_in_adapter(config: Mapping[str, Any]) -> str | None:
         return f"has adapters of the type {brief(config.get('peft_type'))}; expected LORA, the one that is read"
     for key in ("megatron_config", "auto_mapping", "tokenizer_kwargs"):
         if config.get(key):
-            return f"asks for code of its own ({key}: {brief(config[key])})"
+            return f"needs its own code ({key}: {brief(config[key])})"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Versions of installed packages, for records of how something came to be."""
+"""Versions of installed packages, for records of builds and runs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names 
 _CHECKED = frozenset(
     {"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules", "fan_in_fan_out"}
 )
-"""Keys that are checked one by one, keys that only name the adapters' origin, and one that PEFT goes by the modules for."""
+"""Keys that are checked one by one, keys that only name the adapters' origin, and a key from which PEFT selects the modules."""
 _NEUTRAL: Mapping[str, object] = {
     "task_type": "CAUSAL_LM",
     "inference_mode": True,
@@ -63,15 +63,18 @@ def check_adapter(folder: Path, name: str) -> None:
     if not isinstance(rank, int) or isinstance(rank, bool) or rank not in sizes:
         raise WeightsError(f"{path} has adapters of rank {brief(rank)}; {ADAPTER_WEIGHTS} has none of them.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= LARGEST_NUMBER:
-        raise WeightsError(f"{path} says lora_alpha: {brief(alpha)}; expected a number greater than 0.")
+        raise WeightsError(f"{path} has lora_alpha: {brief(alpha)}; expected a number greater than 0.")
     if not (isinstance(targets, list) and targets and all(map(_is_projection, targets))):
         raise WeightsError(
-            f"{path} says target_modules: {brief(targets)}; expected some of {', '.join(TARGETS)}, or of the names that hosts have "
+            f"{path} has target_modules: {brief(targets)}; expected some of {', '.join(TARGETS)}, or of the names that hosts have "
             "for these, with their attention, such as self_attn.qkv_proj or attention.dense."
         )
     for key, value in config.items():
         if key not in _CHECKED and value not in (None, False, [], {}, _NEUTRAL.get(key)):
-            raise WeightsError(f"{path} says {brief(key)}: {brief(value)}, which is nothing that these adapters have.")
+            raise WeightsError(
+                f"{path} has {brief(key)}: {brief(value)}, which these adapters do not support. Remove it, or use "
+                "adapters without it."
+            )
 
 
 def _is_projection(target: object) -> bool:

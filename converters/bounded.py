@@ -1,4 +1,4 @@
-"""Reads files from strangers within bounds: only regular files, up to a given size, inside their folder.
+"""Read files from untrusted sources within bounds: only regular files, up to a given size, inside their folder.
 
 A problem with a file raises an ``OSError`` with the reason in ``strerror``, a problem with its contents a ``ValueError``, as
 reading any file may do.
@@ -23,7 +23,7 @@ MOST_CONFIG = 16 * 2**20
 MOST_NAMES = 32 * 2**20
 """Bytes of a file that lists every tensor: an index, or a header. Those of the largest models have half as many."""
 MOST_RECORD = 128 * 2**20
-"""Bytes of a record, which says of every tensor where it comes from."""
+"""Largest size in bytes of a record, which lists the origin of every tensor."""
 MOST_LOG = 2**30
 """Bytes of a log."""
 MOST_BESIDE = 256 * 2**20
@@ -102,8 +102,8 @@ def read_json(path: Path, most: int) -> Any:
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """pairs: makes of a mapping's keys and values what stands for it. Raises ValueError, also where it is nested too deep, and for
-    text with a lone surrogate, which no encoding has."""
+    """pairs: converts the keys and values of a mapping. Raises ValueError, also where it is nested too deep, and for text with a
+    lone surrogate, which no encoding has."""
     try:
         value = json.loads(text, object_pairs_hook=pairs)
     except RecursionError:

@@ -18,7 +18,7 @@ def is_composed(name: str) -> bool:
 
 
 def expected_tensors(trunk: Trunk) -> dict[str, tuple[int, ...]]:
-    """Canonical name to shape of every tensor that a trunk takes from its source. Matrices are ``[out, in]``."""
+    """Return the canonical name and shape of every tensor that a trunk reads from its source. Matrices are ``[out, in]``."""
     hidden, middle = trunk.hidden_size, trunk.intermediate_size
     queries, keys = trunk.heads * trunk.head_dim, trunk.key_heads * trunk.head_dim
     attention = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden), "o_proj": (hidden, queries)}

@@ -25,7 +25,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 """The files in that folder, by PEFT's names."""
 
 RECORD = "composition.json"
-"""The file beside the weights that says how they came to be."""
+"""The file beside the weights that records their origin."""
 
 EXPORT = "export.json"
 """The record of an exported model, beside its weights. Its config names a class in a Python file of its own."""
@@ -73,7 +73,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
 def adapter_folder(name: object) -> str:
     """The name of the folder of adapters, which is one inside the model's own. Raises ``ConfigError``."""
     if not (isinstance(name, str) and is_name(name) and "\\" not in name):
-        raise ConfigError(f"config.json says {ADAPTER_KEY}: {brief(name)}; expected the name of a folder beside it.")
+        raise ConfigError(f"config.json has {ADAPTER_KEY}: {brief(name)}; expected the name of a folder beside it.")
     return name
 
 

@@ -44,12 +44,12 @@ def switch(config: Mapping[str, object], key: str, default: bool) -> bool:
 
 
 def word(config: Mapping[str, object], key: str, known: tuple[str, ...]) -> Any:
-    """One of the words in ``known``; the first where the key is missing or null."""
+    """Return one of the words in ``known``; the first if the key is missing or null."""
     return _checked(config, key, known[0], f"one of {', '.join(known)}", lambda v: v if v in known else None)
 
 
 def token_ids(config: Mapping[str, object], key: str, vocabulary: int, default: int | None) -> int | list[int] | None:
-    """A token's number, several of them, or None where the config says null. -1 is an older way to say that there is none."""
+    """Return a token's number, several of them, or None if the config has null. -1 is an older form of null."""
     value = config.get(key, default)
     if key not in config or are_tokens(value, vocabulary):
         return value  # type: ignore[return-value]
@@ -65,7 +65,7 @@ def are_tokens(value: object, vocabulary: int) -> bool:
 
 
 def token_id(config: Mapping[str, object], key: str, vocabulary: int, default: int | None = None) -> int | None:
-    """A token's number, or None where the config says null."""
+    """Return a token's number, or None if the config has null."""
     value = token_ids(config, key, vocabulary, default)
     if isinstance(value, list):
         raise _refusal(key, value, "a token's number or null")
@@ -113,7 +113,7 @@ def _checked(
 
 
 def _refusal(key: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(f"config.json says {key}: {brief(value)}; expected {expected}.")
+    return ConfigError(f"config.json has {key}: {brief(value)}; expected {expected}.")
 
 
 def _is_int(value: object) -> bool:

@@ -92,19 +92,19 @@ def _cause_of_unknown(name: str, canonical: str | None, trunk: Trunk) -> str:
     if canonical is None and not name.startswith(("model.", "lm_head.")):
         return "it lacks the prefix 'model.': the checkpoint may be of a bare model, without its language-model head"
     if canonical is not None and name.endswith(".bias"):
-        return "a bias, and config.json says there is none (attention_bias, mlp_bias)"
+        return "a bias, and config.json has none (attention_bias, mlp_bias)"
     if canonical == OUTPUT:
         return "config.json ties the output to the embedding (tie_word_embeddings), and the two have different shapes"
-    return "the family's table does not know this name"
+    return "the family's table does not have this name"
 
 
 def _cause_of_missing(canonical: str, trunk: Trunk, output_copy: str | None) -> str:
     if canonical == OUTPUT:
         return "config.json has tie_word_embeddings false; if the model is tied, it should be true"
     if canonical == EMBEDDING and output_copy is not None:
-        return f"the model is tied and brings {output_copy} instead; save it again with transformers"
+        return f"the model is tied and has {output_copy} instead; save it again with transformers"
     if canonical.endswith(".bias"):
-        return "config.json says there are biases (attention_bias, mlp_bias)"
+        return "config.json has biases (attention_bias, mlp_bias)"
     return f"config.json describes {trunk.layers} layers; a shard may be missing from the index"
 
 

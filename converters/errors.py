@@ -1,4 +1,4 @@
-"""Errors of converters. The message says what is wrong, where, what was expected and what to do."""
+"""Errors of converters. The message states what is wrong, where, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class ConverterError(Exception):
 
 
 class ConfigError(ConverterError):
-    """``config.json`` is missing, unreadable, of an unknown family, or says something that no trunk computes."""
+    """``config.json`` is missing, unreadable, of an unknown family, or has a setting that no trunk supports."""
 
 
 class WeightsError(ConverterError):

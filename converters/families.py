@@ -17,10 +17,10 @@ def family_of(config: Config) -> Family:
     """The family that ``config.json`` names, or a ``ConfigError`` that lists those there are."""
     name = config.get("model_type")
     if name is None:
-        raise ConfigError("config.json has no 'model_type' to tell its family by, such as llama, qwen3 or mistral.")
+        raise ConfigError("config.json has no 'model_type'; expected the name of a family, such as llama, qwen3 or mistral.")
     if not isinstance(name, str) or not is_name(name):
         raise ConfigError(
-            f"config.json says model_type: {brief(name)}; expected the name of a family, such as llama, qwen3 or mistral."
+            f"config.json has model_type: {brief(name)}; expected the name of a family, such as llama, qwen3 or mistral."
         )
     if name == LLAMA.model_type and needs_host(config):
         return host_family(name)

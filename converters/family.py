@@ -17,9 +17,8 @@ Config = Mapping[str, object]
 class Family:
     """One family, identified by its ``model_type``.
 
-    names: the family's patterns to canonical ones, with ``{i}`` for the layer (see ``converters.names``).
-    passed_over: patterns of tensors that carry nothing, each with the reason; loaders pass over them as well, so a file that
-    holds one may stay as it is.
+    names: the family's patterns to canonical ones, with ``{i}`` for the layer (see ``converters.names``). passed_over: patterns of
+    tensors without information, each with the reason; loaders ignore them as well, so a file with one need not be rewritten.
     read_config: ``(config, notes)`` to a ``Trunk``, or to the ``Sizes`` of a host; it appends a note for each key that is not used.
     """
 

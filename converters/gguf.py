@@ -31,11 +31,11 @@ MOST_ELEMENTS = 3_000_000
 """The most elements of all lists together: the largest vocabularies, with scores, types and merges, have about half as many."""
 MOST_VALUES = 2**16
 """The most elements of a list that is not one of the vocabulary's. The package ``gguf`` makes an object of each element, which
-takes minutes and gigabytes for millions of them."""
+needs minutes and gigabytes for millions of them."""
 MOST_MERGES = 8
 """The most merges for each token of a vocabulary: those of published ones have about two."""
 LONGEST_TOKEN = 1024
-"""Bytes of a string in a list. transformers tries every split of a token that has no merges, which takes quadratic time."""
+"""Bytes of a string in a list. transformers tries every split of a token without merges, in quadratic time."""
 LONGEST_NAME = 1000
 MOST_DIMENSIONS = 4
 VOCABULARY, MERGES, EMBEDDING = "tokenizer.ggml.", "tokenizer.ggml.merges", "token_embd.weight"
@@ -219,7 +219,7 @@ def _check_lists(reader: _Reader, lists: Mapping[str, int], tensors: Iterable[Gg
 def _check_kind(file: Path, metadata: Mapping[str, MetadataValue]) -> None:
     """Raise WeightsError unless the file is a whole model."""
     if not isinstance(metadata.get("general.architecture"), str):
-        raise WeightsError(f"{file} has no general.architecture in its metadata, so nothing says what its weights are.")
+        raise WeightsError(f"{file} has no general.architecture in its metadata, so the family of its weights is unknown.")
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise WeightsError(f"{file} holds no model: its general.type is {brief(kind)}. Name the file of the language model.")
@@ -234,7 +234,7 @@ def _check_kind(file: Path, metadata: Mapping[str, MetadataValue]) -> None:
 def _alignment(file: Path, metadata: Mapping[str, MetadataValue]) -> int:
     value = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 2**20 or value & (value - 1):
-        raise WeightsError(f"{file} says general.alignment: {brief(value)}; expected a power of 2. Fetch it again.")
+        raise WeightsError(f"{file} has general.alignment: {brief(value)}; expected a power of 2. Fetch it again.")
     return value
 
 

@@ -22,7 +22,7 @@ from converters.rotary import check_rotary
 from converters.trunk import Sizes, read_dtype
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention", "mixer")
-"""Names that hosts give the attention of a layer."""
+"""Names of a layer's attention in hosts."""
 OWN_KEYS = ("spec", "spec_hash", "adapter")
 """Keys that a composed model's config has beside its host's."""
 
@@ -101,13 +101,13 @@ LEARNED = frozenset({"biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "
 """Families with a vector for each position, those among them that write without being sources."""
 
 PAST_BASE = "its language model calls its layers past its base model, where heads learn which tokens a call has"
-NO_INTERFACE = "its attention does not go through transformers' attention interface, behind which heads stand"
+NO_INTERFACE = "its attention does not use transformers' attention interface, through which heads are called"
 CHOSEN = "each query sees the tokens that a learned index chooses, and heads see all tokens"
 UNEVEN = "its layers with a local window have twice as many key heads as the others, and a spec has one number of key heads"
 TWO_ATTENTIONS = "each of its layers has two attentions, and heads replace one a layer"
 NO_ATTENTION = "none of its layers has softmax attention, which heads could replace"
-INNER_STATE = "its attention keeps a state of its own, which queries and keys are computed from, and heads take them as they are"
-SHARED_KEYS = "some of its layers take keys and values of earlier layers, and heads take those of their own layer"
+INNER_STATE = "its attention has its own state, from which queries and keys are computed, and heads need plain ones"
+SHARED_KEYS = "some of its layers use keys and values of earlier layers, and heads need those of their own layer"
 SHARED_ATTENTION = "several of its layers share one attention, and heads have parameters of their own in each layer"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
@@ -120,7 +120,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("zamba", "zamba2"), SHARED_ATTENTION),
     "recurrent_gemma": "its recurrent layers keep their states in their modules, and not in a cache, which has them by rows",
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), SHARED_KEYS),
-    "llama4_text": "it norms and scales queries and keys behind their rotation, and heads take them before it",
+    "llama4_text": "it norms and scales queries and keys after their rotation, and heads need them before it",
     "mllama_text_model": "its layers of cross-attention look at images, which heads do not see",
     "opt": PAST_BASE,
 }  # fmt: skip
@@ -170,9 +170,9 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, **config}
         config |= inner if isinstance(inner, Mapping) else {}
     if config.get("quantization_config") is not None:
-        raise ConfigError("config.json says quantization_config: its weights are quantised. Build from the model as it was before.")
+        raise ConfigError("config.json has quantization_config: its weights are quantised. Build from the original model.")
     if config.get("auto_map") not in (None, {}, AUTO_MAP):
-        notes.append("config.json asks for code of its own (auto_map); it was not run, and transformers' is taken.")
+        notes.append("config.json names its own code (auto_map); it was not run, and transformers' code is used.")
     heads = _positive(config, "num_attention_heads", "n_head", "num_heads")
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None

@@ -27,11 +27,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def fetch(
     repo_id: str, revision: str | None = None, *, weights: bool = True, tokenizer: bool = False, file: str | None = None
 ) -> tuple[Path, str | None]:
-    """Downloads a model into the Hub's local cache. Returns its folder there, and the commit that ``revision`` stands for.
+    """Download a model into the Hub's local cache. Return its folder there, and the commit of ``revision``.
 
-    weights: False brings ``config.json`` alone, or, with ``tokenizer``, that and the files of its tokenizer. What a model of this
-    project has beside its weights, a record and adapters, comes with them. Pickles are never fetched. file: fetch this file alone.
-    A ``HubError`` says what to do.
+    weights: False downloads only ``config.json``, or, with ``tokenizer``, also the files of its tokenizer. The record and adapters
+    of a model of this project are downloaded, too. Pickles are never downloaded. file: download only this file. A ``HubError``
+    states what to do.
     """
     wanted = ["config.json", *(["*.safetensors", INDEX, *BROUGHT_ALONG] if weights else TOKENIZER if tokenizer else [])]
     wanted = wanted if file is None else [glob.escape(file)]
@@ -99,14 +99,14 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
     except ImportError as error:
         raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
     where = _where(repo_id, revision)
-    _LOG.info(f"Asking the Hub for {where}; it has {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
+    _LOG.info(f"Requesting {where} from the Hub, with a limit of {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
         with _limited():
             yield
     except errors.GatedRepoError as error:
         raise HubError(f"{where} is gated: accept its terms on its page on the Hub, then log in with `hf auth login`.") from error
     except errors.RevisionNotFoundError as error:
-        raise HubError(f"{repo_id!r} has no revision {revision!r}: give a branch, a tag or a commit.") from error
+        raise HubError(f"{repo_id!r} has no revision {revision!r}. Name a branch, a tag or a commit.") from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(
             f"{repo_id!r} is not a folder here, and the Hub has no such model, or it is private: "
@@ -118,7 +118,7 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
         raise HubError(
             f"{where} is not a folder here, not (or not all) in the Hub's local cache, and the Hub {reached}. "
             + ("Wait longer (HF_HUB_ETAG_TIMEOUT=SECONDS)" if silent else "Connect")
-            + ", or give a folder."
+            + ", or name a folder."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise HubError(f"Fetching {where} failed: {error}") from error
@@ -164,7 +164,7 @@ def _beside(folder: Path) -> list[str]:
 
 
 def cached_sha256(file: Path) -> str | None:
-    """The SHA-256 of a weight file's contents where the Hub's cache knows it: its large files are named by it."""
+    """Return the SHA-256 of a weight file's contents if the Hub's cache has it: its large files are named by it."""
     blob = file.resolve()
     return blob.name if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name) else None
 

@@ -1,4 +1,4 @@
-"""Liger's students of Llama (arXiv:2503.01496): Llama's names and keys, and no tensor more. What their heads are, a spec says."""
+"""Liger's students of Llama (arXiv:2503.01496): Llama's names and keys, and no further tensors. A spec describes their heads."""
 
 from __future__ import annotations
 

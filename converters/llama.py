@@ -103,10 +103,10 @@ _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_
 
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
-    """Llama's config in its old and its new style. A key left out takes the value that transformers gives it."""
+    """Llama's config in its old and its new style. A missing key has transformers' default."""
     trunk = read_trunk(config, notes)
     if trunk.head_dim % 2:
-        raise ConfigError(f"head_dim is {trunk.head_dim}; rotary positions turn pairs, so it must be even.")
+        raise ConfigError(f"head_dim is {trunk.head_dim}; rotary positions rotate pairs, so it must be even.")
     return trunk
 
 
@@ -115,7 +115,7 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
     _refuse_what_changes_the_computation(config)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise ConfigError(f"config.json says hidden_act: {brief(activation)}; only 'silu' is supported.")
+        raise ConfigError(f"config.json has hidden_act: {brief(activation)}; only 'silu' is supported.")
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     max_positions = positive_int(config, "max_position_embeddings", 2048)
     theta, scaling = _rope(config, max_positions)
@@ -144,9 +144,9 @@ def read_trunk(config: Config, notes: list[str]) -> Trunk:
     )
     unknown = sorted(set(config) - _READ - _HARMLESS - set(_NEUTRAL))
     if unknown:
-        notes.append(f"config.json has keys that Llama does not know; they were left out: {listed(unknown)}.")
+        notes.append(f"config.json has unknown keys for a Llama; they were left out: {listed(unknown)}.")
     if config.get("auto_map"):
-        notes.append("config.json asks for code of its own (auto_map); it was not run, and Llama's is taken.")
+        notes.append("config.json names its own code (auto_map); it was not run, and Llama's code is used.")
     return trunk
 
 
@@ -154,7 +154,7 @@ def _refuse_what_changes_the_computation(config: Config) -> None:
     for key, neutral in _NEUTRAL.items():
         value = config.get(key)
         if value not in neutral:
-            raise ConfigError(f"config.json says {key}: {brief(value)}, which changes what the model computes and is not Llama's.")
+            raise ConfigError(f"config.json has {key}: {brief(value)}, which changes what the model computes and is not Llama's.")
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int | None:
@@ -182,7 +182,7 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
     """The base of rotary positions, which the old style has outside of their settings, and their scaling."""
     positions = _positions(config)
     if not isinstance(positions, Mapping):
-        raise ConfigError(f"config.json says rope_parameters: {brief(positions)}; expected a mapping or null.")
+        raise ConfigError(f"config.json has rope_parameters: {brief(positions)}; expected a mapping or null.")
     theta = positive_number(positions, "rope_theta", positive_number(config, "rope_theta", 10000.0))
     kind = _kind(positions)
     if kind == "default":
@@ -197,16 +197,16 @@ def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None
             original_max_position_embeddings=positive_int(positions, "original_max_position_embeddings", max_positions),
         )
         if scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
-            raise ConfigError("config.json says low_freq_factor ≥ high_freq_factor; Llama 3's scaling blends between the two.")
+            raise ConfigError("config.json has low_freq_factor ≥ high_freq_factor; Llama 3's scaling blends between the two.")
     else:
         raise ConfigError(
-            f"config.json asks for rotary positions of type {brief(kind)}; supported are {', '.join(map(repr, HOSTED))}, "
+            f"config.json has rotary positions of type {brief(kind)}; supported are {', '.join(map(repr, HOSTED))}, "
             "'default' and 'llama3'. "
             "A model stretched in another way would compute something else than its source."
         )
     unknown = sorted(set(positions) - {"rope_theta", "rope_type", "type", *known})
     if unknown:
-        raise ConfigError(f"config.json has rotary settings that type {kind!r} does not know: {listed(unknown)}.")
+        raise ConfigError(f"config.json has unknown rotary settings for the type {kind!r}: {listed(unknown)}.")
     return theta, scaling
 
 

@@ -13,14 +13,13 @@ EVERY = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcod
 EACH_NTH_SEES_ALL: Mapping[str, int] = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6}
 """Families in which, of so many layers, the last sees everything, where the config names no layers."""
 FROM_A_LAYER_ON = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Families with the window where ``use_sliding_window`` says so, of which the first ``max_window_layers`` layers see everything."""
+"""Families with a window only if ``use_sliding_window`` is set; their first ``max_window_layers`` layers have none."""
 
 
 def local_layers(model_type: str, config: Config, layers: int) -> tuple[int | None, ...] | None:
-    """The window of each layer, in tokens, the query's own among them; None for a layer without, and where no layer has one.
-
-    Where neither the config nor its family says which layers have it, none is taken to. Raises ConfigError for kinds that are not
-    one a layer.
+    """Return the window of each layer, in tokens, the query's own included; None for a layer without one, and if no layer has one.
+    If neither the config nor its family determines the layers, none has a window. Raises ConfigError if the number of kinds is not
+    that of the layers.
     """
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     used = config.get("use_sliding_window", model_type not in FROM_A_LAYER_ON)
@@ -28,7 +27,7 @@ def local_layers(model_type: str, config: Config, layers: int) -> tuple[int | No
         return None
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers:
-            raise ConfigError(f"config.json says layer_types that are not one for each of its {layers:,} layers.")
+            raise ConfigError(f"config.json: layer_types must be a list with one type for each of its {layers:,} layers.")
         local = [kind == "sliding_attention" for kind in kinds]
     elif model_type in EVERY:
         local = [True] * layers

@@ -1,15 +1,15 @@
 """LoLCATs' published students (github.com/HazyResearch/lolcats): learned feature maps, window factors and low-rank adapters, in
-files of their own that stand on a Llama from elsewhere.
+separate files for a published Llama.
 
-A file is what its trainer saves of the parameters that learned: a mapping of names to tensors, bare, or under ``model_state_dict``
-or ``model`` beside a few numbers. Names are those of its modules, with PEFT's prefix once adapters are on:
+A file has the trained parameters as its trainer saves them: a mapping of names to tensors, bare, or under ``model_state_dict`` or
+``model`` beside a few numbers. Names are those of its modules, with PEFT's prefix once adapters are on:
 
     model.layers.{i}.self_attn.feature_map_{q,k}.mlp.layer       [heads, head_dim, feature_dim]
     model.layers.{i}.self_attn.window_factors                    [1, heads, 1, 1], before the sigmoid
     base_model.model.model.layers.{i}.self_attn.{q,k,v,o}_proj.lora_{A,B}.default.weight    [rank, in] and [out, rank]
 
 It is a pickle. torch's restricted unpickler builds tensors and containers and calls nothing else; storages are slices of the file
-as it is mapped, so whatever sizes the pickle claims, no memory beyond the file is read, and none is filled.
+as it is mapped, so for any sizes in the pickle, no memory beyond the file is read, and none is allocated.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _unpickled(path: Path) -> object:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged pickle raises whatever its instructions run into
         raise WeightsError(
-            f"{path} is not read: {_reason(error)}. Tensors alone are read of a pickle; one that asks for more, or is damaged, is "
-            "refused."
+            f"{path} is not read: {_reason(error)}. Only tensors are read from a pickle; a damaged pickle, or one with other "
+            "contents, is refused."
         ) from error
 
 

@@ -1,7 +1,7 @@
 """A table of tensor names, read in both directions.
 
-A row maps a family's pattern to the canonical one. In a pattern ``{i}`` stands for a layer's number and ``{rest}`` for
-anything that follows; both sides of a row have the same places.
+A row maps a family's pattern to the canonical one. In a pattern ``{i}`` matches a layer's number and ``{rest}`` everything that
+follows; both sides of a row have the same places.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _split(pattern: str) -> list[str]:
-    """Literal text and place names in turn: ``a.{i}.b`` is ``["a.", "i", ".b"]``."""
+    """Split into alternating literal text and place names: ``a.{i}.b`` is ``["a.", "i", ".b"]``."""
     return re.split(r"\{(\w+)\}", pattern)
 
 
 def _translate(name: str, rows: Mapping[str, str]) -> str | None:
-    """Most names are looked up, with each of their numbers in turn as the layer's: it is fast for checkpoints with many names."""
+    """Most names are looked up, with each of their numbers as the layer's: this is fast for checkpoints with many names."""
     if name in rows:
         return rows[name] if "{" not in name else None
     for number in _NUMBER.finditer(name):

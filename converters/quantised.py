@@ -42,7 +42,7 @@ def quantisation_of(config: Mapping[str, Any]) -> str | None:
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"config.json says {KEY}: {brief(settings)}; expected a mapping or null.")
+        raise ConfigError(f"config.json has {KEY}: {brief(settings)}; expected a mapping or null.")
     kind = settings.get("quant_method")
     if kind is None and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
         kind = "bitsandbytes"

@@ -41,7 +41,7 @@ def _settings(key: str, settings: object) -> Iterator[tuple[str, Mapping[str, ob
     if settings is None:
         return
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"config.json says {key}: {brief(settings)}; expected a mapping or null.")
+        raise ConfigError(f"config.json has {key}: {brief(settings)}; expected a mapping or null.")
     nested = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
     if nested and not {"rope_type", "type"} & set(settings):
         yield from ((f"{key}.{name}", value) for name, value in nested.items())
@@ -55,13 +55,13 @@ def _check(model_type: str, config: Config, head_dim: int, where: str, settings:
     old = kind in OLD_NAMES.get(model_type, ())
     if old and settings.get(LENGTH) is None:
         raise ConfigError(
-            f"config.json says {where}.{name}: {brief(kind)}, an old name of 'longrope', without {where}.{LENGTH}, and "
-            "transformers does not read that. Write 'longrope' in its place, in a copy of the model."
+            f"config.json has {where}.{name}: {brief(kind)}, an old name of 'longrope', without {where}.{LENGTH}, which "
+            "transformers does not read. Write 'longrope' in its place, in a copy of the model."
         )
     if not old and (not isinstance(kind, str) or kind not in NUMBERS):
         near = " 'su' is the old name of 'longrope'." if kind == "su" else ""
         raise ConfigError(
-            f"config.json says {where}.{name}: {brief(kind)}; transformers has rotary positions of the types "
+            f"config.json has {where}.{name}: {brief(kind)}; transformers has rotary positions of the types "
             f"{', '.join(NUMBERS)}.{near}"
         )
     kind = "longrope" if old else str(kind)
@@ -81,7 +81,7 @@ def _check_factors(config: Config, head_dim: int, where: str, settings: Mapping[
         if not isinstance(factors, list) or len(factors) != pairs or not all(map(_is_number, factors)):
             actual = f"a list of {len(factors)}" if isinstance(factors, list) else brief(factors)
             raise ConfigError(
-                f"config.json says {where}.{key}: {actual}; expected a list of {pairs} numbers, one for each pair that rotates."
+                f"config.json has {where}.{key}: {actual}; expected a list of {pairs} numbers, one for each pair that rotates."
             )
 
 

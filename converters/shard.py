@@ -51,7 +51,7 @@ class StoredTensor:
 @dataclass(frozen=True)
 class Shard:
     """One weight file. bytes: its size; header_sha256: of its first ``header_bytes``; tensors: in the file's order; masks: names of
-    what stands between these and is none of the weights."""
+    tensors between these that are no weights."""
 
     file: Path
     bytes: int
@@ -77,7 +77,7 @@ class SafetensorsHeader:
 
 
 def read_shard(file: Path) -> Shard:
-    """The header of a safetensors file, checked; a ``WeightsError`` says what is wrong with it."""
+    """Read and check the header of a safetensors file. Raises ``WeightsError``."""
     return _shard(file, _tensors)
 
 
@@ -140,7 +140,7 @@ def _parsed(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal mappings
         mappings += 1
-        if max(mappings - 2, len(pairs) - 1) > MOST_TENSORS:  # one each, beside their own, and what is said of the file
+        if max(mappings - 2, len(pairs) - 1) > MOST_TENSORS:  # one per tensor, beside its own, and one for the file's metadata
             raise WeightsError(f"{file} describes more than {MOST_TENSORS:,} tensors, the most that are read.")
         mapping = dict(pairs)
         if len(mapping) < len(pairs):
@@ -156,7 +156,7 @@ def _parsed(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         raise WeightsError(f"{file} has a damaged header: a {type(header).__name__} where a mapping belongs.")
     metadata = header.pop("__metadata__", {})
     if not (text.startswith(b"{") and isinstance(metadata, dict) and all(isinstance(word, str) for word in metadata.values())):
-        raise WeightsError(f"{file} has a damaged header: what it says of the file is not text by name. Fetch it again.")
+        raise WeightsError(f"{file} has a damaged header: its metadata are not text by name. Fetch it again.")
     return header, metadata
 
 
@@ -175,7 +175,7 @@ def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[
         if stored not in DTYPES and (stored not in MASKS or name.endswith("weight")):
             raise WeightsError(
                 f"{file} holds {brief(name)} as {brief(stored)}; only {', '.join(DTYPES)} are read. "
-                "A quantised checkpoint has to be turned into one of these first."
+                "Convert a quantised checkpoint to one of these first."
             )
         places.append((start + first, start + last, math.prod(shape) * (1 if stored in MASKS else BYTES[DTYPES[stored]]), name))
         if stored in DTYPES:
@@ -199,15 +199,17 @@ def _check_packed(file: Path, header: dict[str, Any], start: int, size: int) -> 
 
 
 def check_places(file: Path, places: Iterable[tuple[int, int, int, str]], start: int, size: int) -> None:
-    """Check that tensors lie one behind the other, without a gap, up to the end of the file. places: the start, the end, the number
-    of bytes that the shape needs, and the name of each."""
+    """Check that tensors follow one another, without a gap, up to the end of the file. places: the start, the end, the number of
+    bytes that the shape needs, and the name of each."""
     expected = start
     for begin, end, count, name in sorted(places):
         if begin != expected or end - begin != count or count < 0:
-            raise WeightsError(f"{file} has a damaged header: {brief(name)} does not lie where its shape says. Fetch it again.")
+            raise WeightsError(
+                f"{file} has a damaged header: {brief(name)} is at another place than its shape requires. Download the file again."
+            )
         expected = end
     if expected != size:
-        what = "truncated" if size < expected else "longer than its header says"
+        what = "truncated" if size < expected else "longer than its header states"
         raise WeightsError(f"{file} is {what}: {size:,} bytes where its header describes {expected:,}. Fetch it again.")
 
 

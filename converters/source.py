@@ -1,4 +1,4 @@
-"""A folder to build from: its config, its trunk, where each tensor lies, and the small files that come along."""
+"""A folder to build from: its config, its trunk, the place of each tensor, and the small files beside the weights."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ class Described:
 class Source(Described):
     """A described folder with its weights, whose headers have been checked and which fit the config.
 
-    shards: by file name, in order. tensors: by the family's name. covered: the tensors by their use.
-    small_files: paths relative to the folder. repo_id, revision, commit: where it came from, when from the Hub.
-    unpacked: for a folder that this project unpacked from quantised weights.
+    shards: by file name, in order. tensors: by the family's name. covered: the tensors by their use. small_files: paths relative to
+    the folder. repo_id, revision, commit: its origin, if it is from the Hub. unpacked: for a folder that this project unpacked from
+    quantised weights.
     """
 
     shards: Mapping[str, Shard]
@@ -123,7 +123,7 @@ class Source(Described):
 
     @property
     def named(self) -> Path:
-        """The path that users know the model by: its name on the Hub, its GGUF file without the suffix, or its folder."""
+        """The path in users' terms: its name on the Hub, its GGUF file without the suffix, or its folder."""
         if self.unpacked is not None and is_gguf(self.unpacked.path.name):
             return self.unpacked.path.with_suffix("")
         if self.repo_id is not None:
@@ -139,7 +139,7 @@ def describe(folder: Path) -> Described:
     # An export without code of its own is a model of transformers like any other.
     if "auto_map" in config and os.path.isfile(folder / EXPORT):  # False where the folder may not be searched
         raise ConfigError(
-            f"{folder} is an exported model ({EXPORT}), whose Python file only transformers runs. Take the model that it was made "
+            f"{folder} is an exported model ({EXPORT}), whose Python file only transformers runs. Use the model that it was made "
             f"from: {EXPORT} names its folder."
         )
     return describe_config(path, config, content)
@@ -153,14 +153,14 @@ def read_config_file(folder: Path) -> bytes:
         return read_bytes(within(folder, "config.json"), MOST_CONFIG)
     except FileNotFoundError as error:
         packed = _gguf_files(folder)
-        raise ConfigError(f"{folder} has no config.json, so nothing says what its weights are.{packed}") from error
+        raise ConfigError(f"{folder} has no config.json, so the family of its weights is unknown.{packed}") from error
     except OSError as error:
         raise ConfigError(f"{folder / 'config.json'} cannot be read: {reason(error)}.") from error
 
 
 def describe_config(path: Path, config: Mapping[str, Any], content: bytes) -> Described:
-    """Describe a model by its config. path: of the file that the config comes from, for messages, in the model's folder. content:
-    the bytes of the config. Raises ConfigError."""
+    """Describe a model by its config. path: of the config's file in the model's folder, for messages. content: the bytes of the
+    config. Raises ConfigError."""
     family = family_of(config)
     notes: list[str] = []
     try:
@@ -206,7 +206,8 @@ def open_source(folder: Path) -> Source:
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = BROUGHT_ALONG) -> tuple[str, ...]:
-    """Paths, relative to the folder, of the files that go with the weights. Raises WeightsError for one that cannot be read."""
+    """Return the paths, relative to the folder, of the files that belong to the weights. Raises WeightsError for one that cannot be
+    read."""
     try:
         names = tuple(files_matching(folder, patterns))
     except OSError as error:
@@ -233,7 +234,8 @@ def _check_readable(folder: Path, name: str, most: int | None = None) -> None:
 
 
 def weight_files(folder: Path, read: Callable[[Path], Shard] = read_shard) -> dict[str, Shard]:
-    """The weight files that transformers would load: a single file comes before an index. read: reads the header of one."""
+    """Return the weight files that transformers would load: a single file has precedence over an index. read: reads the header of
+    one."""
     if os.path.lexists(folder / SINGLE):
         return {SINGLE: read(_own(folder, SINGLE))}
     path = folder / INDEX
@@ -261,9 +263,9 @@ def weight_files(folder: Path, read: Callable[[Path], Shard] = read_shard) -> di
 
 
 def check_layers(where: str, layers: int, tensors: int) -> None:
-    """Raises ConfigError where a config has more layers than its weights have tensors. where: the config, for messages.
+    """Raise ConfigError if a config has more layers than its weights have tensors. where: the config, for messages.
 
-    transformers makes modules before it compares them with the weights, which takes time and memory.
+    transformers makes modules before it compares them with the weights, which needs time and memory.
     """
     if layers > tensors:
         raise ConfigError(f"{where} has {layers:,} layers, and only {tensors} tensors.")
@@ -274,7 +276,7 @@ def check_sizes(where: str, config: Mapping[str, Any], largest: int) -> None:
     most = max(FREE_SIZE, largest)
     for key, value in config.items():
         if isinstance(value, int) and value > most and any(word in key for word in SIZES):
-            raise ConfigError(f"{where} says {key}: {brief(value)}; no tensor has as many numbers.")
+            raise ConfigError(f"{where} has {key}: {brief(value)}; no tensor has as many numbers.")
 
 
 def _check_generation(folder: Path, trunk: Sizes) -> None:
@@ -289,7 +291,7 @@ def _check_generation(folder: Path, trunk: Sizes) -> None:
     for key, value in _json(path, content, ConfigError).items():
         if key in TOKEN_KEYS and not are_tokens(value, trunk.vocabulary_size):
             has = f"0 to {trunk.vocabulary_size - 1:,} have an embedding"
-            raise ConfigError(f"{path} says {key}: {brief(value)}; expected a token's number, a list of them or null: {has}.")
+            raise ConfigError(f"{path} has {key}: {brief(value)}; expected a token's number, a list of them or null: {has}.")
 
 
 def _tensors(shards: Mapping[str, Shard]) -> dict[str, StoredTensor]:

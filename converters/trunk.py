@@ -29,7 +29,7 @@ def dtype_name(dtype: object) -> Dtype:
 
 class RopeScaling(TypedDict):
     """Llama 3's scaling of rotary frequencies: wavelengths beyond ``original_max_position_embeddings / low_freq_factor`` are
-    stretched by ``factor``, those below ``original_max_position_embeddings / high_freq_factor`` stay, the rest is blended.
+    stretched by ``factor``, those below ``original_max_position_embeddings / high_freq_factor`` are unchanged, the rest is blended.
     """
 
     factor: float
@@ -39,20 +39,19 @@ class RopeScaling(TypedDict):
 
 
 def read_dtype(config: Mapping[str, object]) -> Dtype:
-    """``dtype``, or the older ``torch_dtype``. Without either float32; the source then takes its tensors' type."""
+    """Return ``dtype``, or the older ``torch_dtype``. Without either float32; the source then has its tensors' dtype."""
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
     for dtype in get_args(Dtype):
         if value in (dtype, f"torch.{dtype}"):
             return dtype
-    raise ConfigError(f"config.json says dtype: {brief(value)}; expected one of {', '.join(get_args(Dtype))}.")
+    raise ConfigError(f"config.json has dtype: {brief(value)}; expected one of {', '.join(get_args(Dtype))}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes that every model around heads has. ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
+    """The common sizes of every model around heads. ``layers``, ``heads`` and ``key_heads`` are counts, ``max_positions`` tokens.
 
-    ``dtype`` is what the model computes in unless told otherwise; a stored tensor may differ. ``labels`` is the number of classes
-    of a classifier.
+    ``dtype`` is the default dtype of computation; a stored tensor may differ. ``labels`` is the number of classes of a classifier.
     """
 
     vocabulary_size: int

@@ -29,7 +29,7 @@ class UnitLength:
 
 
 Scale = Literal["plain", "logarithm"] | UnitLength
-"""How a memory takes features: unchanged, as logarithms, or divided by their length."""
+"""The form of features that a memory expects: unchanged, as logarithms, or divided by their length."""
 BALANCE = "balance"
 """In the parameters of a map that is being fitted: the key for the logarithm of the factor of the other memories' mass."""
 Plain = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -108,8 +108,8 @@ class FeatureMap(Part):
         scale: Scale,
         plain: Plain | None = None,
     ) -> tuple[tuple[Mapped], State]:
-        """position: how queries and keys are rotated before they are mapped. scale: how the memory takes its features. plain: a
-        function that replaces the definition of the features."""
+        """position: how queries and keys are rotated before they are mapped. scale: the form of features that the memory expects.
+        plain: a function that replaces the definition of the features."""
 
         def map_key(pairs: Pairs) -> Tensor:
             keys = pairs.mappable(position)

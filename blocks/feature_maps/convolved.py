@@ -115,11 +115,11 @@ def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None
     if conv.inputs != ("q", "k"):
         return "it filters queries and keys, and nothing else"
     if conv.activation != "none":
-        return "it takes what is filtered as it is"
+        return "it needs the filtered inputs unchanged"
     if conv.kernel > MOST_TAPS:
         return f"it unrolls its taps, of which there are {conv.kernel}"
     if not features.linear:
-        return "there is no product for it to take in"
+        return "there is no product to fuse"
     largest = 0 if setting.shape is None else max(setting.shape.head_dim, features.dim or 0)
     return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
 

@@ -34,7 +34,7 @@ class Hedgehog(FeatureMap):
 
     def misfit(self, shape: Shape) -> Problem | None:
         if self.resolved(shape).dim == 1 or (shape.head_dim == 1 and not self.linear):
-            return "a softmax over one column is 1 whatever comes in; set `dim` to 2 or more", ("dim",)
+            return "a softmax over one column is always 1; set `dim` to 2 or more", ("dim",)
         return super().misfit(shape)
 
     def forms(self) -> tuple[Form, ...]:
@@ -48,7 +48,7 @@ class Hedgehog(FeatureMap):
 
     def _fits(self, setting: Setting) -> str | None:
         if not self.linear:
-            return "there is no product for it to take in"
+            return "there is no product to fuse"
         largest = 0 if setting.shape is None else max(setting.shape.head_dim, self.dim or 0)
         return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
 

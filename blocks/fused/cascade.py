@@ -1,23 +1,24 @@
 """LoLA in chunks: a terraced window, a sparse cache of each query head, the state below them and their read, in one launch.
 
-One program a row and query head walks the chunks from the first to the last. As one begins, the one before the last of its document
-falls: its pairs and those in the cache are scored as the state stands, the best stay, and the others are added to the state
-(``blocks.fused.cascade_fall``). Then the chunk's queries are answered by their own chunk and the one before, the cache, and the
-state, over one denominator (``blocks.fused.cascade_answer``), and, where a score asks for it, the pairs that they see there learn
-what the state would have made of them (``blocks.fused.cascade_errors``). A document that begins finds nothing of the one before.
+One program per row and query head processes the chunks from the first to the last. At the start of a chunk, the chunk before the
+previous one of its document is evicted: its pairs and those in the cache are scored by the current state, the best are kept, and
+the others are added to the state (``blocks.fused.cascade_fall``). Then the chunk's queries are answered from their own chunk and
+the previous one, the cache, and the state, over one denominator (``blocks.fused.cascade_answer``). If the score needs it, the
+errors of the state's weights are added up for the pairs in the window (``blocks.fused.cascade_errors``). At the start of a
+document, cache and state are empty.
 
     query B T H D    key, value B E K D and position B E, of the entries: 2·size before the call, the oldest first, and T
     query_features B T H F    key_features B e N F, e ≤ E; of exponential maps their logarithms
-    held_key, held_value B S H D, held_features B S M F, held_position B S H: the cache as it is handed in
-    weight, held_weight B T H, by their strides    length B T H: what query_features are still to be multiplied by
-    decay B T H, or B T H F    state B H F D+1, written over, times exp(maximum) of exponential maps: B H F, written over
+    held_key, held_value B S H D, held_features B S M F, held_position B S H: the cache before the call
+    weight, held_weight B T H, by their strides    length B T H: the factor of query_features
+    decay B T H, or B T H F    state B H F D+1, overwritten, times exp(maximum) of exponential maps: B H F, overwritten
     pieces B T: the first token of each chunk, in order    start B E: the first entry of each entry's document
-    rows B 2: how many chunks begin in the call, and how many tokens are real
+    rows B 2: number of chunks that begin in the call, and number of real tokens
     worth B H S+E: the scores of those that were held and of the entries, where neither state nor window is looked at, with their
     resolution B H S+E; or the errors of each in the window, which the walk adds to
-    members B H S: of the pairs that are kept, where they stand among the S that were held and, behind these, the entries
+    members B H S: of the kept pairs, their place among the S pairs of the cache followed by the entries
 
-Scores and sums are float32. Of equal scores the older pairs stay, as in ``blocks.scores.base.falling``.
+Scores and sums are float32. Of equal scores the older pairs are kept, as in ``blocks.scores.base.falling``.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -1,5 +1,5 @@
-"""Evictions at the start of a chunk in the LoLA kernel (``blocks.fused.cascade``): the candidates are scored, the best ones
-stay in the cache, and the others are added to the state. Letters and layouts are those of that module.
+"""Evictions at the start of a chunk in the LoLA kernel (``blocks.fused.cascade``): the candidates are scored, the best ones are
+kept in the cache, and the others are added to the state. Letters and layouts are those of that module.
 
 One number identifies a pair: a number below S is a place in the cache at the beginning of the call; otherwise it is S plus the
 place among the entries.
@@ -177,8 +177,8 @@ def lost(decay, row, feature, F: tl.constexpr, BY_FEATURE: tl.constexpr):
 
 @triton.jit
 def chosen(score, resolution, contends, S: tl.constexpr, EB: tl.constexpr):
-    """Return which candidates stay in the cache, and their new places, in the order of age. The threshold is the S-th largest
-    score. Candidates above it by more than the rounding errors stay, then those equal to it, the older ones first."""
+    """Return which candidates are kept in the cache, and their new places, in the order of age. The threshold is the S-th largest
+    score. Candidates above it by more than the rounding errors are kept, then those equal to it, the older ones first."""
     score = tl.where(contends, score, NONE)
     bar = tl.sum(tl.where(tl.arange(0, EB) == S - 1, tl.sort(score, descending=True), 0.0), 0)
     within = resolution + tl.max(tl.where(score == bar, resolution, 0.0), 0)

@@ -1,13 +1,13 @@
-"""A causal filter of each coordinate over tokens, and Hedgehog's map of what comes of it, in one launch:
+"""A causal filter of each coordinate over tokens, and Hedgehog's map of the result, in one launch:
 
     y_t = Σ_δ w_δ ⊙ x_{t-δ},  φ(y) = softmax(u) ‖ softmax(-u) of u = yW (+ y) (+ b)
 
     x B T N D    earlier B P N D, P = taps - 1    filters w D R    start B T    weight O D C    bias O C
     y B T M D, M = max(N, w)    features B T H 2C (or C, one side), H = max(M, O)
 
-Entry e of a row is the e-th of ``earlier`` and x, so token t is entry t + P. start: the first entry of each token's document; it
-sees none before it. Backwards, what arrives at u is what ``blocks.fused.shares`` says; through the taps it goes in one more launch,
-to all entries and, summed up over a block of them, to the filters.
+Entry e of a row is the e-th of ``earlier`` and x, so token t is entry t + P. start: the first entry of each token's document; the
+filter reads none before it. In the backward, the gradient of u is that of ``blocks.fused.shares``. One more launch computes the
+gradients of all entries and, summed over a block of them, of the filters.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -1,10 +1,10 @@
-"""Latents that see all of a document: of each latent the mean of the values by a softmax over the tokens, and each token's
-mixture of these means. Documents of any number and length, behind one another, in launches whose number does not grow with theirs.
+"""Latents over whole documents: for each latent the mean of the values by a softmax over the tokens, and each token's mixture of
+these means. Documents of any number and length are concatenated, and the number of launches does not depend on theirs.
 
     shares M H L: p(l|t)    logits M H L: those of p(s|l), -inf where there is no token    value M K D    mean documents H L D
 
-M tokens are walked in stretches of one document: ``begins``, ``ends`` and ``document`` of each (``blocks.stretches``). With
-p = p(s|l), m a mean and ṁ what arrives at it, a logit's gradient is p (v·ṁ - ṁ·m), and a value's Σ p ṁ.
+M tokens are processed in stretches of one document: ``begins``, ``ends`` and ``document`` of each (``blocks.stretches``). With p =
+p(s|l), m a mean and ṁ its gradient, a logit's gradient is p (v·ṁ - ṁ·m), and a value's Σ p ṁ.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

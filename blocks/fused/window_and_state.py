@@ -1,23 +1,23 @@
 """A window and the state below it in one pass: the kernels of the forward.
 
-Entries are the pairs that the window held before the call, the oldest first, and behind them those of the call: the token t is
-entry ``held + t``. Of each token two numbers say all: entries before ``fallen`` are in the state, and those from there up to its
-own are in the window; both only from the first entry of its document on (``start``). So both memories are one softmax, over
-logits q·k / √D + w of the entries that are near and log φ(q)·φ(k) of those that are far, w the logarithm of the window's weight.
+Entries are the pairs that the window held before the call, the oldest first, followed by those of the call: the token t is entry
+``held + t``. Two numbers per token suffice: entries before ``fallen`` are in the state, and those from there up to its own are in
+the window; both only from the first entry of its document on (``start``). So both memories are one softmax, over logits q·k / √D +
+w of near entries and log φ(q)·φ(k) of far ones, w the logarithm of the window's weight.
 
     query B T H D    key, value B E K D    query_features B T H F    key_features B e N F, e ≤ E    state B N F D+1
-    decay B steps N: of each entry, log α summed up to the token it falls with, from behind the one at which all before its block
-              have fallen; clocks B steps N F, the same of a decay by the feature
-    decay_now, clocks_now: the same of each token, from behind the one at which all before the block ``base`` have fallen, the
-              last block for which they have with the first of its own block of tokens. The same tensors where one falls with each
+    decay B steps N: of each entry, log α summed up to the token that evicts it, from after the one at which all before its block
+              are evicted; clocks B steps N F, the same of a decay per feature
+    decay_now, clocks_now: the same of each token, from after the one at which all before the block ``base`` are evicted, the
+              last block evicted at the first of its own block of tokens. The same tensors if each token evicts one
     weight B T H, by its strides
-    fallen B T: None where one falls with each token    start B E: None where a row is one document
-    rows B 4: the first entry that is a pair and in no state yet, how many fall in all, the first entry of the last token's
+    fallen B T: None if each token evicts one    start B E: None if a row is one document
+    rows B 4: the first entry that is a pair and in no state yet, the number of evicted ones, the first entry of the last token's
               document, the number of real tokens
 
-``sum_up`` walks the entries block by block, and lays the state down before each block. ``answer`` takes a block of queries: the
-state that was laid down before the first of them, what has fallen since, and the window. Sums are of 32 bits. What decays by the
-feature is multiplied pair by pair inside a block, so that no exponent is above 0.
+``sum_up`` processes the entries block by block, and stores the state before each block. ``answer`` processes a block of queries:
+the state stored before the first of them, the entries evicted since, and the window. Sums are float32. With a decay per feature,
+products are computed pair by pair inside a block, so that no exponent is above 0.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -4,8 +4,8 @@ With p a pair's share in the answer o and ȯ the gradient of o, that of a logit 
 divided by the product: ``share`` (ȯ·v - ȯ·o), where ``share`` is 1 over the mass of both memories. So the state's gradient is the
 recurrence backwards, on ``share`` ȯ and, for its mass, -``share`` ȯ·o.
 
-``of_states`` walks the blocks from the last to the first, and lays down the gradient of the state behind each; ``of_queries`` and
-``of_pairs`` take a block of tokens and a block of entries. upstream is ȯ, even is ȯ·o.
+``of_states`` processes the blocks from the last to the first, and stores the gradient of the state after each; ``of_queries`` and
+``of_pairs`` process a block of tokens and a block of entries. upstream is ȯ, even is ȯ·o.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -18,8 +18,8 @@ from blocks.tensors import accumulating, affine, as_dtype, repeat_heads
 class BoundedChannel(PerOwnHead):
     """log α_t = -steepest · σ(tanh(x_t W₁) W₂ + b), one number a feature of each state head.
 
-    No token can take more than exp(-steepest) leaves, so a feature of RWKV-7 keeps at least 0.545 of itself at each token. There
-    b starts at another number for each layer and feature; here at one number for all.
+    No decay is below exp(-steepest), so a feature of RWKV-7 keeps at least 0.545 of itself at each token. There b starts at another
+    number for each layer and feature; here at one number for all.
     """
 
     equation: ClassVar[str] = "log α_t = -c · σ(tanh(x_t W₁) W₂ + b), W₁: C × rank, W₂: rank × (heads · F), c = e^(-1/2)"

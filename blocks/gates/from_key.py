@@ -30,8 +30,8 @@ class FromKey(Gate):
         if shape.features % shape.head_dim == 0:
             return None
         return (
-            f"`from_key` has a decay for each of a key's {shape.head_dim} coordinates, and the feature map gives {shape.features} "
-            "features, which do not divide by that; leave the map's `dim` out, or choose another gate, such as `channel`"
+            f"`from_key` has a decay for each of a key's {shape.head_dim} coordinates, and the feature map has {shape.features} "
+            "features, which is not a multiple; leave the map's `dim` out, or choose another gate, such as `channel`"
         ), ()
 
     def operation(self, shape: Shape) -> Operation:

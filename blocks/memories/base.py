@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blocks.rates import Rate
 
 LARGEST_FACTOR = 0.99
-"""The largest factor of a mass that calibration gives a memory."""
+"""The largest factor of a mass that calibration sets."""
 LOLCATS_FACTOR = math.log(0.1 / 0.9)
 """The logit of LoLCATs' initial window factor, σ = 0.1."""
 
@@ -58,15 +58,15 @@ class Memory(Part):
     per_query_head: ClassVar[bool] = False
     """Whether each query head holds its own pairs."""
     sifts: ClassVar[bool] = False
-    """Whether it keeps some pairs permanently, so that their tokens bring no pair to the memories below."""
+    """Whether it keeps some pairs permanently, so that their tokens pass no pair to the memories below."""
     decay_ranks: ClassVar[frozenset[str]] = frozenset()
     """The ranks of decay that it supports, if it has a gate."""
     takes_several: ClassVar[bool] = False
     """Whether it accepts several evicted pairs at one token."""
     by_coordinate: ClassVar[bool] = False
-    """Whether each coordinate of a value has its own weight in the output, so that no single weight of a token gives it."""
+    """Whether each coordinate of a value has its own weight in the output, so that no single weight of a token determines it."""
     to_have_mass: ClassVar[str] = ""
-    """The setting that gives its answer a mass, for messages."""
+    """The setting with which its answer has a mass, for messages."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
     """The name of its parameters. Default: its kind, with _ in place of a dot."""
@@ -89,11 +89,11 @@ class Memory(Part):
         """Return the problem with its direction or its gate, if there is one."""
         problem, gate = self.problem_both_ways(), self.gates
         if shape.both_ways and problem:
-            return f"{problem}, and the spec says `direction: bidirectional`; change one of them", ()
+            return f"{problem}, and the spec has `direction: bidirectional`; change one of them", ()
         if gate is not None and gate.rank_of_decay not in self.decay_ranks:
             fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
             forgets = f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}"
-            return f"{forgets}, which a `{self.kind}` memory cannot; it takes {fitting}", ("gate",)
+            return f"{forgets}, which a `{self.kind}` memory does not support; it supports {fitting}", ("gate",)
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:
@@ -121,7 +121,7 @@ class Memory(Part):
         return {}
 
     def calibrated(self, parameters: Parameters, attended: Attended, shape: Shape) -> dict[str, Tensor]:
-        """Compute a learned weight σ that gives the memory the teacher's mean share in each head, by bisection. The factor of a
+        """Compute a learned weight σ with which the memory has the teacher's mean share in each head, by bisection. The factor of a
         mass stays below 1."""
         if self.weight != "learned" or attended.balanced is None:
             return {}
@@ -161,8 +161,8 @@ class Memory(Part):
 
     @property
     def features_as(self) -> UnitLength | None:
-        """How features are normalised to unit length, for any feature map. None: they are not, and exponential features are
-        given as logarithms."""
+        """How features are normalised to unit length, for any feature map. None: they are not, and exponential features are passed
+        as logarithms."""
         return None
 
     @property
@@ -213,8 +213,8 @@ class Memory(Part):
         raise NotImplementedError
 
     def within(self, window: int) -> str | None:
-        """For a memory that holds every pair: return, as YAML, a memory that gives the same answers where a query sees only
-        ``window`` pairs, and that holds only these. None if there is none."""
+        """For a memory that holds every pair: return, as YAML, a memory that holds only the last ``window`` pairs and returns the
+        same answers if a query sees only these. None if there is none."""
         return None
 
     def matrix(self, state: State) -> Float[Tensor, "B N F V"] | None:
@@ -269,5 +269,5 @@ class Memory(Part):
             return as_dtype(torch.nn.functional.linear(as_dtype(inputs, weight.dtype), weight), dtype)
         if self.weight == "learned":
             return as_dtype(parameters["weight"], dtype)
-        assert isinstance(self.weight, float), "a memory without a weight is not asked for it"
+        assert isinstance(self.weight, float), "only a memory with a weight has logits"
         return inputs.new_full((heads,), math.log(self.weight) - math.log1p(-self.weight), dtype=dtype)

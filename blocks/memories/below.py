@@ -22,8 +22,8 @@ class Below(Protocol):
         ...
 
     def look(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
-        """Set the pairs that later calls are about, until the next call of ``look``: ``distances`` compares them, ``fall``
-        evicts some of them."""
+        """Set the pairs of the calls that follow, until the next call of ``look``: ``distances`` compares them, ``fall`` evicts
+        some of them."""
         ...
 
     def reach(self, column: Int[Tensor, " B"]) -> None:

@@ -52,8 +52,8 @@ class Delta(Rated):
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         if self.steps > 1 and above:
             yield (
-                "its further steps are of the token whose pair comes in, and pairs fall into this memory later; let it see every "
-                f"pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or say `steps: 1`",
+                "its further steps belong to the token of the pair, and this memory receives pairs that another one evicts "
+                f"later; let it receive every pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or set `steps: 1`",
                 ("steps",),
             )
 
@@ -147,7 +147,7 @@ class Delta(Rated):
     ) -> tuple[Partial, State]:
         key = value = rate = None
         if pairs is not None:
-            assert pairs.rate is not None, "the graph gives every pair its rate"
+            assert pairs.rate is not None, "every pair of the graph has a rate"
             key, rate = (repeat_heads(of, call.shape.state_heads) for of in (pairs.key, pairs.rate))
             # fla's kernels multiply in the model's dtype, and sum in float32.
             value = pairs.value if recurrence.backend == FLA else as_dtype(pairs.value, accumulating(pairs.value.dtype))

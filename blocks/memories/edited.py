@@ -1,4 +1,4 @@
-"""What the memories share whose token edits a state: gates of its hidden state say what is taken out, and what is written."""
+"""The common part of memories whose token edits a state: gates of its hidden state set what is removed and what is written."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Edited(Recurrent):
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         if above:
             yield (
-                "its gates are of the token whose pair comes in, and pairs fall into this memory later; let it see every pair "
-                f"(`flow: parallel`, or the edge `pairs -> {self.called}`), or take `delta`, whose rate travels with the pair",
+                "its gates belong to the token of the pair, and this memory receives pairs that another one evicts later; let it "
+                f"receive every pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or use `delta`, whose rate is "
+                "stored with the pair",
                 ("kind",),
             )
 
@@ -71,8 +72,8 @@ class Edited(Recurrent):
         value: Float[Tensor, "B T K V"],
         hidden: Float[Tensor, "B T C"],
     ) -> tuple[Tensor, ...]:
-        """The key and value that are written, and what else the recurrence takes behind them. Where no pair comes in, the key and
-        what stands behind the value are 0 instead."""
+        """Return the key and value that are written, and the further inputs of the recurrence. If no pair is written, the key and
+        the inputs after the value are 0."""
         raise NotImplementedError
 
     def scaled(self, output: Float[Tensor, "B T H V"], features: int) -> Float[Tensor, "B T H V"]:
@@ -83,7 +84,7 @@ class Edited(Recurrent):
         return state["state"].double()
 
     def products(self, shape: Shape) -> int:
-        """Products of a vector of features and the state that a token takes beside those of its queries."""
+        """Number of products of a vector of features and the state per token, beside those of its queries."""
         raise NotImplementedError
 
     def flops_of_gates(self, shape: Shape) -> int:

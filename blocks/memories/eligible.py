@@ -38,7 +38,7 @@ def hidden_by_falls(
     it enters the cache to the one by which it leaves.
 
     at: the columns of the tokens. falls: the columns at which the last entries enter, ``together`` entries at each. left: the
-    number of the eviction, from 1, by which each entry leaves; a larger number for entries that stay.
+    number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
     """
     falls = falls[:, ::together]
     passed = torch.arange(falls.shape[1] + 1, device=at.device)

@@ -58,5 +58,5 @@ def _product(query: Float[Tensor, "B t H F"], key: Float[Tensor, "B e H F"], log
 
 
 def _weight(logarithm: Tensor) -> Tensor:
-    """Return exp of the logits. All limited logits give one number, whatever the machine's exp returns for ``LARGEST``."""
+    """Return exp of the logits. All limited logits have one result, whatever the machine's exp returns for ``LARGEST``."""
     return logarithm.exp().clamp(max=math.exp(LARGEST))

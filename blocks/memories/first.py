@@ -49,7 +49,8 @@ class First(Holding):
         kept = max((memory.size for memory in above if isinstance(memory, First)), default=0)
         if kept >= self.size:
             yield (
-                f"the first {kept} pairs stay in another memory above, so this one stays empty; set `size` to more, or remove it",
+                f"the first {kept} pairs are kept by another memory above, so this one is always empty; set `size` to more, or "
+                "remove it",
                 ("size",),
             )
 
@@ -79,7 +80,7 @@ class First(Holding):
         answer = dense(call.turn(query, self.turn), seen.key, seen.value, visible, call.shape.softcap)
         carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
         carried = only(carried, kept)
-        # The evicted pairs are the call's own; those that stay are marked as absent for the memories below.
+        # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
         fallen = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
         return (answer, fallen), state_of(carried, call.state)
 

@@ -206,7 +206,7 @@ class Full(Memory):
     ) -> Partial:
         """Use PyTorch's own attention, which returns no mass and needs a pair at every token."""
         earlier = key.shape[1] - query.shape[1]
-        # Padding comes after the real tokens, so the causal mask is enough to hide it from them.
+        # Padding is after the real tokens, so the causal mask hides it from them.
         whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
         causal, dtype = settled(earlier == 0 and whole), query.dtype
         # Pairs of an earlier call may have another dtype, for example if autocast began since. The wider dtype is used.
@@ -260,20 +260,22 @@ def _carried(faded: Fading | None) -> State:
 
 def _kernel_fits(setting: Setting) -> str | None:
     """The ``fits`` of a kernel that needs a pair at every token."""
-    return fla.fits(setting) or (None if setting.every_pair else "it wants a pair from every token, and these fall out of a memory")
+    return fla.fits(setting) or (
+        None if setting.every_pair else "it needs a pair of every token, and these are evicted by a memory"
+    )
 
 
 def _packed_fits(setting: Setting) -> str | None:
     """The ``fits`` of a kernel that separates documents by their bounds, where PyTorch's attention would need a mask of T ×
     T."""
-    return _kernel_fits(setting) or (None if setting.documents else "it is taken for rows of several documents")
+    return _kernel_fits(setting) or (None if setting.documents else "it is for rows of several documents")
 
 
 def _native_fits(setting: Setting) -> str | None:
     if setting.needs_mass:
-        return "PyTorch's attention gives no mass, and the read asks for it"
+        return "PyTorch's attention returns no mass, and the read needs it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
     if setting.device == "cpu" and one_size(setting):
         return "on a CPU PyTorch's attention would hold T × T logits for values of another size than keys"
-    return None if setting.every_pair else "PyTorch's attention wants a pair from every token, and these fall out of a memory"
+    return None if setting.every_pair else "PyTorch's attention needs a pair of every token, and these are evicted by a memory"

@@ -1,4 +1,4 @@
-"""Gated DeltaNet-2's state: a delta rule with one gate for what is taken out, and another for what is written."""
+"""Gated DeltaNet-2's state: a delta rule with one gate for removal, and another for writing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from blocks.tensors import as_dtype, repeat_heads
 class Gdn2(Edited):
     """S_t = (I - uᵀ (b ∘ u)) D_t S_{t-1} + uᵀ (w ∘ v) of the token's own pair, read by a query of length 1; u is a key of length 1.
 
-    b, one number a feature, is how much of what the state answers to u is taken out; w, one number a coordinate of the value, how
-    much of it is written. Where both are one number, this is `delta`.
+    b, one number per feature, is the share of the state's answer to u that is removed. w, one number per coordinate of the value,
+    is the share that is written. If both are one number, this is `delta`.
     """
 
     equation: ClassVar[str] = (
@@ -42,7 +42,7 @@ class Gdn2(Edited):
     bias: float = 0.0
     """c and c' at the start. The published layer has none."""
     largest: Annotated[Literal[1, 2], Whole] = 1
-    """2 lets the state turn over what a key finds, not only take it out."""
+    """With 2, the state can also reverse the sign of the answer to a key. With 1, it can only remove the answer."""
     scale: Literal["none", "root"] = "none"
     """root: the answer is divided by √F, as the published layer divides it before its norm; none: it is not."""
     epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0

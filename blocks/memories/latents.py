@@ -49,13 +49,13 @@ class Latents(Memory):
     @classmethod
     def _weighs_itself(cls, weight: object) -> None:
         if weight is not None:
-            raise ValueError("latents bring their own weight, a new one at each token; remove `weight`")
+            raise ValueError("latents have their own weight, computed at each token; remove `weight`")
 
     @field_validator("position")
     @classmethod
     def _turns_nothing(cls, position: PositionConfig | None) -> PositionConfig | None:
         if position is not None and not isinstance(position, NoPosition):
-            raise ValueError("latents have no queries and keys that could be turned; remove `position`")
+            raise ValueError("latents have no queries and keys to rotate; remove `position`")
         return position
 
     def has_mass(self) -> bool:
@@ -199,7 +199,7 @@ class Latents(Memory):
 
     def shows(self, parameters: Parameters, call: Call, inputs: Mapping[str, Any]) -> dict[str, Shown]:
         query, _ = self._logits(parameters, inputs["hidden"], call)
-        return {"p(l|t)": Shown(query.softmax(-1), ("token", "head", "latent"), "how much each token asks each latent")}
+        return {"p(l|t)": Shown(query.softmax(-1), ("token", "head", "latent"), "the weight of each latent at each token")}
 
     def _logits(
         self, parameters: Parameters, inputs: Tensor, call: Call

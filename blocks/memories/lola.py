@@ -154,16 +154,16 @@ def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
 
 def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
     sizes = setting.shape
-    assert sizes is not None, "lowering says what the state works on"
+    assert sizes is not None, "lowering has set the features of the state"
     keep = sparse.keep
     unknown = None if type(keep) in KNOWN else keep.reads
     reasons = {
         "it has no gradient": setting.gradients,
-        "it takes a window that moves on by chunks": window.shape != "terraced",
-        "of scores that look at the state it knows `self_recall` and `relative_recall`": unknown == "state",
-        "of scores that look at the window it knows `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
-        "window and cache turn their keys alike in it": window.turn.base != sparse.turn.base,
-        "it takes a cache with room for pairs": sparse.size == 0,
+        "it supports only a window that moves by chunks": window.shape != "terraced",
+        "of scores that read the state it supports `self_recall` and `relative_recall`": unknown == "state",
+        "of scores that read the window it supports `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
+        "window and cache must rotate their keys alike": window.turn.base != sparse.turn.base,
+        "it needs a cache with a size above 0": sparse.size == 0,
         f"at most {MOST} pairs compete in it": window.size + sparse.size > MOST,
         f"it has room for {WIDEST} numbers a head": sizes.head_dim > WIDEST,
         "it caps no logits": setting.capped,
@@ -176,7 +176,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     window, sparse = parts["window"], parts["sparse"]
     assert isinstance(window, Window)
     assert isinstance(sparse, Sparse)
-    says = "from chunk to chunk: what falls, which stay, and the answers, in one pass"
+    says = "from chunk to chunk: evicted pairs, kept pairs and answers, in one pass"
     return (Form(TRITON, says, _run, partial(_fits, window, sparse), missing=WALKED.missing, refuses=True),)
 
 

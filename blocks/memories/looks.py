@@ -1,4 +1,5 @@
-"""Looks at a matrix without decay: the same keys ask again and again, and what falls in only adds to their numerators."""
+"""Repeated reads of a matrix without decay: the same keys read it again and again, and evicted pairs only add to their
+numerators."""
 
 from __future__ import annotations
 
@@ -10,20 +11,18 @@ from blocks.tensors import least_mass
 
 
 class Looks:
-    """How far what each query head's matrix, as it stands, answers to the keys of some pairs is from their values, while some of
-    them fall in.
-
-    asking: keys as they ask; divisor: what numerators ``B H E V`` are divided by; None: the mass, which the last column sums.
-    """
+    """The distance between each query head's read of the matrix by the keys of some pairs, and the values of these pairs, while
+    some of them are evicted into the matrix. asking: the keys with which it is read. divisor: the divisor of the numerators ``B H E
+    V``; None: the mass, which the last column sums."""
 
     def __init__(self, matrix: Float[Tensor, "B H F V"], asking: Callable[[Tensor], Tensor], divisor: float | None) -> None:
         columns = matrix.shape[-1] - (divisor is None)
-        # The sums of keys have no column where a divisor is given.
+        # With a divisor, the sums of keys have no column.
         self.matrix, self.sums, self.asking, self.divisor = matrix[..., :columns], matrix[..., columns:], asking, divisor
         self.unseen: list[Tensor] = []
 
     def look(self, pairs: Features, fallen: Features | None) -> None:
-        """Ask for these from now on. fallen: what has fallen of others since the last look."""
+        """Set the pairs to compare from now on. fallen: pairs that other looks have evicted since the last call."""
         if fallen is not None:
             keys, values = fallen.fill_absent(fallen.key, 0.0).transpose(1, 2), fallen.value.to(self.matrix.dtype).transpose(1, 2)
             self.matrix = self.matrix + keys.mT @ values
@@ -36,13 +35,13 @@ class Looks:
         self.products, self.unseen = None, []
 
     def fall(self, index: Int[Tensor, "B M H"]) -> None:
-        """Let some of them fall in."""
+        """Add evicted pairs."""
         self.unseen.append(index.transpose(1, 2)[..., None])
 
     def distances(self) -> Float[Tensor, "B E H"]:
         """From what the matrix answers to each key to the pair's value."""
         for index in self.unseen:
-            # What one more pair adds: the product of its key with each that asks, times its value.
+            # The contribution of one more pair: the product of its key with each reading key, times its value.
             self.products = self.queries @ self.keys.mT if self.products is None else self.products
             value = self.value.gather(2, index.expand(-1, -1, -1, self.value.shape[-1]))
             products = self.products.gather(3, index.mT.expand(-1, -1, self.products.shape[2], -1))

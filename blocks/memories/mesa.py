@@ -29,7 +29,8 @@ START = 1.0
 
 
 class Mesa(Rated):
-    """o_t = u_q (G_t + Λ)⁻¹ H_t, where G_t sums β uᵀ u and H_t sums β uᵀ v of the pairs that fall, both decayed; u has length 1.
+    """o_t = u_q (G_t + Λ)⁻¹ H_t, where G_t sums β uᵀ u and H_t sums β uᵀ v over the pairs that it receives, both decayed; u has
+    length 1.
 
     (G_t + Λ)⁻¹ H_t maps the keys so far to their values with the smallest weighted squared error, and Λ keeps it small: one learned
     number for each feature of a state head, at least ``smallest``. The answer is a raw numerator: there is no mass.
@@ -104,7 +105,7 @@ class Mesa(Rated):
     ) -> tuple[Partial, State]:
         key = value = rate = None
         if pairs is not None:
-            assert pairs.rate is not None, "the graph gives every pair its rate"
+            assert pairs.rate is not None, "every pair of the graph has a rate"
             key, rate = (repeat_heads(states, call.shape.state_heads) for states in (pairs.key, pairs.rate))
             value, rate = as_dtype(pairs.value, accumulating(pairs.value.dtype)), pairs.fill_absent(rate, 0.0)
         output, matrix = run(recurrence, call, query, key, value, rate, log_decay, call.tokens.segment, call.state["state"])

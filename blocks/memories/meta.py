@@ -16,10 +16,10 @@ from blocks.softmax import dense
 
 
 class Meta(Holding):
-    """Softmax over ``size`` learned pairs a key head, which belong to no token; every pair of the text falls as it comes.
+    """Softmax over ``size`` learned pairs per key head, which belong to no token. Every pair of the text is evicted at once.
 
-    Keys stand at position 0: with ``position: none`` a token sees them alike wherever it stands. Values start at 0, keys do
-    not: they take their share of a softmax from the first, so beside a window a head starts as the window scaled down.
+    Keys are at position 0. With ``position: none`` their weights do not depend on the position of the query. Values start at 0,
+    keys do not. The pairs have a share of the softmax from the start, so a head with a window starts as the window scaled down.
     """
 
     equation: ClassVar[str] = "o_t = Σ_m softmax_m(q_t·k_m / √D) v_m, k_m and v_m learned; lse_t = log Σ_m exp(q_t·k_m / √D)"
@@ -61,7 +61,7 @@ class Meta(Holding):
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial, Pairs], State]:
-        """Answer the queries, and let every pair fall."""
+        """Answer the queries, and evict every pair."""
         asking = call.turn(query, self.turn)
         batch, length = query.shape[:2]
         key, value = (parameters[name].to(query.dtype).expand(batch, -1, -1, -1) for name in ("key", "value"))

@@ -49,7 +49,7 @@ def by_document(
     *,
     left: bool = False,
 ) -> Float[Tensor, "B T H V"]:
-    """Documents stand one behind the other, so each is cut out by itself. left: by way of T × T weights."""
+    """Compute each document separately: documents are one after the other in a row. left: use T × T weights."""
     states = query, logits, repeat_heads(value.to(query.dtype), query.shape[2])
     segment = tokens.segment
     if segment is None:

@@ -1,4 +1,4 @@
-"""What the memories of fixed size share: pairs fall into a matrix, one after the other, and time passes for it."""
+"""The common part of memories of fixed size: a matrix that receives pairs one after the other, and decays over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blocks.timeline import timeline
 
 
 class Recurrent(Memory):
-    """A state that takes features of pairs, forgets by its gate, and answers features of queries."""
+    """A state that receives features of pairs, decays by its gate, and answers features of queries."""
 
     bounded: ClassVar[bool] = False
     reads: ClassVar[Kind] = Kind.FEATURES
@@ -72,7 +72,7 @@ class Recurrent(Memory):
         decay: Tensor | None = None,
         recurrence: Form,
     ) -> tuple[tuple[Partial], State]:
-        """Take the pairs that fall at each token, if any, and answer the token's query."""
+        """Write the pairs that are evicted into the state at each token, and answer the token's query."""
         taken = None if pairs is None else self.features(features, pairs)
         answer, state = self.recall(call, features.query, taken, decay, recurrence)
         return (answer,), state
@@ -84,7 +84,7 @@ class Recurrent(Memory):
         raise NotImplementedError
 
     def features(self, features: Mapped, pairs: Pairs) -> Features:
-        """The pairs as this memory takes them."""
+        """Return the pairs in the form that this memory writes."""
         return self.mapped(features.key(pairs), pairs)
 
     def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
@@ -94,10 +94,10 @@ class Recurrent(Memory):
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        """Take the pairs that fall at each token, if any, and answer the token's query.
+        """Write the pairs that arrive at each token, if any, and answer the token's query.
 
-        query and the pairs' keys are features, as ``features_as`` wants them. Decay runs on clock time, whether a pair
-        falls or not, and before it does.
+        query and the pairs' keys are features, in the form of ``features_as``. The state decays at every token, with or without a
+        pair, and before the pair is written.
         """
         log_decay = still(log_decay, call.tokens)
         if recurrence.decode and pairs is not None and pairs.key.shape[1] == 0:
@@ -106,7 +106,7 @@ class Recurrent(Memory):
             pairs = nothing(query, call.shape, query.dtype)
         if pairs is None or pairs.arrival is None or recurrence.decode:
             return self.recur(call, query, pairs, log_decay, recurrence)
-        assert pairs.present is not None, "what falls out of a memory may lack in some rows"
+        assert pairs.present is not None, "some rows may have fewer evicted pairs"
         line = timeline(call.tokens, pairs)
         one_by_one = Features(
             line.of_pairs(pairs.key),
@@ -123,15 +123,17 @@ class Recurrent(Memory):
     def recur(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        """The same for at most one pair a token, in the token's own column; in decode, for all that falls at the only one."""
+        """The same for at most one pair per token, in the token's own column; in decode, for all pairs of the only token."""
         raise NotImplementedError
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
-        """What the state, as it stands, answers where a pair's own key asks (LoLA, eq. 8). Every query head has its state."""
+        """Return the answers of the state, in its current form, to the pairs' own keys (LoLA, eq. 8). Every query head reads its
+        state."""
         raise NotImplementedError
 
     def looks(self, state: State, shape: Shape) -> Looks | None:
-        """How to look again and again at a state that does not decay, where that takes less than looking anew."""
+        """Return an object for repeated reads of a state that does not decay, if that is faster than reading it again. None
+        otherwise."""
         return None
 
 

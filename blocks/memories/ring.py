@@ -1,7 +1,6 @@
-"""A state of the last ``size`` entries, one a token, in which each new one takes the place of the oldest.
-
-The entry of a row's token t stands at place t mod size, so a step of decode writes one entry and moves none. Longer calls
-lay the entries out by age first, and put them back in their places at the end.
+"""A state of the last ``size`` entries, one a token, in which each new entry overwrites the oldest. The entry of a row's token t is
+at index t mod size, so a step of decode writes one entry and moves none. Longer calls lay the entries out by age first, and restore
+the order at the end.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from blocks.operation import State
 from blocks.tensors import as_dtype, in_all_rows, may_look, take
 
 RingSlot = Int[Tensor, "1"] | Int[Tensor, " B"]
-"""Of the oldest entry: one number where it is known to be the same in every row, else where all rows stand one behind the other."""
+"""Index of the oldest entry: one number if it is known to be the same in every row; otherwise one per row."""
 
 
 def place_of(tokens: Tokens, size: int) -> RingSlot:
-    """Where the only token of a call stands, in the place of the oldest entry until then."""
+    """Index of the only token of a call: that of the oldest entry, which it overwrites."""
     return tokens.once(("ring", size), lambda: _place(tokens.in_row(), size))
 
 

@@ -20,13 +20,12 @@ from blocks.tensors import as_dtype
 
 
 class Rwkv7(Edited):
-    """S_t = (D_t - (a ∘ κ)ᵀ κ) S_{t-1} + k'ᵀ v of the token's own pair, read by q_t.
-
-    κ is the key that is looked for, ξ ∘ k divided by its length, and k' = k ∘ (1 + (a - 1) ∘ α) the key that is written. a is the
-    in-context learning rate, one number a feature: how much of what κ finds is taken out. In the paper S is this one transposed.
+    """S_t = (D_t - (a ∘ κ)ᵀ κ) S_{t-1} + k'ᵀ v of the token's own pair, read by q_t. κ = ξ ∘ k divided by its length is the key
+    whose answer is removed, and k' = k ∘ (1 + (a - 1) ∘ α) is the key that is written. a is the in-context learning rate, one
+    number per feature: the share of κ's answer that is removed. The paper's S is the transpose.
 
     Not in this memory: the token shift in front of the projections, the mixture of values with those of the first layer, and the
-    bonus (q · (ρ ∘ k')) v, which the published layer adds behind its norm.
+    bonus (q · (ρ ∘ k')) v, which the published layer adds after its norm.
     """
 
     equation: ClassVar[str] = (
@@ -49,7 +48,7 @@ class Rwkv7(Edited):
 
     def problem(self, shape: Shape) -> Problem | None:
         if self.length == "raw" and shape.exponential:
-            return "takes features as they are, and this map's are exponentials without a bound; set `length: unit`", ("length",)
+            return "uses features unchanged, and this map's are exponentials without a bound; set `length: unit`", ("length",)
         return super().problem(shape)
 
     @property
@@ -89,7 +88,7 @@ class Rwkv7(Edited):
 
 
 def of_unit_length(states: Float[Tensor, "*rest F"], epsilon: float) -> Float[Tensor, "*rest F"]:
-    """Vectors divided by √(‖x‖² + epsilon); a vector of zeros stays as it is."""
+    """Return the vectors divided by √(‖x‖² + epsilon). A vector of zeros does not change."""
     if epsilon:
         return states * (states.square().sum(-1, keepdim=True) + epsilon).rsqrt()
     length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)

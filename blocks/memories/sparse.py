@@ -29,24 +29,24 @@ from blocks.tensors import accumulating, as_dtype, repeat_heads, take
 Attend = Callable[..., Partial]
 Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
 """Of a form: its backend, the end of its description, what computes attention, and where that fits."""
-STEP = "what falls in at the token, then one query against what is kept"
+STEP = "the pairs that arrive at the token, then one query over the kept pairs"
 STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_step, native_step_fits), (TORCH, "", single, unbroken))
-FALLS = "one fall after the other"
+FALLS = "one eviction after the other"
 BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_fits), (EVERY, "", dense, anywhere))
 BLOCK = 64
-"""Tokens that are answered at once: each meets what was kept before them and all that falls in among them, seen or not."""
+"""Tokens that are answered at once. Each attends to the pairs kept before them and to all pairs received among them, masked as
+needed."""
 
 
 class Sparse(Holding):
-    """Softmax over ``size`` pairs that were kept of all that fell from above, each query head its own.
-
-    As pairs fall in, they and those that are here are scored against the state below, as the token before left it: neither
-    decayed by this one nor with anything in it that falls now. The ``size`` best stay, of equals the older, and the others
-    fall on. Scores that differ by no more than their own rounding errors are equal (``blocks.scores.base.falling``), so that pairs
-    of repeated tokens are kept by age, however a text is split into calls. Which stay is not differentiated.
+    """Softmax over the ``size`` pairs that were kept of all that the memory above evicted; each query head has its own pairs. New
+    pairs and those in the cache are scored against the state below after the previous token: without this token's decay and without
+    pairs evicted at this token. The ``size`` pairs with the largest scores are kept, the older of two equal ones, and the others
+    are evicted. Scores that differ by no more than their own rounding errors are equal (``blocks.scores.base.falling``), so that
+    pairs of repeated tokens are kept by age, however a text is split into calls. The choice has no gradient.
     """
 
-    equation: ClassVar[str] = "G_t = the size pairs of G_{t-1} ∪ {fallen} with the largest ‖φ(k)S/φ(k)·z - v‖; softmax over G_t"
+    equation: ClassVar[str] = "G_t = the size pairs of G_{t-1} ∪ {evicted} with the largest ‖φ(k)S/φ(k)·z - v‖; softmax over G_t"
     source: ClassVar[str] = "LoLA, arXiv:2505.23666, eq. 9 to 14, table 4 and appendix D"
     per_query_head: ClassVar[bool] = True
     takes_several: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class Sparse(Holding):
     size: NonNegativeInt = 64
     """Pairs that each query head keeps."""
     keep: ScoreConfig = SelfRecall()
-    """The score of a pair; of equals, the older stays."""
+    """The score of a pair. Of two equal pairs, the older is kept."""
     weight: Literal["learned", "token", "same"] | Annotated[float, Field(gt=0, lt=1)] | None = None  # pyright: ignore
     """As any memory's, or the same as that of the window above."""
 
@@ -88,8 +88,8 @@ class Sparse(Holding):
         wrong = [name for number, (name, memory) in enumerate(below.items()) if number or not isinstance(memory, Recurrent)]
         for name in wrong:
             yield (
-                "what falls out of a sparse cache goes into one state; "
-                + (f"say `pairs -> {name}`" if edges else "put a `state` (or `delta`) memory below it"),
+                "a sparse cache can evict into one state only; "
+                + (f"use the edge `pairs -> {name}`" if edges else "put a `state` (or `delta`) memory below it"),
                 name,
             )
         if not below and self.keep.reads != "pair":
@@ -108,8 +108,8 @@ class Sparse(Holding):
             )
         if self.weight == "same" and not (above and above[0].exact and above[0].weight is not None):
             yield (
-                "`weight: same` takes the weight of the exact memory above, and there is none; "
-                "give the memory above a `weight`, or this one its own",
+                "`weight: same` uses the weight of the exact memory above, which has none; set `weight` on the memory above, or "
+                "another `weight` here",
                 ("weight",),
             )
 
@@ -126,7 +126,7 @@ class Sparse(Holding):
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
-        """What falls out of it goes nowhere."""
+        """Whether evicted pairs are discarded."""
         partial, state = self.attend(parameters, query, pairs, call, below=None, attention=attention)
         return (partial, None), state
 
@@ -138,7 +138,8 @@ class Sparse(Holding):
         return (answer, None), state
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        """Attention over the cache; at every fall a score of the recall reads the state for each pair here or falling."""
+        """Attention over the cache. At every eviction a score of recall reads the state for each pair in the cache and each new
+        one."""
         scored = self.size + shape.falling if self.keep.reads == "state" else 0
         recall = 2 * scored * shape.features * shape.value_dim // shape.falling
         return shape.heads * (2 * self.size * (shape.head_dim + shape.value_dim) + recall)
@@ -153,7 +154,7 @@ class Sparse(Holding):
         below: Below | None,
         attention: Attend,
     ) -> tuple[Partial, State]:
-        """Take the pairs as they fall, let the rest fall on into ``below``, and answer the queries, block by block."""
+        """Add the pairs as they arrive, evict the others into ``below``, and answer the queries, block by block."""
         length, together, tokens = query.shape[1], pairs.together, call.tokens
         column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
         arrival = column if pairs.arrival is None else pairs.arrival
@@ -183,8 +184,8 @@ class Sparse(Holding):
     def _pass(
         self, eligible: Held, falls: Int[Tensor, "B e"], together: int, call: Call, below: Below | None
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
-        """Let what falls in a block fall in, one group of pairs after the other: which of the eligible are kept after the last, and
-        the number of the fall, from 1, at which each falls on; one more than there are if it is kept."""
+        """Add the pairs that arrive in a block, one group after the other. Return which candidates are kept after the last group,
+        and the number of the eviction, from 1, by which each candidate leaves; the number of evictions + 1 if it is kept."""
         present, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
         gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], falls.shape[1] // together + 1)
         if below is not None:
@@ -216,7 +217,7 @@ class Sparse(Holding):
         below: Below | None,
         attention: Attend,
     ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
-        """``attend`` for one token: its answer, what falls on, the mapped keys of that, and the new state."""
+        """``attend`` for one token: return its answer, the evicted pairs with their mapped keys, and the new state."""
         state, fallen, mapped = call.state, None, None
         if pairs is not None:
             arriving = self._held(pairs, call)
@@ -242,7 +243,7 @@ class Sparse(Holding):
         return answer, fallen, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
-        """Pairs as the state has them: of each query head, their keys turned."""
+        """Return the pairs in the form of the state: those of each query head, with rotated keys."""
         held = {name: entries for name, entries in pairs.numbers.items() if name in call.state}
         held |= {"key": pairs.turned(self.turn), "value": pairs.value}
         if "convolved" in call.state:
@@ -262,7 +263,7 @@ class Sparse(Holding):
         return held
 
     def _falling(self, held: Held, call: Call) -> Pairs:
-        """What is held, as it falls on."""
+        """Return the pairs of the cache in the form of evicted pairs."""
         return self.pairs_of({name: held[name] for name in call.state})
 
     def _worth(self, eligible: Held, below: Below | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -278,12 +279,12 @@ class Sparse(Holding):
             return score, self.keep.resolution(contenders, score)
 
     def _stay(self, gone: Bool[Tensor, "B E H"]) -> Int[Tensor, "B S H"]:
-        """Those that stay, by their age."""
+        """Return the kept pairs by age."""
         return gone.to(torch.int8).argsort(dim=1, stable=True)[:, : self.size]
 
 
 def _norm(value: Float[Tensor, "B E H V"]) -> Float[Tensor, "B E H"]:
-    """The length of each value, which only the choice of pairs asks for."""
+    """Return the length of each value, which only the choice of pairs needs."""
     return torch.linalg.vector_norm(value.detach().to(accumulating(value.dtype)), dim=-1)
 
 
@@ -294,7 +295,7 @@ def _nothing(query: Tensor) -> Partial:
 
 
 def _joined(answers: list[Partial]) -> Partial:
-    """The answers to tokens one behind the other."""
+    """Return the answers to tokens, concatenated."""
     output, lse = (torch.cat(of, dim=1) for of in zip(*((each.output, each.lse) for each in answers), strict=True))
     largest = [each.maximum for each in answers if each.maximum is not None]
     return Partial(output, lse, maximum=torch.cat(largest, dim=1) if largest else None)

@@ -1,5 +1,5 @@
-"""A sparse cache and the state below it, as one step: the cache looks at the state before each fall, and the state takes what
-falls on. No form of either alone could do it."""
+"""A sparse cache and the state below it, as one step: the cache reads the state before each eviction, and the state receives the
+evicted pairs. Neither could compute this alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from blocks.pattern import Bound, Pattern
 class Falling:
     """``blocks.memories.below.Below`` for one call.
 
-    The cache chooses by what it sees, and a choice has no gradient: for its looks the state takes the pairs without one, and
-    only when it is looked at. The tokens' answers come from one call over all the pairs.
+    The cache chooses pairs by their scores, and a choice has no gradient. For the scores the state receives pairs without
+    gradients, and only when it is read. The tokens' answers are computed by one call over all pairs.
     """
 
     def __init__(
         self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, together: int = 1
     ) -> None:
-        """like: any tensor of the values' dtype. together: how many pairs fall at once, as ``Pairs`` has it."""
+        """like: any tensor of the values' dtype. together: how many pairs are evicted at once, as in ``Pairs``."""
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
         self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
@@ -45,16 +45,16 @@ class Falling:
         return self.mapped.key(pairs)
 
     def look(self, pairs: Pairs, keys: Tensor) -> None:
-        """These pairs are asked for, and some of them fall, until others are."""
+        """Set the pairs of the calls that follow, of which some are evicted."""
         self._settle()
         self.pairs = self.memory.mapped(keys, pairs)
 
     def reach(self, column: Tensor) -> None:
-        """Take what fell last, and let time pass up to this column, without its decay."""
+        """Write the last evicted pairs, and advance to this column, without its decay."""
         segment = self.call.tokens.segment
         with torch.no_grad():
             if self.looks is not None:
-                if self.looked is not self.pairs:  # of which ``_settle`` has gathered what fell before them, block by block
+                if self.looked is not self.pairs:  # ``_settle`` has gathered the pairs evicted before these, block by block
                     self.looks.look(self.pairs, self.fallen[-1] if self.fallen else None)
                 self.looked = self.pairs
                 return
@@ -71,7 +71,7 @@ class Falling:
                 self._pass(self._nothing(1), decay, segment)
 
     def distances(self) -> Tensor:
-        """How far what the state, as it stands, answers to each pair's own key is from the pair's value."""
+        """Return the distance between the state's answer to each pair's own key and the pair's value."""
         with torch.no_grad():
             if self.looks is not None:
                 return self.looks.distances()
@@ -79,14 +79,14 @@ class Falling:
             return torch.linalg.vector_norm(answered - self.pairs.value, dim=-1)
 
     def fall(self, index: Tensor, present: Tensor, column: Tensor) -> None:
-        """Let some of the pairs, where they are there, fall in at the token in this column."""
+        """Evict some of the pairs, if present, at the token in this column."""
         self.groups += 1
         self.falls.append((index, present, column[:, None].expand(index.shape[:2])))
         if self.looks is not None and self.looked is self.pairs:
             self.looks.fall(index)
 
     def _settle(self) -> None:
-        """Gather what fell of the pairs that were asked for."""
+        """Gather the evicted pairs of those set by ``look``."""
         if self.falls:
             self.fallen.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.falls, strict=True))))
             self.falls = []
@@ -98,13 +98,13 @@ class Falling:
         return Features(held["key"], held["value"], present, column, held.get("rate"), self.together)
 
     def _last(self) -> Features | None:
-        """What fell last."""
+        """Write the last evicted pairs."""
         if self.falls:
             return self._of(*self.falls[-1])
         return self.fallen[-1].cut(slice(-self.together, None)) if self.fallen else None
 
     def answer_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
-        """The state's answer to the only token, at which these pairs fall, and what it hands on."""
+        """Return the state's answer to the only token, at which these pairs are evicted, and the new state."""
         taken = None
         if pairs is not None and keys is not None:
             taken = self.memory.mapped(keys, pairs)
@@ -119,7 +119,7 @@ class Falling:
         return self._recall(self.mapped.query, fallen, self.log_decay, self.call.tokens, self.call.state)
 
     def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
-        """Let the pairs fall in, as if each had a token of its own, of which the first has the decay."""
+        """Write the pairs as if each had its own token, of which the first has the decay."""
         if log_decay is not None:
             later = log_decay.new_zeros(log_decay.shape[0], features.key.shape[1] - 1, *log_decay.shape[2:])
             log_decay = torch.cat((log_decay, later), dim=1)
@@ -128,7 +128,7 @@ class Falling:
         _, self.seen = self._recall(nobody, features, log_decay, tokens, self.seen)
 
     def _time(self, first: Tensor, end: Tensor) -> Tensor | None:
-        """The decay of the tokens from a column to another, B 1 N or B 1 N F. Both lie where the last group and this one fall."""
+        """Return the decay of the tokens between two columns, B 1 N or B 1 N F: those of the last eviction and of this one."""
         if self.log_decay is None:
             return None
         around = slice(max(self.groups - 1, 0) * self.together, (self.groups + 1) * self.together)
@@ -151,7 +151,7 @@ class Falling:
 
 
 def _joined(fallen: list[Features], together: int) -> Features:
-    """All that fell, in its order; one a token, in its own column."""
+    """Return all evicted pairs, in their order; with one per token, in its own column."""
     key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in fallen), strict=True))
     others = zip(*((each.present, each.arrival, each.rate) for each in fallen), strict=True)
     present, arrival, rate = ([of for of in every if of is not None] for every in others)
@@ -168,7 +168,7 @@ def _joined(fallen: list[Features], together: int) -> Features:
 def _answer(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
-    """What the cache gives, and what the state does."""
+    """Return the outputs of the cache and of the state."""
     cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
     exact, held = cache.compute(_sparse(cache).attend, query, pairs, cache.call, below=below, attention=attention)
     rest, summed = state.compute(lambda _: below.answer())
@@ -189,7 +189,7 @@ def _answer_step(
 def _opened(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], recurrence: Form
 ) -> tuple[Bound, Bound, Falling, Tensor, Any]:
-    """Cache and state, the state as the cache sees it, the queries, and the pairs that fall in, if any may."""
+    """Return the cache and the state, the state as the cache reads it, the queries, and the pairs that arrive, if any."""
     cache, state = bound["sparse"], bound["state"]
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
     together = 1 if pairs is None else pairs.together

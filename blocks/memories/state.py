@@ -44,7 +44,7 @@ class StateMemory(Recurrent):
     to_have_mass: ClassVar[str] = "set `normalise: true`, "
     kind: Literal["state"] = "state"
     normalise: bool = True
-    """Divide by the mass. Without it the answer is a raw numerator, which only a sum can take beside other memories."""
+    """Divide by the mass. Otherwise the answer is a raw numerator, which only `read: sum` can combine with other memories."""
     scale: Literal["none", "root"] = "none"
     """root: a raw numerator is divided by √F, as GLA and RetNet divide q·k (their K^-½); none: it is not."""
 
@@ -60,9 +60,7 @@ class StateMemory(Recurrent):
                 "adds to a raw numerator, and this one is divided by its mass: set normalise: false, or remove it", "skip"
             )
         if self.input_scale == "step" and not self.gate.steps:
-            raise FieldError(
-                "asks the gate for its step, and this gate has none: say `gate: softplus`, or remove it", "input_scale"
-            )
+            raise FieldError("needs the gate's step, and this gate has none: set `gate: softplus`, or remove it", "input_scale")
         if self.normalise and self.scale != "none":
             raise FieldError(
                 "scales a raw numerator, and this one is divided by its mass: set normalise: false, or remove it", "scale"
@@ -88,8 +86,8 @@ class StateMemory(Recurrent):
         set_options = [name for name, is_set in (("input_scale", self.input_scale != "none"), ("skip", self.skip)) if is_set]
         if set_options and above:
             yield (
-                f"`{set_options[0]}` is of the token whose pair comes in, and pairs fall into this state later; let it see every "
-                f"pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or remove it",
+                f"`{set_options[0]}` belongs to the token of the pair, and this state receives pairs that another memory evicts "
+                f"later; let it receive every pair (`flow: parallel`, or the edge `pairs -> {self.called}`), or remove it",
                 (set_options[0],),
             )
 
@@ -154,7 +152,7 @@ class StateMemory(Recurrent):
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
         plain = log_decay is None and not call.shape.exponential and recurrence.backend == TORCH and not recurrence.decode
-        # Without arrivals a pair falls at each token, however many may fall at once.
+        # Without arrivals there is one pair per token, however many may be evicted at once.
         if plain and pairs is not None and pairs.arrival is not None and pairs.together >= SHORTEST_GROUP:
             run = partial(together, arrival=pairs.arrival, size=pairs.together)
             return self.recur(call, query, pairs, None, replace(recurrence, run=run))
@@ -245,7 +243,7 @@ class StateMemory(Recurrent):
         return (self._skipped(parameters, answer, pairs.value) if self.skip else answer,), {}
 
     def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True) -> Partial:
-        """log_scale: of what the output is to be multiplied by; None: nothing. mass: whether anybody asks for it."""
+        """log_scale: the logarithm of the output's factor; None: no factor. mass: whether a read needs the mass."""
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
@@ -256,8 +254,8 @@ class StateMemory(Recurrent):
 
 
 def quotient(sums: Float[Tensor, "B T H V"], dtype: torch.dtype, *, mass: bool) -> Partial:
-    """Sums of weighted values, divided by the sum of the weights, which is their last column. mass: whether its logarithm is asked
-    for."""
+    """Return sums of weighted values, divided by the sum of the weights, which is their last column. mass: whether its logarithm is
+    needed."""
     columns = sums.shape[-1] - 1
     numerator, masses = sums.narrow(-1, 0, columns), sums.narrow(-1, columns, 1)
     least = least_mass(masses.dtype)
@@ -266,8 +264,8 @@ def quotient(sums: Float[Tensor, "B T H V"], dtype: torch.dtype, *, mass: bool) 
 
 
 def scaled(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Features whose largest is 1, and its logarithm: a query's own scale cancels in the quotient, and taking it out keeps
-    products of small features in range."""
+    """Return features whose largest is 1, and the logarithm of the factor. A query's own scale cancels in the quotient, and without
+    it products of small features remain in range."""
     largest = features.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
     return features / largest, largest.log().squeeze(-1)
 

@@ -26,10 +26,10 @@ from blocks.tensors import accumulating, all_present, may_look, take
 class Window(Holding):
     """Softmax over the last pairs, the current one included.
 
-    sliding: exactly ``size`` pairs, and one falls out a token: at t, that of t - size. terraced: the token's own chunk of
-    ``size`` tokens and the chunk before it; as a chunk begins, all pairs of the chunk before the last fall at once. Chunks
-    count from the first token of a document, by positions: where these do not count on by one, what a token sees depends on where
-    calls begin.
+    sliding: exactly ``size`` pairs; one is evicted at each token, at t the pair of t - size. terraced: the token's own chunk of
+    ``size`` tokens and the chunk before it; at the start of a chunk, all pairs of the chunk before the previous one are evicted at
+    once. Chunks are counted from the first token of a document, by positions. If positions do not increase by one, the visible
+    pairs of a token depend on where calls begin.
     """
 
     equation: ClassVar[str] = "o_t = Σ_s softmax_s(q_t·k_s / √D) v_s, t - size < s ≤ t; lse_t = log Σ_s exp(q_t·k_s / √D)"
@@ -69,8 +69,8 @@ class Window(Holding):
             if not memory.takes_several:
                 remedy = f"`pairs -> {name}`" if edges else "put one of those below it"
                 yield (
-                    "pairs fall out of a terraced window many at a token, which only a sparse cache or a state can take; "
-                    f"say `shape: sliding`, or {remedy}",
+                    "a terraced window evicts many pairs at a token, which only a sparse cache or a state can receive; "
+                    f"set `shape: sliding`, or {remedy}",
                     name if edges else ("shape",),
                 )
 
@@ -118,10 +118,10 @@ class Window(Holding):
         features: Mapping[str, Mapped],
         attention: Callable[[Tensor, Tensor, Pairs, Visible, float | None], Partial],
     ) -> tuple[tuple[Partial, Pairs], State]:
-        """Answer the queries, and say which pairs fall, and when (position -1: none).
+        """Answer the queries, and return the evicted pairs with their arrival (position -1: none).
 
-        pairs: one a token. features: where memories below ask how far their products were from the exact weights while a pair
-        stood here; each sum falls with the pair under its name.
+        pairs: one per token. features: needed if memories below score pairs by the difference between products of features and
+        exact weights while the window held the pair. Each sum is evicted with its pair, under its name.
         """
         tokens, held = call.tokens, self.held
         extended = self.entries(call, pairs)
@@ -141,7 +141,7 @@ class Window(Holding):
         return (answer, fall(extended, segment, tokens)), carried
 
     def entries(self, call: Call, pairs: Pairs) -> Pairs:
-        """The pairs that the state holds, the oldest first, and behind them those of the call."""
+        """Return the pairs of the state, the oldest first, followed by those of the call."""
         before = self.pairs_of(call.state).each(lambda entries: by_age(entries, call.tokens))
         return before.joined(pairs.kept(self.turn))
 
@@ -163,7 +163,7 @@ class Window(Holding):
         features: Mapping[str, Mapped],
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial, Pairs | None], State]:
-        """The same for one token, which takes the place of the oldest pair. Nothing falls: None."""
+        """The same for one token, whose pair overwrites the oldest. Nothing is evicted: None."""
         tokens, state = call.tokens, call.state
         sliding, place = self.shape == "sliding", place_of(tokens, self.held)
         fallen = None if self.drops else self.falling(call, pairs)
@@ -174,13 +174,13 @@ class Window(Holding):
         if any(number.error for number in call.shape.numbers):
             carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
         position = carried["position"]
-        # Where each token's pair comes in, the windows of a size hold the same positions in all layers.
+        # If each token adds its pair, windows of one size hold the same positions in all layers.
         full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_present(position))
         answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
         return (answer, fallen), carried
 
     def falling(self, call: Call, pairs: Pairs) -> Pairs | None:
-        """What falls as the only token of a call comes in, if anything may."""
+        """Return the pairs that are evicted at the only token of a call, if any can be."""
         if self.shape == "terraced":
             return self._chunk_that_falls(call.state, call.tokens)
         fallen = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
@@ -215,7 +215,7 @@ class Window(Holding):
         return hidden(back <= tokens.position % self.size + self.size, accumulating(dtype))[:, None, None]
 
     def problem_both_ways(self) -> str | None:
-        return "a terraced window falls by chunks, which only looks back" if self.shape == "terraced" else None
+        return "a terraced window evicts by chunks, so it is causal" if self.shape == "terraced" else None
 
     def answer_both_ways(
         self,
@@ -227,7 +227,7 @@ class Window(Holding):
         features: Mapping[str, Mapped],
         blocks: bool = False,
     ) -> tuple[tuple[Partial, None], State]:
-        """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing falls."""
+        """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing is evicted."""
         tokens = call.tokens
         query, key = call.turn(query, self.turn), pairs.turned(self.turn)
         if not blocks:
@@ -257,7 +257,8 @@ class Window(Holding):
         return replace(fallen, position=position)
 
     def _chunks(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
-        """A chunk falls as the second after it begins. Of as many columns as a chunk has tokens, one at most begins it."""
+        """Return the evicted pairs of a terraced window: a chunk is evicted when the second chunk after it begins. Among as many
+        columns as a chunk has tokens, at most one begins a chunk."""
         length, size = tokens.position.shape[1], self.size
         begins = (tokens.position % size == 0) & (tokens.position >= 2 * size)
         if tokens.valid is not None:
@@ -265,7 +266,7 @@ class Window(Holding):
         missing, token = -length % size, torch.arange(length, device=begins.device)
         column = torch.nn.functional.pad(torch.where(begins, token, length), (0, missing), value=length)
         column = column.unflatten(1, (-1, size)).amin(2)
-        # Where none does, nothing falls at the last of them.
+        # If none does, nothing is evicted at the last of them.
         last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
         arrival = torch.minimum(column, last)
         entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)

@@ -1,5 +1,5 @@
-"""A window, the state that it feeds and the read of the two, as one step: one softmax over pairs that are near and features of
-those that are far, over one denominator. The head's output comes out at once, and no answer of either alone."""
+"""A window, the state that it feeds and the read of the two, as one step: one softmax over near pairs and features of far pairs,
+with one denominator. The step returns the head's output, and no separate answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _features(
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor, Any]]:
-    """What the state asks and is asked with, its decay, the weight of the window over it, itself, and which entries have fallen."""
+    """The state's queries and keys, its decay, the weight of the window over it, the state itself, and the evicted entries."""
     tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
     most = tokens.position.shape[1] + (0 if memory.shape == "sliding" else memory.size - 1)
     key = features.key(extended.each(lambda entries: entries[:, :most]))
@@ -93,8 +93,8 @@ def fall_of(window: Window, extended: Pairs, tokens: Tokens) -> Fall:
 
 
 def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-    """What follows from the tokens: entries that have fallen with each, the first entry of each entry's document, that of the last
-    token's, and how many tokens are real."""
+    """Return what depends on the tokens alone: the number of entries evicted up to each token, the first entry of each entry's
+    document, that of the last token's document, and the number of real tokens."""
     position, valid = tokens.position, tokens.valid
     length, size = position.shape[1], window.size
     token = torch.arange(length, device=position.device)
@@ -106,7 +106,7 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
         fallen = (token + 1).expand_as(position)
     if fallen is not None and valid is not None:
         last = (count - 1).clamp(min=0)[:, None]
-        # Nothing falls at padding; a row of nothing else has what had fallen before.
+        # Nothing is evicted at padding; a row of padding alone has the entries evicted before.
         before = 0 if window.shape == "sliding" else size - 1 - (position[:, :1] - 1) % size
         fallen = torch.where(valid, fallen, torch.where(valid.any(1, keepdim=True), fallen.gather(1, last), before))
     fallen, start = (None if table is None else table.to(torch.int32).contiguous() for table in (fallen, start))
@@ -125,7 +125,7 @@ def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, 
 
 
 def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    """The same for one token. What no kernel has to know of, as a key before its convolution, is written beside it."""
+    """The same for one token. Inputs that no kernel needs, such as a key before its convolution, are written separately."""
     window, state, read = bound["window"], bound["state"], bound["read"]
     pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).turn)
     fallen = window.compute(lambda _: _window(window).falling(window.call, pairs))
@@ -155,7 +155,8 @@ def _step_features(
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None, State]:
-    """What the state asks, what falls into it, its decay, the weight of the window over it, and itself, to be written over."""
+    """Return the state's queries, the pairs evicted into it, its decay, the weight of the window over it, and the state itself,
+    which is overwritten."""
     shape, summed, query = state.call.shape, to_write_over(state.call), features.query
     batch = query.shape[0]
     if fallen is None:
@@ -215,7 +216,7 @@ def _fits(setting: Setting) -> str | None:
     if sizes is None or sizes.both_ways:
         return "it only looks back"
     reasons = {
-        "it takes tokens by the block, and a step of decode has one": setting.one_token,
+        "it processes tokens in blocks, and a step of decode has one token": setting.one_token,
         "it keeps no running maximum for exponential features": sizes.exponential,
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
@@ -227,7 +228,7 @@ def _fits(setting: Setting) -> str | None:
 def _step_fits(setting: Setting) -> str | None:
     """The ``fits`` of a step of decode."""
     sizes = setting.shape
-    assert sizes is not None, "lowering says what the state works on"
+    assert sizes is not None, "lowering has set the features of the state"
     reasons = {
         "it has no gradient": setting.gradients,
         "it caps no logits": setting.capped,
@@ -241,7 +242,7 @@ def _step_fits(setting: Setting) -> str | None:
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     says = "one token against ring and state, which are written over, in one pass"
     step = Form(TRITON, says, _run_step, _step_fits, decode=True, missing=STEPPED.missing, refuses=True)
-    says = "blocks of queries against the state before them, what has fallen since and the window, in one pass"
+    says = "blocks of queries against the state before them, the pairs evicted since and the window, in one pass"
     return (step, Form(TRITON, says, _run, _fits, missing=TOGETHER.missing, refuses=True))
 
 

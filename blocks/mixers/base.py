@@ -1,4 +1,4 @@
-"""What every mixer answers: hidden states mixed over time, behind each token alone or behind and ahead of it."""
+"""The common part of mixers: they mix hidden states over time, before each token only or before and after it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ BACKWARD = "backward_"
 
 
 class Mixer(Part):
-    """Mixes each layer's hidden states over time before something looks at them.
-
-    A subclass says what one way over the tokens is; both ways are two of it.
-    """
+    """Mixes each layer's hidden states over time before other parts read them. A subclass defines one direction; `both ways` uses
+    two of it."""
 
     role: ClassVar[str] = "mix input"
     unread: ClassVar[str] = (
-        "nothing in this head reads what is mixed: `feeds: inputs` is for a `latents` memory or a `weight: token` to look at, "
-        "`feeds: qk` becomes queries and keys, which latents have none of; say the other, or add such a memory"
+        "nothing in this head reads the mixed states: a `latents` memory and a `weight: token` read `feeds: inputs`, and queries "
+        "and keys, which latents do not have, read `feeds: qk`; set the other one, or add such a memory"
     )
 
     feeds: Literal["inputs", "qk"] = "inputs"
     """inputs: what latents, and weights of one a token, look at. qk: the projections of queries and keys, after RMSNorm."""
     both_ways: bool = False
-    """Go over each document from its end, too, with parameters of their own, and add the two. No state is handed on then: every
-    call is a beginning, and holds its documents whole."""
+    """Also process each document from its end, with separate parameters, and add the two results. There is then no state between
+    calls: every call has whole documents."""
 
     def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
         """The fresh parameters of one way over C = ``width`` channels; ahead: of the way back, from what is ahead."""
@@ -54,7 +52,7 @@ class Mixer(Part):
 
     @property
     def one_way(self) -> tuple[Form, ...]:
-        """The forms of one way over the tokens, in order: run(parameters, hidden, tokens, state) gives B T C and the new state."""
+        """The forms of one direction, in order: run(parameters, hidden, tokens, state) returns B T C and the new state."""
         raise NotImplementedError
 
     def operation(self, shape: Shape) -> Operation:
@@ -120,13 +118,11 @@ class Mixer(Part):
 
 
 def reversal(tokens: Tokens) -> Int[Tensor, "B T"]:
-    """The columns of the tokens, each document turned round in its place; done twice, nothing has changed.
-
-    Documents and padding stay where they are, so what was true of the tokens is true of those in the new order.
-    """
+    """Return the columns of the tokens with each document reversed in its place; applied twice, it is the identity. The places of
+    documents and padding do not change, so the facts about the tokens hold in the new order."""
     run = torch.zeros_like(tokens.position) if tokens.segment is None else tokens.segment
     if tokens.valid is not None:
-        # The padding is a run of its own, behind the document that it counts as.
+        # Padding is reversed separately, after the document that it counts as.
         run = 2 * run + ~tokens.valid
     run = run.contiguous()
     first, behind = torch.searchsorted(run, run), torch.searchsorted(run, run, right=True)

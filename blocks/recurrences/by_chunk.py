@@ -42,9 +42,9 @@ def documents_of(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) ->
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """How the heads of a chunk are laid out for products, which take three dimensions: N = K · R state heads, H = N · Q heads.
+    """The layout of a chunk's heads for products, which need three dimensions: N = K · R state heads, H = N · Q heads.
 
-    Where there is one row and no sharing, all of these are views.
+    With one row and no sharing, all of these are views.
     """
 
     batch: int

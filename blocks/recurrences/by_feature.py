@@ -1,10 +1,10 @@
-"""Weights inside a chunk where each feature decays at a pace of its own.
+"""Weights inside a chunk if each feature has its own decay.
 
 A pair's weight is Σ_f q_if k_jf exp(G_if - G_jf), with G the decay summed from the chunk's first token. The product is split into
-q_i exp(G_i) and k_j exp(-G_j), which is exact as long as G stays above ``STEEPEST``. Where it falls below, chunks begin as blocks
+q_i exp(G_i) and k_j exp(-G_j), which is exact as long as G is above ``STEEPEST``. Otherwise, a chunk is first split into blocks
 that are short enough, down to single tokens, and these are joined in pairs until the chunk is whole: between two neighbours the
-weight is q_i exp(decay since the border) · k_j exp(decay up to the border), and neither exponent is above 0. A level of joining
-takes one product of the halves (as in secondary chunking, Yang et al. 2023, arXiv:2312.06635, section 4.3, but down to any length).
+weight is q_i exp(decay since the border) · k_j exp(decay up to the border), and neither exponent is above 0. A level of joining is
+one product of the halves (as in secondary chunking, Yang et al. 2023, arXiv:2312.06635, section 4.3, but down to any length).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _joined(parts: Parts) -> Parts:
 def weighed(
     queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"], chunk: int
 ) -> Parts:
-    """Whole chunks, of blocks of as many tokens as ``block_of`` says."""
+    """Return whole chunks, joined from blocks of ``block_of`` tokens."""
     parts = _in_blocks(queries, keys, decay)
     while parts.weights.shape[-1] < chunk:
         parts = _joined(parts)

@@ -18,7 +18,7 @@ def into_chunks(
     missing = count * chunk - states.shape[1]
     if missing:
         states = torch.cat((states, states.new_zeros(states.shape[0], missing, *states.shape[2:])), dim=1)
-    # Laid out once, row by row: a product would copy what it is given in pieces, a transposed factor number by number.
+    # Made contiguous once: a product would copy a strided factor in pieces, and a transposed one number by number.
     return states.unflatten(2, groups).unflatten(1, (count, chunk)).permute(order).contiguous()
 
 

@@ -1,13 +1,13 @@
 """Exponentials normalised by all those before them: causal Latte's p(s|l,t) on any recurrence with a decay per feature.
 
 Letters beside the legend's: L latents of a state head. With θ the key logits and z_t = log Σ_s exp(θ_s) over the tokens s ≤ t of
-the document, p(s|l,t) = exp(θ_s - z_t) is what is left at t of a key that entered at s:
+the document, p(s|l,t) = exp(θ_s - z_t) is the remainder at t of a key that entered at s:
 
     decay  z_{t-1} - z_t = log σ(z_{t-1} - θ_t)        key  exp(θ_t - z_t) = σ(θ_t - z_{t-1})
 
-Key and decay add up to 1, so a state stays a mean of values; no exponent is above 0; and a small decay keeps all its digits,
-which the difference of two z would not. z is carried as the running maximum and the sum of appendix B.3: as one number, updated
-token by token in float32, it drifts.
+Key and decay sum to 1, so a state is always a mean of values; no exponent is above 0; and a small decay keeps all its digits, which
+the difference of two z would not. z is carried as the running maximum and the sum of appendix B.3: as one number, updated token by
+token in float32, it drifts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blocks.legend import Float, Int, Tensor, torch
 
 @dataclass(frozen=True)
 class Cumulative:
-    """What the recurrence takes (key in [0, 1], log_decay at most 0), and the sum after the last token."""
+    """Return the inputs of the recurrence (key in [0, 1], log_decay at most 0), and the sum after the last token."""
 
     key: Float[Tensor, "B T N L"]
     log_decay: Float[Tensor, "B T N L"]
@@ -60,7 +60,7 @@ def cumulate(
 
 @dataclass(frozen=True)
 class _Sums:
-    """Σ exp(θ - maximum) over stretches of tokens, one behind the other, each of the document that it ends in (``segment``)."""
+    """Σ exp(θ - maximum) over consecutive stretches of tokens, each of the document that it ends in (``segment``)."""
 
     maximum: Tensor
     total: Tensor
@@ -70,7 +70,7 @@ class _Sums:
         return _Sums(self.maximum[:, which], self.total[:, which], None if self.segment is None else self.segment[:, which])
 
     def then(self, later: _Sums) -> _Sums:
-        """More stretches behind these."""
+        """Return these stretches followed by others."""
         segment = None
         if self.segment is not None and later.segment is not None:
             segment = torch.cat((self.segment, later.segment), dim=1)
@@ -91,7 +91,8 @@ class _Sums:
 
 
 def _running(alone: _Sums) -> _Sums:
-    """All stretches up to each, joined: in pairs first, then what stands between the pairs. 2 log₂ T additions deep, 2 T in all."""
+    """Return all stretches up to each, joined: first in pairs, then between the pairs. The depth is 2 log₂ T additions, their
+    number 2 T."""
     length = alone.maximum.shape[1]
     if length == 1:
         return alone

@@ -1,8 +1,8 @@
 """Causal Latte on flash-linear-attention: ``chunk_lightnet`` in its two parts, ``fused_additive_gate`` and ``chunk_gla``, so that
-keys and decays come of float32 in a model of bfloat16, too.
+keys and decays are computed in float32 also in a model of bfloat16.
 
-The gate's normaliser log Σ_s exp(θ_s) is one number where the other forms carry a maximum and a sum. It is handed on as the
-maximum, with a sum of 1. Over a call it runs in the kernel, where what rounds one token's decay is taken back by the next one's.
+The gate's normaliser log Σ_s exp(θ_s) is one number; the other forms carry a maximum and a sum. The state has it as the maximum,
+with a sum of 1. Within a call the kernel updates it, and the rounding error of one token's decay is cancelled by the next one's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blocks.recurrences.additive import fla as additive
 
 GATE = kernel("ops.gsa.gate", "fused_additive_gate")
 NOWHERE = -1e30
-"""Stands for a logit of -inf, whose difference from another would be no number."""
+"""Replaces a logit of -inf, whose difference from another one would be NaN."""
 
 
 def missing() -> str | None:
@@ -32,7 +32,7 @@ def means(
     total: Float[Tensor, "B H L"],
     mean: Float[Tensor, "B H L V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H L"], Float[Tensor, "B H L"], Float[Tensor, "B H L V"]]:
-    """The tokens' answers, and the new maximum, total and mean. value: in the dtype that products are to be taken in."""
+    """Return the tokens' answers, and the new maximum, total and mean. value: in the dtype of the products."""
     before = maximum.detach() + total.masked_fill(total == 0, 1.0).log()
     before = before[:, None].clamp(min=NOWHERE)
     entering = logits.clamp(min=NOWHERE)
@@ -44,7 +44,7 @@ def means(
         key, log_decay, after = GATE(one_row(entering), initial_state=start, cu_seqlens=documents.bounds)
         key, log_decay = (of.unflatten(1, segment.shape).squeeze(0) for of in (key, log_decay))
         after = documents.left(after)
-    # What has no logit brings nothing; the first that has one drops nothing, as there is nothing.
+    # A token without a logit adds nothing. The first with one has nothing before it to decay.
     key = key.masked_fill(logits.isneginf(), 0.0)
     log_decay = log_decay.masked_fill(logits.isneginf() | (log_decay < NOWHERE / 2), 0.0)
     output, mean = additive.chunked(query, key, value, log_decay, segment, mean)

@@ -1,4 +1,4 @@
-"""Exponential features without overflow: keys and queries given by their logarithms, on any recurrence with a decay per feature.
+"""Exponential features without overflow: keys and queries as logarithms, on any recurrence with a decay per feature.
 
 With M_t = max(M_{t-1} + g_t, ℓ_t) the running maximum of the decayed key logarithms ℓ, the state is kept as S_t · exp(-M_t):
 
@@ -19,7 +19,8 @@ from blocks.tensors import repeat_heads
 
 @dataclass(frozen=True)
 class Stabilised:
-    """What the recurrence takes instead, what its outputs are multiplied by (``log_scale``, B T H), and the last M (B N F)."""
+    """Return the inputs of the recurrence, the logarithm of the factor of its outputs (``log_scale``, B T H), and the last M (B N
+    F)."""
 
     query: Float[Tensor, "B T H F"]
     key: Float[Tensor, "B E N F"] | None
@@ -77,7 +78,7 @@ def _running_maximum(
     segment: Int[Tensor, "B T"] | None,
     maximum: Float[Tensor, "B N F"],
 ) -> tuple[Float[Tensor, "B T N F"], Float[Tensor, "B T N F"]]:
-    """M_t and M_{t-1} (-inf where a document starts), by doubling: after the step of size s each entry knows 2s tokens."""
+    """M_t and M_{t-1} (-inf where a document starts), by doubling: after the step of size s each entry covers 2s tokens."""
     lost = decay.expand_as(log_key).clone()
     if segment is not None:
         before = torch.cat((torch.zeros_like(segment[:, :1]), segment[:, :-1]), dim=1)

@@ -1,4 +1,4 @@
-"""What a pair is worth to a sparse cache: of those that compete for its places, the largest scores stay."""
+"""Scores of pairs for a sparse cache: among the candidates for its places, the pairs with the largest scores are kept."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ class Contenders:
 
 
 class Score(Part):
-    """A number for each pair; how it comes about is not differentiated.
-
-    A score that looks at the state sees it as the token before left it: what falls at a token is scored before that token's
-    decay has passed, and before any of it enters. The first token of a document finds it empty.
+    """A number for each pair, without a gradient. A score that reads the state reads it after the previous token: pairs evicted at
+    a token are scored before that token's decay, and before any of them is written. At the first token of a document the state is
+    empty.
     """
 
     role: ClassVar[str] = "score"
@@ -61,12 +60,13 @@ class Score(Part):
         return torch.zeros_like(score) if self.by_position else rounding_error(score.dtype) * score.abs()
 
     def error(self, exact: Float[Tensor, "B H t e"], product: Float[Tensor, "B H t e"]) -> Float[Tensor, "B H t e"]:
-        """Where it reads the window: how far the product of features is from the weight exp(q·k / √D) that it stands for."""
+        """For a score that reads the window: return the difference between the product of features and the weight exp(q·k / √D)
+        that it approximates."""
         raise NotImplementedError
 
 
 class WindowScore(Score):
-    """The errors of a pair while it stood in the window above, summed over the queries that saw it."""
+    """The errors of a pair while the window held it, summed over the queries that read it."""
 
     reads: ClassVar[Literal["pair", "state", "window"]] = "window"
 
@@ -82,13 +82,11 @@ def falling(
     gone: Bool[Tensor, "B E H"],
     count: int,
 ) -> Int[Tensor, "B M H"]:
-    """Which ``count`` pairs fall of those that compete, by their age. Pairs stand by their age.
-
-    present: which are pairs; a place without one is worth -inf. gone: which do not compete.
-
-    The bar is the smallest score that stays by scores alone. Two scores are equal where they differ by no more than the sum of
-    their resolutions, which are their rounding errors. Pairs below the bar fall, and of those equal to it the youngest.
-    Wherever scores differ by more than rounding, these are the pairs of the ``count`` smallest scores.
+    """Return the ``count`` candidates to evict, in the order of age. The candidates are sorted by age. present: which places hold
+    pairs; the score of an empty place is -inf. gone: which pairs are not candidates. The bar is the smallest score that is kept by
+    scores alone. Two scores are equal if they differ by no more than the sum of their resolutions, which are their rounding errors.
+    Pairs below the bar are evicted, and of the pairs equal to it the youngest. If scores differ by more than rounding, these are
+    the pairs of the ``count`` smallest scores.
     """
     age = torch.arange(score.shape[1], device=score.device)[:, None]
     if count == score.shape[1]:

@@ -1,4 +1,4 @@
-"""How late a pair came."""
+"""The age of a pair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from blocks.scores.base import Contenders, Score
 
 
 class Recent(Score):
-    """The last to come stay, so that the cache is so much more of a window."""
+    """Keeps the latest pairs, so that the cache extends the window."""
 
     equation: ClassVar[str] = "t"
     source: ClassVar[str] = "LoLA, arXiv:2505.23666, table 4: a larger window"

@@ -11,7 +11,7 @@ from blocks.scores.base import Contenders, Score, rounding_error
 class SelfRecall(Score):
     """The distance from a pair's value to what the state below answers to its own key."""
 
-    equation: ClassVar[str] = "‖φ(k)S / φ(k)·z - v‖, S before the fall"
+    equation: ClassVar[str] = "‖φ(k)S / φ(k)·z - v‖, S before the eviction"
     source: ClassVar[str] = "LoLA, arXiv:2505.23666, eq. 9"
     reads: ClassVar[Literal["pair", "state", "window"]] = "state"
     kind: Literal["self_recall"] = "self_recall"

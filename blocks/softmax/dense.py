@@ -23,8 +23,8 @@ def dense(
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: the same for all heads, or one a key head, or what ``hidden`` gives of that. softcap: see ``capped``. faded: running
-    sums of decay at the queries and at the pairs; a logit falls by their difference.
+    visible: one mask for all heads, or one per key head, or the result of ``hidden`` for it. softcap: see ``capped``. faded:
+    running sums of decay at the queries and at the pairs; a logit decreases by their difference.
     """
     dtype = accumulating(query.dtype)
     grouped = query.to(dtype).unflatten(2, (key.shape[2], -1)).permute(0, 2, 1, 3, 4)
@@ -62,8 +62,8 @@ def masked_softmax(logits: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def hidden(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to logits: 0 where a pair is visible, -inf where not; or that as it is given. Adding is many times as fast as
-    filling by a mask."""
+    """Return the tensor to add to logits: 0 for visible pairs, -inf for others. A floating-point argument is returned unchanged.
+    Adding is many times as fast as filling by a mask."""
     if visible.dtype != torch.bool:
         return visible.to(dtype)
     return 1 - visible.to(dtype).reciprocal_()
@@ -74,7 +74,7 @@ def raw_weights(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     with torch.no_grad():
         largest = logits.amax(-1, keepdim=True)
         largest = largest.masked_fill(largest.isneginf(), 0.0)
-    # A CPU takes powers of 2 of -inf as fast as of any number; of e it does not.
+    # On a CPU, powers of 2 are as fast for -inf as for any number; powers of e are not.
     raw = (logits - largest).mul_(LOG2_E).exp2_()
     mass, top, largest = raw.sum(-1), raw.amax(-1), largest.squeeze(-1)
     empty = mass == 0

@@ -1,7 +1,6 @@
-"""Softmax over pairs by flash-linear-attention's kernels, which answer without a mass: a sliding window, or all that came before.
-
-What was held before the call stands before the call's own pairs; the queries of those places are nobody's. Places that hold
-no pair, and other documents, are documents apart.
+"""Softmax over pairs by flash-linear-attention's kernels, which return no mass: over a sliding window, or over all earlier pairs.
+Pairs of the state are placed before those of the call; the answers at their places are discarded. Empty places, and other
+documents, are separate documents for the kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WIDEST = 256
 def fits(setting: Setting) -> str | None:
     """Of a form that calls it."""
     if setting.needs_mass or setting.needs_maximum:
-        return "its attention gives no mass, and the read asks for it"
+        return "its attention returns no mass, and the read needs it"
     if setting.sifted:
         return "a memory above keeps some pairs for good, and its window has no gaps"
     if setting.capped:
@@ -32,7 +31,7 @@ def fits(setting: Setting) -> str | None:
     if setting.one_token:
         return "its blocks are for several tokens"
     if setting.shape is not None and setting.shape.head_dim > WIDEST:
-        return f"its kernel takes heads of {WIDEST} dimensions at most"
+        return f"its kernel supports heads of {WIDEST} dimensions at most"
     return one_size(setting) or needs_gpu(setting)
 
 
@@ -58,18 +57,17 @@ def all_before(
     size: int | None,
     since: Float[Tensor, "B E H"] | None,
 ) -> Partial:
-    """Each query, the last of the entries among them, against those up to its own that are present, ``size`` at most (None: all).
-
-    since: running sums of decays; between two entries a logit falls by their difference.
+    """Return the answers of the queries, which belong to the last entries. Each query reads the present entries up to its own, at
+    most ``size`` (None: all). since: running sums of decays; a logit decreases by the difference between its two entries.
     """
     held = key.shape[1] - query.shape[1]
     if held:
-        # Absent entries stand anywhere; before all others they part no document.
+        # Absent entries can be anywhere. Moved before all others they split no document.
         own = torch.arange(held, key.shape[1], device=key.device).expand(key.shape[0], -1)
         order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), own), dim=1)
         key, value, present = (take(of, order) for of in (key, value, present))
         since = None if since is None else take(since, order)
-    # What is given to padding behind the tokens is nobody's, so rows of one document are rows as they are.
+    # The answers at padding are discarded, so rows of one document need no cutting.
     document = segment if held == 0 else _documents(present, segment, held)
     if since is None:
         return _answer(ATTENTION, query, key, value, document, window_size=size)
@@ -78,9 +76,9 @@ def all_before(
 
 
 def _documents(present: Bool[Tensor, "B E"], segment: Int[Tensor, "B E"] | None, held: int) -> Int[Tensor, "B E"]:
-    """Of the entries, those that are held and absent apart. They stand before all that are present."""
+    """Return the document of each entry. The state's absent entries are separate documents, before all present ones."""
     document = torch.zeros_like(present, dtype=torch.int64) if segment is None else segment
-    # What padding behind the tokens is given is nobody's.
+    # The answers at padding are discarded.
     absent = torch.cat((~present[:, :held], torch.zeros_like(present[:, held:])), dim=1)
     return document.masked_fill(absent, -1)
 

@@ -1,7 +1,7 @@
-"""A window in blocks with its gradients written out: fewer passes over the logits than PyTorch's own derivative takes.
+"""A window in blocks with its gradients written out: it needs fewer passes over the logits than PyTorch's own derivative.
 
-One block of queries is computed after the other, for all heads together, so that its logits stay near the processor. With P the
-weights of a block, O = P V its output, and the gradients dO of the output, g of the lse and h of the largest logit:
+One block of queries is computed after the other, for all heads together, so that its logits fit into the processor's cache. With P
+the weights of a block, O = P V its output, and the gradients dO of the output, g of the lse and h of the largest logit:
 
     dL = P ∘ (dO Vᵀ - Σ dO ∘ O + g) + h at the largest,   dQ = dL K / √D,   dK = dLᵀ Q / √D,   dV = Pᵀ dO
 
@@ -53,7 +53,7 @@ class _Blocks(torch.autograd.Function):
             of_heads.add_(hiding[:, min(index, hiding.shape[1] - 1), None, : of_heads.shape[2], : of_heads.shape[3]])
             top = logits.amax(-1, keepdim=True)
             empty = top.isneginf()
-            # A CPU takes powers of 2 of -inf as fast as of any number; of e it does not.
+            # On a CPU, powers of 2 are as fast for -inf as for any number; powers of e are not.
             raw = logits.sub_(top.masked_fill(empty, 0.0)).exp2_()
             mass = raw.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
             put_rows(output, tokens, (raw @ rows(value, entries, keys)).div_(mass))

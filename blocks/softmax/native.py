@@ -1,4 +1,4 @@
-"""Softmax by the kernel behind PyTorch's own attention, which gives the log-sum-exp, no gradient of it, and no largest logit."""
+"""Softmax by the kernel of PyTorch's own attention, which returns the log-sum-exp without its gradient, and no largest logit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ def native(
     *,
     all_see: bool = False,
 ) -> Partial:
-    """``dense`` by the kernel, of so few queries that ``hiding`` may stand in memory as a whole.
-
-    hiding: what is added to the logits, 0 or -inf; None: nothing is hidden. softcap: none, as the kernel caps nothing. all_see:
-    each query is known to see something.
+    """``dense`` by the kernel, for so few queries that ``hiding`` fits into memory as a whole. hiding: the tensor added to the
+    logits, 0 or -inf; None: nothing is hidden. softcap: must be None, as the kernel has none. all_see: each query is known to have
+    a visible pair.
     """
     dtype = accumulating(query.dtype)
     query_, *pairs = [as_dtype(states, dtype).transpose(1, 2) for states in (query, key, value)]
@@ -41,11 +40,11 @@ def native_step(
     hiding: Float[Tensor, "B 1 1 S"] | None = None,
     softcap: None = None,
 ) -> Partial:
-    """``single`` by the kernel, which is told what to hide only where something is hidden. Where every entry is a pair, ``hiding``
-    leaves the query some."""
+    """``single`` by the kernel, which receives a mask only if something is hidden. If every entry is a pair, ``hiding`` leaves some
+    visible."""
     if position is None or all_present(position):
         return native(query, key, value, hiding, all_see=True)
-    # The logarithms of 0 and of 1: one operation fewer than ``hidden`` takes, which is the faster one of many queries.
+    # The logarithms of 0 and of 1: one operation fewer than ``hidden``, which is faster for many queries.
     absent = (rows(position) >= 0).to(accumulating(query.dtype)).log()
     return native(query, key, value, absent if hiding is None else hiding + absent)
 
@@ -53,12 +52,12 @@ def native_step(
 def native_fits(setting: Setting) -> str | None:
     """The ``fits`` of forms that call this kernel."""
     if setting.needs_maximum:
-        return "PyTorch's attention does not give the largest logit, and the read asks for it"
+        return "PyTorch's attention does not return the largest logit, and the read needs it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
     if setting.gradients:
-        return "PyTorch's attention gives no gradient of its lse"
-    return one_size(setting) if setting.device == "cpu" else "PyTorch's attention gives its lse on a CPU alone"
+        return "PyTorch's attention has no gradient of its lse"
+    return one_size(setting) if setting.device == "cpu" else "PyTorch's attention returns its lse on a CPU only"
 
 
 def native_step_fits(setting: Setting) -> str | None:

@@ -35,7 +35,7 @@ def single(
     grouped = query.to(dtype).view(batch, key.shape[2], -1, size) / math.sqrt(size)
     logits = capped(grouped @ key.to(dtype).permute(0, 2, 3, 1), softcap)
     logits = logits if hiding is None else logits + hiding
-    # Last, so that no gradient of what is hidden, which is NaN where there is no pair at all, reaches what comes before.
+    # Last, so that gradients of hidden logits, which are NaN without any pair, do not reach earlier operations.
     logits = logits if position is None else logits.masked_fill(rows(position) < 0, -math.inf)
     lse = logits.logsumexp(-1, keepdim=True)
     weights = (logits - lse.clamp(min=torch.finfo(dtype).min)).exp()

@@ -1,4 +1,4 @@
-"""A window with its mass by this project's own kernel, for a read that asks for it."""
+"""A window with its mass by this project's own kernel, for a read that needs the mass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ WIDEST = 256
 
 
 def fits(setting: Setting, beside: Form | None = None) -> str | None:
-    """Of a form that calls it. beside: one that gives no mass, which is taken where nobody asks for it."""
+    """Return the ``fits`` of a form that calls the kernel. beside: a form without a mass, which is used if no read needs the
+    mass."""
     reasons = {
         "its blocks are for several tokens": setting.one_token,
-        "it gives no largest logit, and the read asks for it": setting.needs_maximum,
+        "it returns no largest logit, and the read needs it": setting.needs_maximum,
         "it caps no logits": setting.capped,
         f"it has room for {WIDEST} numbers a head": setting.shape is not None and setting.shape.head_dim > WIDEST,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
     if reason is None and beside is not None and not (setting.needs_mass or beside.missing() or beside.fits(setting)):
-        return f"nobody asks for the mass, and {beside.says} answers without one"
+        return f"no read needs the mass, and {beside.says} runs without it"
     return reason
 
 

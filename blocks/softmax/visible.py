@@ -17,7 +17,8 @@ class Visible:
     reach: Int[Tensor, "B T"] | None
 
     def __call__(self, tokens: slice, entries: slice) -> Bool[Tensor, "B t e"]:
-        """Token t stands at entry held + t and sees ``held`` entries, itself among them, or itself and ``reach`` before it."""
+        """Return the mask in which token t, at entry held + t, sees ``held`` entries, itself included, or itself and the ``reach``
+        entries before it."""
         entry = torch.arange(self.position.shape[1], device=self.position.device)
         back = entry[self.held :][tokens, None] - entry[entries]
         farthest = self.held - 1 if self.reach is None else self.reach[:, tokens, None]

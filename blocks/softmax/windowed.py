@@ -14,7 +14,7 @@ from blocks.tensors import accumulating, derives_by_hand, may_look
 BLOCK = 64
 """Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""
 SPAN = 512
-"""Queries whose logits are computed at once: they stay near the processor."""
+"""Queries whose logits are computed at once: these fit into the processor's cache."""
 
 
 def windowed(
@@ -30,11 +30,11 @@ def windowed(
     *,
     by_kernel: bool = False,
 ) -> Partial:
-    """Query t stands at entry W + t and sees the last ``size`` = W entries up to it, of its own document.
+    """Query t is at entry W + t and sees the last ``size`` = W entries up to it, of its own document.
 
-    present: which entries are pairs (None: all); segment: their documents (None: one); reach: how many entries before its own
-    each query sees, less than W (None: all W - 1); own: the queries' documents, where they are not those of their entries. softcap:
-    of the logits. by_kernel: by PyTorch's, where ``native_fits``.
+    present: which entries are pairs (None: all); segment: their documents (None: one); reach: how many entries before its own each
+    query sees, less than W (None: all W - 1); own: the queries' documents, if they differ from those of their entries. softcap: of
+    the logits. by_kernel: use PyTorch's kernel if ``native_fits``.
     """
     dtype, length = accumulating(query.dtype), query.shape[1]
     block = min(BLOCK, length)
@@ -110,12 +110,12 @@ def _of_kernel(
     seen = visible.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
     rows = (of.flatten(0, 1) for of in (query, key, value))
     answer = native(*rows, hiding=hidden(seen, query.dtype))
-    assert answer.lse is not None, "the kernel gives it"
+    assert answer.lse is not None, "the kernel returns it"
     return answer.output.unflatten(0, (batch, -1)), answer.lse.unflatten(0, (batch, -1))
 
 
 def _filled(entries: Tensor, missing: int) -> Tensor:
-    """``B T …`` with zeros behind it."""
+    """Return ``B T …`` followed by zeros."""
     if missing == 0:
         return entries
     return torch.cat((entries, entries.new_zeros(entries.shape[0], missing, *entries.shape[2:])), dim=1)

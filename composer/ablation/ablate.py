@@ -63,9 +63,9 @@ def ablate(
     """Builds, trains and scores each variant with each seed. Writes ``report.json``, ``table.md`` and pictures to ``out``, and each
     variant's model to ``out/variants``.
 
-    The figures of each step stay in ``out/steps``, under a hash of all that decides them: a call that was stopped continues, and
-    one with another variant, seed or task runs what is new. Raises ComposerError before the first step; a step that fails later
-    says why in the report.
+    The figures of each step are kept in ``out/steps``, under a hash of all that they depend on: a call that was stopped continues,
+    and one with another variant, seed or task runs only the new steps. Raises ComposerError before the first step. If a later step
+    fails, the report has the reason.
     """
     out = out.expanduser()
     steps = out / STEPS
@@ -97,34 +97,39 @@ def run(
 
 @contextmanager
 def _going_on(folder: Path) -> Iterator[None]:
-    """Raises AblationError where a file cannot be read or written. It names the file, or ``folder`` where the system does not. What
-    is interrupted says how it goes on."""
+    """Raise AblationError if a file cannot be read or written. The message names the file, or ``folder`` if the system does not
+    name one. The message of an interrupt says how to continue."""
     try:
         yield
     except KeyboardInterrupt as error:
         number = error.number if isinstance(error, Stopped) else signal.SIGINT
-        raise Stopped(f"Interrupted. What is done stays in {shown(folder)}: say the same again to go on.", number) from error
+        raise Stopped(
+            f"Interrupted. Finished steps are kept in {shown(folder)}. Run the same command again to continue.", number
+        ) from error
     except OSError as error:
         raise AblationError(
-            f"{error.filename or folder} cannot be read or written: {reason(error)}. What is done stays; say the same again."
+            f"{error.filename or folder} cannot be read or written: {reason(error)}. Finished steps are kept. Fix the error and "
+            "run the same command again."
         ) from error
 
 
 def check_request(request: Request) -> None:
     """Raises AblationError where parts of a request contradict each other."""
     if not (request.data or request.tasks):
-        raise AblationError("Nothing is done with the variants: say --data to train them on, --tasks to score them on, or both.")
+        raise AblationError("Neither --data nor --tasks is set. Set --data to train the variants, --tasks to score them, or both.")
     if not request.seeds:
-        raise AblationError("No seed is said; expected one at least, such as --seeds 0.")
+        raise AblationError("--seeds is empty; expected at least one seed, such as --seeds 0.")
     if request.held_out and not request.data:
-        raise AblationError("--held-out is to evaluate on beside what is learned from: say --data, too.")
+        raise AblationError("--held-out names data to evaluate training on, and there is no training. Set --data, too.")
     if (request.lengths or request.files) and not request.tasks:
         beside = "--lengths" if request.lengths else f"--{next(iter(request.files))}"
-        raise AblationError(f"{beside} is for tasks: say which, such as --tasks passkey,recall.")
+        raise AblationError(f"{beside} needs tasks. Set them, such as --tasks passkey,recall.")
     if request.source is None and request.teacher is not None:
-        raise AblationError("--teacher is for variants that are built --from a model; what is trained from nothing has none.")
+        raise AblationError("--teacher needs --from: a variant that is trained from random weights has no teacher.")
     if request.source is None and request.tokenizer is None:
-        raise AblationError("What is built from nothing has no tokenizer: name a model or a folder that has one: --tokenizer MODEL")
+        raise AblationError(
+            "A model with random weights has no tokenizer. Name a model or a folder that has one: --tokenizer MODEL"
+        )
 
 
 def check_inputs(chains: Sequence[Chain], request: Request, folder: Path) -> None:
@@ -174,7 +179,7 @@ def _tokenizer_folder(request: Request) -> Path:
     """The folder of the tokenizer that all variants have."""
     if request.source is not None:
         return open_model(request.source).folder
-    assert request.tokenizer is not None, "check_request asks for one"
+    assert request.tokenizer is not None, "check_request requires a tokenizer"
     return tokenizer_folder(request.tokenizer)
 
 

@@ -84,7 +84,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class AblationStep:
-    """One step of a chain. key: a hash of all that decides its result. after: the step whose model it takes."""
+    """One step of a chain. key: a hash of all that its result depends on. after: the step whose model it uses."""
 
     kind: StepKind
     key: str
@@ -114,7 +114,7 @@ def read_variants(specs: Sequence[SpecLike], overrides: Overrides = ()) -> list[
     names = [variant.name for variant in variants]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise AblationError(f'Two variants are called "{twice[0]}": say each spec once, or give one another `name`.')
+        raise AblationError(f'Two variants are called "{twice[0]}". Name each spec once, or change the `name` of one.')
     return variants
 
 
@@ -134,14 +134,14 @@ def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
     if beside and not stages:
         what = "a model from nothing (--fresh)" if request.source is not None else "a model that has a teacher (--from)"
         raise AblationError(
-            f'The recipe of "{variant.name}" has but {" and ".join(beside)}, for {what}. Say what to train: '
+            f'The recipe of "{variant.name}" has only {" and ".join(beside)}, for {what}. Set a stage: '
             f"--set recipe.{next(iter(wanted))}.lr=… --set recipe.{next(iter(wanted))}.steps=…"
         )
     return stages
 
 
 def plan(variants: Sequence[Variant], request: Request, folder: Path) -> list[Chain]:
-    """The chains, variant by variant. folder: where the steps will stand. Raises ComposerError before anything is done."""
+    """Return the chains, variant by variant. folder: the folder of the steps. Raises ComposerError before anything is run."""
     common = common_to_all(request)
     return [chain for variant in variants for chain in _chains(variant, request, folder, common)]
 
@@ -173,28 +173,29 @@ def build_options(variant: Variant, request: Request, out: Path, **more: Any) ->
 
 
 def _refuse_untrained(variant: Variant, request: Request, untrained: Sequence[str]) -> None:
-    """Raises AblationError where the spec does not say how to train its heads.
+    """Raise AblationError if the spec does not set how to train its heads.
 
-    A recipe that is empty, or that says null of a stage, says that nothing is trained.
+    An empty recipe, or null for a stage, states that nothing is trained.
     """
     first, recipe = "train" if request.source is None else "transfer", variant.spec.recipe
     if recipe is None:
-        lacks, as_built = "has no recipe", "'recipe={}' to take every variant without a recipe as it is built"
+        lacks, as_built = "has no recipe", "'recipe={}' to use every variant without a recipe untrained"
     elif recipe.model_dump(exclude_unset=True, exclude_none=True) and recipe.model_fields_set.isdisjoint(STAGES):
-        lacks, as_built = "has a recipe without a stage", f"recipe.{first}=null to take it as it is built"
+        lacks, as_built = "has a recipe without a stage", f"recipe.{first}=null to use it untrained"
     else:
         return
     raise AblationError(
-        f'"{variant.name}" {lacks}, and {len(untrained):,} of its parameters are untrained here, such as {untrained[0]}. Say how '
-        f"to train them: --set recipe.{first}.lr=… --set recipe.{first}.steps=…; build it from a model that has them trained; or "
-        f"say --set {as_built}."
+        f'"{variant.name}" {lacks}, and {len(untrained):,} of its parameters are untrained, such as {untrained[0]}. Set how '
+        f"to train them: --set recipe.{first}.lr=… --set recipe.{first}.steps=…; build it from a model with trained ones; or "
+        f"pass --set {as_built}."
     )
 
 
 def _steps(
     variant: Variant, seed: int, request: Request, stages: Mapping[str, Stage], meaning: str, common: Mapping[str, Any]
 ) -> Iterator[AblationStep]:
-    """The steps, each after the step whose model it takes. The second stage does not wait for the comparison, which makes none."""
+    """Yield the steps, each after the step whose model it uses. The second stage does not wait for the comparison, which makes no
+    model."""
     recipe, device = variant.recipe, request.device.partition(":")[0]
     last: AblationStep | None = None
     parts = {kind: str(origin) for kind, origin in stored_parts(variant.spec).items()}

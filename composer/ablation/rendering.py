@@ -18,7 +18,7 @@ MISSING = "–"
 LONGEST = 40
 """Characters of a value of the sweep; the report has it whole."""
 ROOM = 0.75
-"""Inches that a figure and its spread need in a square of a heat map; in narrower ones the figure stands alone."""
+"""Inches that a figure and its spread need in a cell of a heat map. In a narrower cell the spread is left out."""
 UNITS = {
     "before": "perplexity",
     "after": "perplexity",
@@ -209,7 +209,7 @@ def _over_state(report: AblationReport, pyplot: Any) -> Any:
     figure, axes = panels(pyplot, len(columns), height=max(3.2, 0.25 * len(report.variants) + 1), margin=0.4)
     for axis, column in zip(axes, columns, strict=True):
         _points(axis, report, column)
-    titled(figure, "What the variants reach, over what their states take")
+    titled(figure, "Scores of the variants over the bytes of their states")
     return figure
 
 

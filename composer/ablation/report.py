@@ -56,7 +56,7 @@ class VariantReport(Closed):
 
     - values: what its row of the sweep sets, by path.
     - spec_hash: of the resolved spec.
-    - trained: the stages that it went through.
+    - trained: its stages of training.
     - figures: by the titles of columns.
     - failures: by seed.
     - seconds: of all its steps over all seeds, those shared with other variants included.

@@ -28,7 +28,7 @@ LIBRARIES = (
     "composer.evaluation.runner",
     "composer.model.classes",
 )
-"""Modules that steps need, and whose import takes seconds."""
+"""Modules that steps need, and whose import needs seconds."""
 
 
 class Workers(Protocol):
@@ -54,10 +54,10 @@ OnStep = Callable[[AblationStep | None, Figures, int, int], None]
 
 
 def run_chains(chains: Sequence[Chain], folder: Path, workers: Workers, tell: OnStep | None = None) -> dict[str, Figures]:
-    """The figures of every step, by its name. A step after one that failed is not run, and fails for the same reason.
+    """Return the figures of every step, by its name. A step after one that failed is not run, and fails for the same reason.
 
-    Of the steps that can run, those of the first chain go first, so that a stopped ablation has whole chains. Warnings about a step
-    are logged as it ends.
+    Of the steps that can run, those of the first chain run first, so that a stopped ablation has whole chains. Warnings about a
+    step are logged as it ends.
     """
     steps = {step.name: step for chain in reversed(chains) for step in chain.steps}
     order = {name: rank for rank, name in enumerate(dict.fromkeys(step.name for chain in chains for step in chain.steps))}
@@ -142,8 +142,8 @@ class _Pool:
             return step, done.result()
         except BrokenProcessPool as error:
             raise AblationError(
-                "A process was killed from outside, perhaps for want of memory: take fewer --jobs. What is done stays; say the "
-                "same again."
+                "A process was killed from outside, perhaps because memory ran out. Finished steps are kept. Run the same command "
+                "again with fewer --jobs."
             ) from error
 
 
@@ -208,7 +208,7 @@ def _begin(stop: Any, parts: Sequence[str]) -> None:
     from tqdm import tqdm
 
     torch.set_num_threads(1)
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system's, which a process that is ended leaves behind
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a killed process does not release
     silence_transformers()
     register_parts(parts)
     parent = multiprocessing.parent_process()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from composer.training.run import TrainingOptions
 
 Figures = dict[str, Any]
-"""The figures of a step, as JSON, or the reason why it failed (``FAILURE``). ``seconds`` is how long it took."""
+"""The figures of a step, as JSON, or the reason why it failed (``FAILURE``). ``seconds`` is its duration."""
 FAILURE = "failure"
 WARNINGS = "warnings"
 """The key of the warnings about a step of training, a list; a step without any has none."""
@@ -128,7 +128,7 @@ def finished(step: AblationStep, folder: Path) -> Figures | None:
     """The figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
     figures = read_figures(step, folder / f"{step.name}.json")
     if figures is not None and step.kind in MODELS and not (folder / step.name).is_dir():
-        raise AblationError(f"{folder / step.name} does not exist, and {step.name}.json says that it was made. {REMEDY}")
+        raise AblationError(f"{folder / step.name} does not exist, but {step.name}.json records it as finished. {REMEDY}")
     return figures
 
 
@@ -159,7 +159,7 @@ def run_step(step: AblationStep, folder: Path) -> Figures:
 
 
 def model_of(step: AblationStep | None, folder: Path) -> Path:
-    """The model that a step takes: that of the last step up to this one that makes a model."""
+    """Return the model that a step uses: that of the last step up to this one that makes a model."""
     while step is not None and step.kind not in MODELS:
         step = step.after
     assert step is not None, "a chain begins with a build"
@@ -182,7 +182,7 @@ def _trained(step: AblationStep, folder: Path) -> Figures:
     if out.exists():  # a step that was killed before it wrote its figures
         shutil.rmtree(out)
     resume, warnings = (folder / f"{step.name}.run" / "run.json").is_file(), list[str]()
-    options = replace(_options(step), resume=resume, warn=warnings.append, again="say the same again")
+    options = replace(_options(step), resume=resume, warn=warnings.append, again="run the same command again")
     student = read_student(model_of(step.after, folder), (), recipe)
     report = (
         train(student, out, options)

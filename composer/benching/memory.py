@@ -67,7 +67,8 @@ def can_tell_resident() -> bool:
 
 
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "4096"}
-"""Glibc gives freed tensors of a page or more back at once: what is resident is what is held, without the holes of the heap."""
+"""Make glibc return freed tensors of a page or more at once: resident memory is then allocated memory, without holes in the
+heap."""
 
 Peaks = dict[Workload, int | None]
 
@@ -107,8 +108,8 @@ def peaks_of(folder: Path, options: BenchOptions, trial: Trial, tell: Callable[[
         errors.seek(0)
         message = errors.read().strip()
     if child.returncode > 0:
-        last = message.splitlines()[-1] if message else "it said nothing"
-        raise BenchError(f"The process that measures the memory of {folder} failed: {last}. Leave --memory out, or mend it.")
+        last = message.splitlines()[-1] if message else "it printed no message"
+        raise BenchError(f"The process that measures the memory of {folder} failed: {last}. Fix the cause, or leave --memory out.")
     return peaks
 
 

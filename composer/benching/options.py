@@ -68,7 +68,9 @@ def ordered(numbers: Sequence[int], option: str) -> tuple[int, ...]:
 def read_workloads(prefill: Sequence[int], decode: Sequence[int], options: TimingOptions) -> tuple[tuple[int, ...], ...]:
     """Lengths, positions and batches in order. Raises BenchError."""
     if not prefill and not decode:
-        raise BenchError("Nothing says what to time: prompts, such as --prefill 1k,4k, or positions, such as --decode 512,4k.")
+        raise BenchError(
+            "There is nothing to time. Set prompt lengths, such as --prefill 1k,4k, or positions, such as --decode 512,4k."
+        )
     if not options.batch:
-        raise BenchError("--batch says nothing: give a number of rows, or leave it out for one.")
+        raise BenchError("--batch is empty. Set a number of rows, or leave it out for one row.")
     return ordered(prefill, "--prefill"), ordered(decode, "--decode"), ordered(options.batch, "--batch")

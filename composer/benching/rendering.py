@@ -53,16 +53,23 @@ def remarks(report: BenchReport) -> list[str]:
     setting = report.setting
     lines = []
     if len(setting.models) > 1:
-        lines.append(f"speed: how many times as fast as {setting.models[0].label}, the median of the ratios of runs of one turn.")
+        lines.append(
+            f"speed: how many times as fast as {setting.models[0].label}, the median of the ratios of runs in the same round."
+        )
     if setting.device == "cpu":
-        lines.append("On a CPU, which does other things besides, only the speed counts: the models took turns, and suffered alike.")
+        lines.append(
+            "On a CPU, compare the speeds, not the times: other processes run beside the models, which alternate and so "
+            "are slowed alike."
+        )
     if setting.peak == "allocated":
-        lines.append("peak: the most that CUDA's tensors took in a run, the state included and the weights not.")
+        lines.append("peak: the most memory that CUDA tensors used in a run, with the state and without the weights.")
     if setting.peak == "resident":
-        lines.append("peak: the most that was resident in a run, in a process of its own, the state included and the weights not.")
-    lines += [f"{model.label} has an adapter that is not merged, which takes time." for model in setting.models if model.adapter]
+        lines.append("peak: the most resident memory of a run in a separate process, with the state and without the weights.")
+    lines += [
+        f"{model.label} has an adapter that is not merged, which makes it slower." for model in setting.models if model.adapter
+    ]
     if len({model.dtype for model in setting.models}) > 1:
-        lines.append("The models do not compute in the same dtype: --dtype gives all of them one.")
+        lines.append("The models do not compute in the same dtype. --dtype sets one for all.")
     return [*lines, *report.remarks]
 
 

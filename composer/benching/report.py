@@ -57,7 +57,7 @@ class BenchCell(Closed):
     state_bytes: int | None
     """Bytes of the state of the whole batch, after ``length`` tokens."""
     peak_bytes: int | None
-    """The most that a run took beside the weights, its state included. None where it was not measured."""
+    """The largest memory of a run without the weights, the state included. None if it was not measured."""
     failure: str | None = None
     """Why there is no result, such as ``out of memory``."""
 
@@ -73,7 +73,7 @@ class TimedModelFacts(OpenedFacts):
     weight_bytes: int
     attention: str
     adapter: bool
-    """Whether an adapter is applied at every call, which takes time until it is merged."""
+    """Whether an adapter is applied at every call. This is slower until it is merged."""
 
 
 class BenchSetting(Closed):
@@ -141,5 +141,5 @@ def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, 
 
 
 def _speed(first: Sequence[float], own: Sequence[float]) -> float | None:
-    """The median of ratios, run by run: what else the machine does slows both runs of a turn."""
+    """The median of the ratios of runs: other work on the machine slows both runs of a round."""
     return statistics.median(before / after for before, after in zip(first, own, strict=True)) if own else None

@@ -1,4 +1,4 @@
-"""Runs a bench: everything is checked first, then all models are loaded, and take turns at each workload."""
+"""Run a bench: everything is checked first, then all models are loaded, and alternate at each workload."""
 
 from __future__ import annotations
 
@@ -42,22 +42,24 @@ def bench(
     *,
     built: Mapping[str, str] | None = None,
 ) -> BenchReport:
-    """Times every model on every workload, in turn.
+    """Time every model on every workload, alternately.
 
-    - models: folders that were built or distilled, or whatever a model can be built from; a mapping gives them labels. The others
-      are compared with the first.
+    - models: folders that were built or distilled, or sources that a model can be built from; a mapping has their labels as keys.
+      The others are compared with the first.
     - prefill: tokens of prompts.
     - decode: positions at which a token is decoded.
-    - built: folders that were built for this bench, by path, and what they are in words.
+    - built: folders that were built for this bench, by path, and their descriptions.
 
-    Raises BenchError, BuildError and SourceError before anything is timed. Where memory does not suffice, the report says so.
+    Raises BenchError, BuildError and SourceError before anything is timed. If memory does not suffice, the report says so.
     """
     options = options or BenchOptions()
     check_device(options.device)
     lengths, positions, batches = read_workloads(prefill, decode, options)
     cuda = options.device.startswith("cuda")
     if options.memory and not cuda and not can_tell_resident():
-        raise BenchError("--memory: this system does not say what is resident of a process (Linux does, in /proc). Leave it out.")
+        raise BenchError(
+            "--memory: this system does not report the resident memory of a process (Linux does, in /proc). Leave it out."
+        )
     opened = open_models(models, BenchError, options.dtype)
     check_backends(options.backend, opened)
     _check_room(opened, lengths, positions, options.steps + (RECORDED if options.graph and cuda else 0))
@@ -124,8 +126,8 @@ def _run(
     for model, contestant in zip(opened, contestants, strict=True):
         remarks += _elsewhere(model, contestant.model.dtype, options)
     facts = [_facts(model, contestant.model, options, built) for model, contestant in zip(opened, contestants, strict=True)]
-    full = f"The models leave no room in the memory of {options.device}, where all of them are at once."
-    with room(lambda: BenchError(f"{full} Bench fewer, or take a smaller --dtype.")):
+    full = f"The memory of {options.device} is too small for all models at once."
+    with room(lambda: BenchError(f"{full} Bench fewer models, or choose a smaller --dtype.")):
         warm(contestants, trial)
     cells: list[BenchCell] = []
     gauge = allocated(options.device) if cuda else unmeasured
@@ -151,7 +153,7 @@ def _run(
 
 
 def _elsewhere(model: Opened, dtype: Any, options: BenchOptions) -> Iterator[str]:
-    """A remark where parts of a model have no form on the backend that was asked for."""
+    """Yield a remark if parts of a model have no form on the chosen backend."""
     if options.backend == AUTO or model.composed is None:
         return
     setting = Setting(device_type(options.device), dtype_name(dtype))
@@ -162,7 +164,7 @@ def _elsewhere(model: Opened, dtype: Any, options: BenchOptions) -> Iterator[str
         where = ", ".join(sorted({str(backend) for backends in backends_of.values() for backend in backends}))
         yield (
             f"{model.label}: {', '.join(others)} ran on {where}, not on {options.backend}; "
-            f"`compose explain --backend {options.backend}` says why."
+            f"run `compose explain --backend {options.backend}` for the reasons."
         )
 
 
@@ -170,7 +172,7 @@ def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Seq
     """Raises BenchError where a length exceeds a model's table of learned positions."""
     more = steps + 1
     for model in opened:
-        check = partial(check_positions, model.source.trunk, ask="ask for at most", refusal=BenchError)
+        check = partial(check_positions, model.source.trunk, ask="the largest possible value is", refusal=BenchError)
         check(f"--prefill: {model.reference}", max(lengths, default=0))
         check(
             f"--decode: {model.reference}",

@@ -1,4 +1,4 @@
-"""Loaded models run the workloads of a bench in turn: each prompt, and each position at which a token is decoded."""
+"""Loaded models run the workloads of a bench alternately: each prompt, and each position at which a token is decoded."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def in_turn(
     clock: Callable[[], float] = time.perf_counter,
     row: int = 1,
 ) -> dict[str, list[float] | None]:
-    """Seconds of each of ``rounds`` runs of every contestant; None for one that ran out of memory, which is left out from then on.
+    """Return the seconds of each of ``rounds`` runs of every contestant; None for one that ran out of memory, which is then
+    skipped.
 
-    settle: waits until the device has finished. What a run returns is freed once it has been timed.
-    row: how many runs a contestant has in a row before the next has its turn.
+    settle: waits until the device has finished. The result of a run is freed after timing. row: number of consecutive runs of a
+    contestant before the next one runs.
     """
     seconds: dict[str, list[float] | None] = {name: [] for name in runs}
     for start in range(0, rounds, row):
@@ -65,8 +66,8 @@ TOKENS, ROW = 8192, 1024
 RECORDED = 2
 """Steps before the first timed one: a warm-up, and the step that is recorded."""
 IN_A_ROW = 8
-"""Tokens that a model decodes before the next one has its turn: a light step right after a heavy one's would begin with the other's
-data in the processor's caches, as no step of a text does."""
+"""Tokens that a model decodes before the next model runs. Directly after a heavy step of another model, the processor's caches hold
+the other model's data, which does not happen inside a text."""
 WARM = 8
 """Tokens of the calls before the first measurement, in which kernels and buffers are set up."""
 
@@ -131,7 +132,7 @@ class Contestant:
             self.step(ids)
 
     def prefill(self, ids: Tensor) -> Any:
-        """One pass over ``B T`` with an empty cache, and the logits of the last token; gives the cache."""
+        """Run one pass over ``B T`` with an empty cache, with the logits of the last token. Return the cache."""
         return self._cache_of(self.model(ids, use_cache=True, logits_to_keep=1))
 
     def step(self, ids: Tensor) -> None:
@@ -139,7 +140,8 @@ class Contestant:
         self.cache = self._cache_of(self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1))
 
     def _cache_of(self, answer: Any) -> Any:
-        """Raises BenchError for a model that keeps what it has read elsewhere: how far it has read cannot be told."""
+        """Raise BenchError for a model that keeps its state outside the cache: the number of tokens that it has read is then
+        unknown."""
         cache = getattr(answer, "past_key_values", None)
         if cache is None:
             raise BenchError(
@@ -241,7 +243,7 @@ def _free(contestants: Sequence[Contestant], trial: Trial) -> None:
 def run_trial(
     contestants: Sequence[Contestant], trial: Trial, gauge: Gauge = unmeasured, tell: Callable[[Workload], object] = lambda _: None
 ) -> Iterator[tuple[Workload, dict[str, Measurement]]]:
-    """Every workload, with the measurements of all models by label. tell: called with each workload as it begins."""
+    """Yield every workload, with the measurements of all models by label. tell: called with each workload at its start."""
     batch = None
     for workload in trial.workloads():
         tell(workload)

@@ -46,7 +46,7 @@ def _print(report: AblationReport, out: Path, *, as_json: bool) -> None:
 
 
 def watching(*, quiet: bool, visible: bool = True) -> AbstractContextManager[OnStep | None]:
-    """How an ablation goes: a bar on a terminal, a line as each step ends elsewhere."""
+    """Report the progress of an ablation: a bar on a terminal, otherwise a line at the end of each step."""
     return bars.watching(
         "bar",
         "count",

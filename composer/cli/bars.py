@@ -19,7 +19,7 @@ LINES_A_STAGE = 10
 
 
 def at_once(what: str, *, quiet: bool) -> None:
-    """Print a line to the terminal before imports that take seconds; nothing where stderr is a file."""
+    """Print a line to the terminal before imports that need seconds; nothing if stderr is a file."""
     if not quiet and on_terminal():
         say(f"{what} …", err=True)
 
@@ -51,7 +51,7 @@ def watching(
 
 
 def training_steps(*, quiet: bool, visible: bool = True) -> AbstractContextManager[Callable[[StepProgress], None] | None]:
-    """How training goes: a bar for each stage on a terminal, ten lines a stage elsewhere."""
+    """Report the progress of training: a bar for each stage on a terminal, otherwise ten lines per stage."""
     return watching("name", "bar", "text", bar=bar_of, line=_line, quiet=quiet, visible=visible, stay=True)
 
 

@@ -33,7 +33,7 @@ def bench(options: BenchCommandOptions, screen: Screen) -> None:
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[BenchProgress], None] | None]:
-    """How a bench goes: a bar on a terminal, a line as each cell begins elsewhere."""
+    """Report the progress of a bench: a bar on a terminal, otherwise a line at the start of each cell."""
     return bars.watching(
         "text",
         "bar",

@@ -13,7 +13,7 @@ from composer.commands import chatting
 from composer.commands.chatting import ChatOptions
 from composer.errors import ComposerError
 
-HELP = "Each line is a turn. /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
+HELP = "Each line is a message. /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
 @command(ChatOptions)

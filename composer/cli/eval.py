@@ -33,7 +33,8 @@ def evaluate(options: EvaluateOptions, screen: Screen) -> None:
 
 
 def watching(*, quiet: bool) -> AbstractContextManager[Callable[[EvaluationProgress], None] | None]:
-    """How an evaluation goes: a bar on a terminal; elsewhere a line as samples are made, and one as each cell begins."""
+    """Report the progress of an evaluation: a bar on a terminal; otherwise a line while samples are made, and one at the start of
+    each cell."""
     begun: list[tuple[str, str, int]] = []
     making: list[str] = []
 

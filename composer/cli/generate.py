@@ -30,7 +30,7 @@ def _text(prompt: str) -> str:
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         where = "on stdin" if prompt == "-" else "in --prompt"
         raise ComposerError(
-            f"what stands {where} is no text in the terminal's encoding, from character {error.start + 1} on "
-            f"({error.reason}); save it as UTF-8, and say --prompt - < FILE"
+            f"the prompt {where} is not in the terminal's encoding, from character {error.start + 1} on ({error.reason}); save it "
+            "as UTF-8, and pass it with --prompt - < FILE"
         ) from error
     return text

@@ -70,7 +70,7 @@ class Commands(TyperGroup):
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
             refusal = getattr(error, "format_message", None)  # click's own errors of arguments have it
-            _say_where_sources_stand(error)
+            _add_hint_on_sources(error)
             _escape_refusal(error)
             if ctx.meta[JSON] and refusal is not None:
                 print_json({"mistakes": [asdict(Mistake(refusal()))]})
@@ -89,12 +89,12 @@ def _escape_refusal(error: Any) -> None:
         error.message = escape_message(error.message).removeprefix("Value error, ")
 
 
-def _say_where_sources_stand(error: Any) -> None:
-    """Extends the message about a surplus argument, which may have been meant as the source."""
+def _add_hint_on_sources(error: Any) -> None:
+    """Extend the message about an unexpected argument, which may have been meant as the source."""
     words, context = getattr(error, "message", ""), getattr(error, "ctx", None)
     options = () if context is None else [option for parameter in context.command.params for option in parameter.opts]
     if "unexpected extra argument" in words and "--from" in options:
-        error.message = f"{words}. A source stands behind --from."
+        error.message = f"{words}. Name a source with --from."
 
 
 app = typer.Typer(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 80
-"""Columns where no terminal says otherwise."""
+"""Columns without a terminal."""
 WIDEST = 120
 MISTAKE, INTERRUPTED = 2, 130
 """Exit codes."""
@@ -182,9 +182,10 @@ def print_mistake(error: ComposerError | ConverterError, *, as_json: bool) -> No
 
 @contextmanager
 def process_group(*, as_json: bool = False) -> Iterator[bool]:
-    """Makes the processes that torchrun has started a group; gives whether this is the one that prints.
+    """Make a group of the processes that torchrun has started. Return True if this is the process that prints.
 
-    An error of all is printed by the first alone, and no other exits before it has: torchrun ends all as soon as one exits.
+    An error of all processes is printed by the first one. The others exit after it, because torchrun ends all processes as soon as
+    one exits.
     """
     if processes_started() == 1:
         yield True

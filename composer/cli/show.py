@@ -42,7 +42,7 @@ class PrintOptions(CodeOptions):
             if any(getattr(self, name) != entry.default for name, entry in options_of(type(self)).items()):
                 raise ComposerError("no spec is named: name the spec to show; `compose show` alone lists the shipped specs")
         elif self.out is not None and (self.source is not None or self.fresh or not self.expanded):
-            raise ComposerError("--out writes the specs of a sweep: it needs --expand, and goes without --from and --fresh")
+            raise ComposerError("--out writes the specs of a sweep: it needs --expand, and excludes --from and --fresh")
         elif self.code and self.expanded:
             raise ComposerError("--code prints the program of one spec: name a variant, SWEEP:VARIANT, instead of --expand.")
 
@@ -87,7 +87,7 @@ def _write(sweep: str, variants: Mapping[str, Spec], folder: Path) -> list[str]:
     files = {folder / f"{spec.name}.yaml": (name, spec) for name, spec in variants.items()}
     taken = [str(path) for path in files if path.exists()]
     if taken:
-        raise ComposerError(f"{', '.join(taken)}: there already; choose another folder, or remove what stands there")
+        raise ComposerError(f"{', '.join(taken)}: already exists; choose another folder, or remove the files")
     if lost := lost_link(folder):
         raise ComposerError(f"{lost}; choose another folder, or remove it")
     with failing_as(ComposerError, f"{folder} cannot be written"):
@@ -97,5 +97,7 @@ def _write(sweep: str, variants: Mapping[str, Spec], folder: Path) -> list[str]:
                 text = to_yaml(spec.model_dump(mode="json", exclude_unset=True))
                 write_whole(path, f"# The variant {name} of {sweep}.\n{text}", replace=False)
         except FileExistsError:
-            raise ComposerError(f"{folder} holds one of them by now; choose another folder, or remove what stands there") from None
+            raise ComposerError(
+                f"a file of the same name was created in {folder} meanwhile; choose another folder, or remove it"
+            ) from None
     return list(map(str, files))

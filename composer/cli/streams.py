@@ -2,10 +2,10 @@
 
 - A stream that is closed at the start is connected to the null device. Otherwise the next file that is opened would get its
   number, and messages would be written into that file.
-- Where the reader of a pipe has gone (``compose show | head -1``), the rest of the output is dropped. That is no mistake: the
-  command finishes its work, and its exit code is its own.
-- Where stdout cannot be written for another reason, such as a full disk, an ``OutputError`` ends the command. Messages on stderr
-  that cannot be written are dropped, as nothing can report it.
+- If the reader of a pipe has closed it (``compose show | head -1``), the rest of the output is dropped. This is not an error: the
+  command finishes its work with its usual exit code.
+- If stdout cannot be written for another reason, such as a full disk, an ``OutputError`` ends the command. Messages on stderr that
+  cannot be written are dropped, as nothing can report it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def tasks(options: TasksOptions, screen: Screen) -> None:
         (table,) = report.view().tables
         print_table(table.rows, headers=table.headers)
         say("\nOptions, defaults and source of one: compose tasks TASK")
-        say(f"The same for all tasks: {', '.join(SHARED_OPTIONS.values())}; files that several take: --{', --'.join(FILES)}")
+        say(f"Options of all tasks: {', '.join(SHARED_OPTIONS.values())}; files that several tasks read: --{', --'.join(FILES)}")
     else:
         _print(report.tasks[0])
 

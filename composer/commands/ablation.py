@@ -56,7 +56,7 @@ class AblateOptions(Overriding, FreshOrNot, Request, OfSweeps):
     def check(self) -> None:
         if (self.source is None) != self.fresh:
             both = " One of the two, not both." if self.fresh else ""
-            raise AblationError(f"Say what to build from: --from SOURCE, or --fresh for specs with a trunk of their own.{both}")
+            raise AblationError(f"Set --from SOURCE to build from a model, or --fresh for specs with their own trunk.{both}")
         if self.source is not None and self.tokenizer is not None:
             raise AblationError("--tokenizer is for models that are built with --fresh: a source has its own tokenizer")
         if self.ray is not None and self.jobs not in (1, None):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class BenchCommandOptions(TimingOptions, WithParts):
     """Time the prefill and the decode of models, side by side.
 
-    All models are loaded, and run in turn at each length and batch: latency, tokens a second, bytes of state, peak memory. Times of
-    different hours do not compare, so a bench is a single run: an interrupted bench leaves nothing, and starts anew. Times are
+    All models are loaded, and alternate at each length and batch: latency, tokens per second, bytes of state, peak memory. Times of
+    different hours are not comparable, so a bench is a single run: an interrupted bench keeps nothing, and starts again. Times are
     seconds, sizes bytes. If a cell fails, the report has the reason.
     """
 
@@ -50,7 +50,7 @@ class BenchCommandOptions(TimingOptions, WithParts):
 
 @in_words
 def run_bench(options: BenchCommandOptions) -> BenchReport:
-    read_workloads(options.prefill, options.decode, options)  # report mistakes before imports that take seconds
+    read_workloads(options.prefill, options.decode, options)  # report mistakes before imports that need seconds
     models = options.models
     folders, labels = (tuple(models.values()), list(models)) if isinstance(models, dict) else (models, None)
     with (

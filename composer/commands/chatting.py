@@ -37,7 +37,7 @@ OnText = Callable[[str], None]
 class Reply(Readable, Closed):
     """An answer in a conversation.
 
-    tokens: of the conversation before the answer. read_tokens: the part of them that the model had to read, because its cache does
+    tokens: of the conversation before the answer. read_tokens: the part of them that the model had to read, because its cache did
     not have it. new_tokens: of the answer, with the token that ends it. complete: whether the model ended its turn itself.
     """
 
@@ -66,7 +66,7 @@ class Chat:
         prompt_tokens(self._tokenizer, [*self.messages, {"role": "user", "content": "composer"}], name)  # its mistakes at once
 
     def reset(self) -> None:
-        """Begin a new conversation. The system's turn stays."""
+        """Begin a new conversation. The system message is kept."""
         self.messages: list[Message] = first_messages(self._system)
         self._cache: Any = None
         self._seen: list[int] = []
@@ -78,10 +78,10 @@ class Chat:
         """Add a turn of the user, and return the model's answer.
 
         on_text: called with each piece of the answer. A KeyboardInterrupt stops the answer and is raised; the text so far is kept
-        as the model's turn. Raises ComposerError, and then the conversation is as before.
+        as the model's turn. After a ComposerError the conversation is unchanged.
         """
         if not isinstance(text, str) or not is_text(text):
-            raise ComposerError(f"a turn is a text, and this is {brief(text)}; pass one text that can be encoded in UTF-8")
+            raise ComposerError(f"{brief(text)} is not a message; expected a string that can be encoded in UTF-8")
         messages = [*self.messages, {"role": "user", "content": text}]
         device = str(self._model.device)
         with room_for(f"on {device}", "Begin a new conversation, or use a smaller model."), silent_transformers("error"):
@@ -130,13 +130,13 @@ class Chat:
         )
 
     def _take_cache(self, ids: Sequence[int]) -> tuple[Any, int]:
-        """The cache for a conversation of these tokens, and how many of them it has read; None and 0 where all are to be read.
+        """Return the cache for a conversation of these tokens, and the number of them that it has read; None and 0 if all must be
+        read.
 
-        A template may write earlier turns differently than before, and a tokenizer may split an answer otherwise than the model
-        wrote it. Then the cache is cut to the tokens that are the same. States cannot be cut, so a composed model goes back to the
-        copy from before its last answer.
-
-        The chat keeps no cache until the answer is complete: an answer that is stopped leaves it in no known state.
+        A template may write earlier turns differently than before, and a tokenizer may split an answer into other tokens than the
+        model generated. Then the cache is cut to the common tokens. States cannot be cut, so a composed model returns to a copy
+        from before its last answer. The chat keeps no cache until the answer is complete, because an answer that is stopped leaves
+        the cache in an unknown state.
         """
         (cache, seen), (copied, before) = (self._cache, self._seen), (self._copy, self._copied)
         self._cache, self._seen, self._copy, self._copied = None, [], None, []
@@ -171,7 +171,7 @@ class Chat:
             if tokens > longest:
                 raise ComposerError(
                     f"{self._name} has learned {longest:,} positions, too few for this conversation of {tokens:,} tokens: begin a "
-                    "new one (/reset), or write a shorter turn"
+                    "new one (/reset), or write a shorter message"
                 )
             return min(self._most, longest + 1 - tokens)  # the last token is written, and not read
         if tokens + self._most > longest and not self._is_beyond:
@@ -184,7 +184,7 @@ class Chat:
 
 
 class _Writer:
-    """Turns tokens into text while ``generate`` writes them: what transformers calls a streamer."""
+    """Decodes tokens while ``generate`` writes them: a streamer of transformers."""
 
     def __init__(self, tokenizer: Any, on_text: OnText | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
@@ -212,7 +212,7 @@ class _Writer:
 
 @options_class
 class ChatOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
-    """Talk with a model in its chat template: each line is a turn.
+    """Talk with a model in its chat template: each line is a message.
 
     The model's cache is kept between turns, so that only new tokens are read. The seed is that of the first answer; each further
     answer has its own.
@@ -228,7 +228,7 @@ class ChatOptions(OnGraph, WithBackend, OnDevice, Sampling, OfAnyModel):
 @in_words
 def run_chat(options: ChatOptions) -> Chat:
     model, device = options.model, options.device
-    described = describe_model(model)  # report mistakes before imports that take seconds
+    described = describe_model(model)  # report mistakes before imports that need seconds
     check_device(device)
     with room_for(f"on {device}", "Use a smaller model."), silent_transformers("error"):
         from composer.model.generation import keep_tokens_alone

@@ -80,7 +80,7 @@ def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
 
 
 def _heads_in_words(spec: Spec, resolved: Resolved | None) -> str:
-    """The flow of each head, of a `head`, too, where rules give all layers of the source others."""
+    """Return the flow of each head, also of a `head` that no layer of the source has because of the rules."""
     flows = {str(path[-1]): _flow(head) for path, head in heads_with_paths(spec)}
     absent = set(flows) - set(flows if resolved is None else resolved.heads)
     return "; ".join(f"{name}: {flow}" + " (in no layer)" * (name in absent) for name, flow in flows.items())

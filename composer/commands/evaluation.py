@@ -58,7 +58,7 @@ def run_evaluate(options: EvaluateOptions) -> EvaluationReport:
     task_names = list(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
     with progress_callback(options.progress, bar_of, "text", "bar", "count", "left") as watch:
         scoring = converted(options, EvaluationOptions, watch=watch)
-        if read_tasks(task_names, scoring):  # report mistakes before imports that take seconds
+        if read_tasks(task_names, scoring):  # report mistakes before imports that need seconds
             read_lengths(options.lengths)
         open_models(options.models, EvaluationError, options.dtype)
         with silent_transformers("error"):

@@ -47,7 +47,7 @@ class ExportOptions(Replacing, OfModel):
 
 class ExportReport(Readable, Closed):
     """An exported model. architecture: its class; file: its Python file, and lines: of that, or None where the class is one of
-    transformers; model_type: in its config.json; one_by_one: why a head takes one token after the other, or None."""
+    transformers; model_type: in its config.json; one_by_one: the reason why a head processes one token after the other, or None."""
 
     out: Path
     architecture: str
@@ -64,14 +64,14 @@ class ExportReport(Readable, Closed):
         """The class or the file, and what to expect of it."""
         if self.file is None:
             return (f"{self.architecture} of transformers; it loads without trust_remote_code",)
-        slow = "its heads take one token after the other, so long prompts take long"
+        slow = "its heads process one token after the other, so long prompts are slow"
         return (f"{self.file}: {self.lines} lines", *([] if self.one_by_one is None else [slow]))
 
 
 @in_words
 def run_export(options: ExportOptions) -> ExportReport:
     model = local_folder(options.model)
-    open_model(model)  # report mistakes before imports that take seconds
+    open_model(model)  # report mistakes before imports that need seconds
     target = options.out or Path(f"{plain_name(options.model)}-exported")
     with silent_transformers():
         from composer.exporting.folder import export_folder

@@ -19,8 +19,7 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 class FieldFacts(Closed):
-    """A field of a part, or an option of a task. type: as a reader of YAML would put it. default: as a spec would say it,
-    None where it is required."""
+    """A field of a part, or an option of a task. type: in terms of YAML. default: as in a spec; None if it is required."""
 
     name: str
     type: str
@@ -37,7 +36,7 @@ class FieldFacts(Closed):
 
 
 def field_facts(name: str, field: FieldInfo, words: str | None = None) -> FieldFacts:
-    """All that a schema says of one of its fields. words: its type in words, where they do not follow from the schema."""
+    """Describe one field of a schema. words: its type in words, if the schema does not determine it."""
     return FieldFacts(
         name=name,
         type=words or _words(field.annotation, field.metadata),
@@ -54,7 +53,7 @@ def table_of(fields: Sequence[FieldFacts]) -> tuple[Table, ...]:
 
 
 def _value(default: Any) -> Any:
-    """A default as a spec would say it."""
+    """Return a default as in a spec."""
     if isinstance(default, Part):
         options = default.model_dump(mode="json", exclude_defaults=True)
         return {"kind": default.kind, **options} if options else default.kind
@@ -64,7 +63,7 @@ def _value(default: Any) -> Any:
 
 
 def _words(annotation: Any, limits: Iterable[Any] = ()) -> str:
-    """The type of a field as a reader of YAML would put it. limits: what pydantic knows of it beside the type."""
+    """Return the type of a field in terms of YAML. limits: pydantic's constraints beside the type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     limits = tuple(limits)
     if parts := parts_of(limits):

@@ -1,4 +1,4 @@
-"""``inspect``: what each head attends to, which memory answers, and what states still know."""
+"""``inspect``: what each head attends to, which memory answers, and which pairs the states still recall."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @options_class
 class InspectCommandOptions(InspectOptions, WithParts):
-    """Inspect a model: what heads attend to, what states know.
+    """Inspect a model: what heads attend to, and what states recall.
 
     The report also shows which memory answers, how fast gates forget, and how similar each layer is to the teacher's. With OUT, it
     is a page (report.html), and pictures with the numbers behind them. Without OUT, it is a table.

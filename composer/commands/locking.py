@@ -56,8 +56,8 @@ class LockOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seede
     """Write everything that decides the bytes of a build to a file.
 
     The file has the resolved spec, the source with its commit and the hashes of its files, seed, dtype and versions. The model is
-    built once in a temporary folder, for the hashes of its files. `compose build` of the file gives the same bytes, or names what
-    differs.
+    built once in a temporary folder, for the hashes of its files. `compose build` of the file makes the same bytes, or lists the
+    differences.
     """
 
     error: ClassVar[type[ComposerError]] = BuildError

@@ -45,7 +45,7 @@ class PushOptions(Replacing, OfPushed):
         metavar="FOLDER",
     )
     progress: bool = option("Show progress bars on stderr.", default=False, is_hidden=True)
-    dry_run: bool = option("List files and sizes. The Hub is not asked.", default=False)
+    dry_run: bool = option("List files and sizes without a request to the Hub.", default=False)
 
     def check(self) -> None:
         check_repo_id(self.repository)

@@ -80,7 +80,7 @@ class ReadOptions(Replacing, WithBackend, OnDevice, WithParts):
 def run_read(options: ReadOptions) -> ReadText:
     model, device, out = options.model, options.device, options.out.expanduser()
     check_output_file(out, ComposerError, force=options.force, example=EXAMPLE)
-    described = describe_model(model)  # report mistakes before imports that take seconds
+    described = describe_model(model)  # report mistakes before imports that need seconds
     check_composed(model, is_composed=described.is_composed)
     text = read_text_file(options.text.expanduser(), ComposerError, MOST_TEXT)
     check_device(device)
@@ -155,7 +155,7 @@ def check_state_files(state: Path | None, state_out: Path | None, *, force: bool
 
 
 def owner_of(model: str, folder: Path, loaded: Any) -> StateOwner:
-    """Return the hashes that a state is bound to. Reads all weights whose hash is not known. loaded: the model in memory."""
+    """Return the hashes that a state is bound to. Reads all weights whose hash is unknown. loaded: the model in memory."""
     from composer.model.state_file import StateOwner
 
     (opened,) = open_models([model], ComposerError)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from composer.training.options import TrainingOptions
 
 ROWS = 16
-"""Held-out rows to score on; each goes twice through the model for each of its layers."""
+"""Held-out rows to score on. Each row needs two passes for each layer."""
 
 
 @options_class
@@ -82,7 +82,10 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
         if self.keep is not None and self.budget is not None:
             raise SelectionError("--keep and --budget exclude each other: leave one of them out.")
         if self.keep is None and self.budget is None:
-            raise SelectionError("Say how many layers to keep, or how many bytes the state may take: --keep N, or --budget BYTES.")
+            raise SelectionError(
+                "Neither --keep nor --budget is set. Set --keep N, the number of layers to keep, or --budget "
+                "BYTES, the largest size of the state."
+            )
         if not self.held_out and not self.share:
             raise SelectionError("Nothing is held out, so there is nothing to score on: set --held-out, or a --share above 0.")
 
@@ -90,7 +93,7 @@ class SelectOptions(Replacing, WithBackend, OnDevice, Seeded, Overriding, Counte
 @in_words
 def run_select(options: SelectOptions) -> Selection:
     source, loaded, folder = options.source, load_spec(options.spec, options.overrides), options.out.expanduser()
-    resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # report mistakes before imports that take seconds
+    resolved = resolve_spec(loaded, dimensions(describe_model(source).trunk))  # report mistakes before imports that need seconds
     check_possible(loaded, resolved, source, options.keep, options.budget, options.sequence)
     student = None if options.student is None else options.student.expanduser()
     if student is not None:
@@ -105,11 +108,11 @@ def run_select(options: SelectOptions) -> Selection:
         teacher=source,
         force=False,
         warn=warn_user if options.tell is inform else options.tell,
-        again="say the same again without --force" if options.force else "say the same again",
+        again="run the same command without --force" if options.force else "run the same command again",
     )
     fewer = (
-        f"Where there is more, the same command goes on with what is in {shown(folder)}. Shorter rows (recipe.sequence) take "
-        "less, and start anew: --force."
+        f"On a machine with more memory, the same command continues from {shown(folder)}. Shorter rows (recipe.sequence) need "
+        "less memory, and need --force to start again."
     )
     room = room_for(f"on {options.device}", fewer, SelectionError)
     with (
@@ -172,7 +175,7 @@ def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int 
 
 
 def check_student(folder: Path, resolved: Resolved, source: Reference) -> None:
-    """Raises SelectionError where a folder holds no student of this spec on this source, wherever the source stood then."""
+    """Raise SelectionError if a folder has no student of this spec on this source, wherever the source was at that time."""
     record = read_record(folder) if folder.is_dir() else None
     if record is None:
         what = "it is not a built model"

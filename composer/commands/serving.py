@@ -1,4 +1,4 @@
-"""``serve``: a model behind the HTTP interface of OpenAI, by transformers' own server."""
+"""``serve``: a model with OpenAI's HTTP interface, by transformers' own server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from converters.bounded import reason
 EXTRA = "pip install 'attention-composer[serve]'"
 LAST_PORT = 65_535
 SEPARATORS = "@:"
-"""What transformers' server takes for the beginning of a revision, or of a file in a repository."""
+"""Characters with which transformers' server begins a revision, or a file in a repository."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Server:
             self.close()
 
     def close(self) -> None:
-        """Ends it, and gives the model's memory back."""
+        """Stop the server, and free the model's memory."""
         self.running.kill_server()
 
 
@@ -47,14 +47,13 @@ class Server:
 class ServeOptions(InDtype, OnDevice, OfModel):
     """Serve a model to programs that speak OpenAI's HTTP interface.
 
-    The server is transformers' own: /v1/chat/completions and /v1/completions, streaming or not, one text at a time. It asks nobody
-    for a password, and answers on this machine alone unless --host says otherwise. It needs
-    pip install 'attention-composer[serve]'.
+    The server is transformers' own: /v1/chat/completions and /v1/completions, streaming or not, one text at a time. It has no
+    password, and answers on this machine only unless --host is set. It needs pip install 'attention-composer[serve]'.
     """
 
     example: ClassVar[str] = 'composer.serve("lawcat-mine-distilled").wait()'
     host: str = option("Address to listen on. 0.0.0.0 is all of this machine's.", default="127.0.0.1")
-    port: int = option("Port to listen on. 0 takes a free one.", default=8000, least=0, most=LAST_PORT)
+    port: int = option("Port to listen on. 0 chooses a free one.", default=8000, least=0, most=LAST_PORT)
 
 
 @in_words
@@ -80,7 +79,7 @@ serve = function_of(ServeOptions, run_serve)
 
 
 def _lend(config: Any) -> None:
-    """Give transformers the class of a composed model. Its server looks for classes in transformers alone."""
+    """Add the class of a composed model to transformers. Its server looks for classes in transformers only."""
     from composer.model.classes import class_of
 
     setattr(sys.modules["transformers"], config.architectures[0], class_of(config))
@@ -117,4 +116,4 @@ def _listenable(host: str, port: int) -> int:
             return listening.getsockname()[1]
     except OSError as error:
         why = reason(error).partition(" (while")[0]  # where Python adds the address once more
-        raise ComposerError(f"Nothing can listen on {host}:{port}: {why}. Take another --port or --host.") from error
+        raise ComposerError(f"Cannot listen on {host}:{port}: {why}. Choose another --port or --host.") from error

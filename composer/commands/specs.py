@@ -48,7 +48,7 @@ NOTHING_KNOWN = "Layers and sizes are checked against a source: --from SOURCE"
 
 
 class ShownSpec(Readable, Closed):
-    """A spec as a document that says all by itself. on, hash: where it is resolved, and of what it means there."""
+    """A spec as a self-contained document. on: the source that it is resolved on. hash: of the resolved spec."""
 
     name: str
     on: str | None

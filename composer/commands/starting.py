@@ -26,7 +26,7 @@ SCHEMA = "schema.json"
 EDITORS = "# yaml-language-server:"
 HINT = "# For completion in your editor"
 NAMED = r"^name:\s*[\w-]+"
-"""The start of the line that says a spec's name."""
+"""The start of the line with a spec's name."""
 
 
 @options_class
@@ -78,39 +78,39 @@ schema = function_of(SchemaOptions, run_schema)
 
 
 def template(name: str) -> str:
-    """A spec with every key of a head, and what else each could say."""
+    """Return a spec with every key of a head, and the alternatives of each key in comments."""
 
     def kinds(role: str) -> str:
         return ", ".join(CATALOGUE[role])
 
     return f"""\
-# What this head is, and what is new about it, in a sentence or two.
+# What this head composes, and the paper, in a sentence or two.
 # Parts, their equations and their fields: compose parts, compose parts NAME.
-compose: 1                      # version of the document; its defaults never change
+compose: 1                      # version of the format; the defaults of a version never change
 name: {name}
 # paper: arXiv:…
-# direction: bidirectional      # every token sees those after it, too: an encoder, which writes no text
+# direction: bidirectional      # every token also sees the tokens after it: an encoder, which cannot generate
 
 head:
   position: rope                # {kinds("position")}; a memory may have its own
   # mix_input: rglru            # {kinds("mix input")}: what latents and weights of the token see
   # conv: {{kernel: 4}}           # over the tokens, before the feature map
   feature_map: hedgehog         # {kinds("feature map")}
-  memory:                       # {kinds("memory")}; top to bottom: pairs fall from one into the next
+  memory:                       # {kinds("memory")}; top to bottom: each evicts pairs into the next
     - {{kind: window, size: 64, weight: learned}}
     - {{kind: state, gate: none}} # gates: {kinds("gate")}
   # flow: parallel              # every memory sees every pair; or `graph:`, a list of edges such as window -> state
   read: shared                  # {kinds("read")}
   # output: norm                # {kinds("output")}
 
-# Other layers, other heads: name them, and say where they go.
+# Other heads in some layers: define them, and list their layers.
 # heads:
 #   exact: {{memory: [full]}}
 # layers:
 #   - {{at: [0, -1], use: exact}}             # a layer, a list, a range such as 0:8:2, or all
 #   - {{at: 1, use: [{{head: exact, heads: 4}}, {{head: head, heads: 28}}]}}    # groups of query heads inside one layer
 
-# How it is trained; no part of what the spec means.
+# How it is trained. The hash of the spec does not depend on it.
 # recipe:
 #   transfer: {{lr: 1e-2, epochs: 2}}
 #   finetune: {{lora: {{rank: 8, alpha: 16, targets: [q, k, v, o]}}, lr: 1e-4, epochs: 2}}
@@ -118,7 +118,7 @@ head:
 
 
 def _schema(folder: Path) -> str:
-    """The line that editors look for, where the schema lies beside the spec; else how to bring it there."""
+    """Return the line that editors read, if the schema is beside the spec; otherwise a hint on how to get it."""
     if (folder / SCHEMA).is_file():
         return f"{EDITORS} $schema={SCHEMA}\n"
     return f"{HINT}, run `compose schema > {SCHEMA}` here and put on top: {EDITORS} $schema={SCHEMA}\n"
@@ -135,7 +135,7 @@ def _like(like: str, path: Path) -> str:
     text = read_text(origin, MOST_BYTES).removeprefix("\ufeff")
     lines = [line for line in text.splitlines() if not line.startswith((EDITORS, HINT))]
     if not any(re.match(NAMED, line) for line in lines):
-        raise ComposerError(f"{shown(origin)} does not say its name on a line of its own; write `extends: {like}` by hand")
+        raise ComposerError(f"{shown(origin)} does not have its name on a separate line; write `extends: {like}` by hand")
     renamed = [re.sub(NAMED, f"name: {path.stem}", line) for line in lines]
     return "\n".join([f"# Begun as a copy of {like}.", *(_moved(line, origin, path) for line in renamed)]) + "\n"
 

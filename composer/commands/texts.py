@@ -120,12 +120,12 @@ def run_generate(options: GenerateOptions) -> Generated:
     model, prompt, most, device = options.model, options.prompt, options.max_new_tokens, options.device
     state, state_out = (None if path is None else path.expanduser() for path in (options.state, options.state_out))
     check_state_files(state, state_out, force=options.force)
-    described = describe_model(model)  # report mistakes before imports that take seconds
+    described = describe_model(model)  # report mistakes before imports that need seconds
     keeps_state = state is not None or state_out is not None
     if keeps_state:
         check_composed(model, is_composed=described.is_composed)
     check_device(device)
-    with room_for(f"on {device}", "Take a shorter prompt or a smaller model."), silent_transformers("error"):
+    with room_for(f"on {device}", "Use a shorter prompt or a smaller model."), silent_transformers("error"):
         from composer.model.generation import continuation, keep_tokens_alone, unread_tokens
 
         loaded, folder = load_writer(model, device, options.backend, built=described.is_composed)
@@ -144,10 +144,10 @@ def run_generate(options: GenerateOptions) -> Generated:
             _note_template(tokenizer, prompt, model)
         count, seen = tokens["input_ids"].shape[1], 0 if cache is None else cache.get_seq_length()
         if not count:
-            raise ComposerError("the prompt has no tokens: say something")
+            raise ComposerError("the prompt has no tokens; expected at least one")
         check_tokens("the prompt", tokens["input_ids"][0].tolist(), loaded, tokenizer)
         of = f", {count:,} of the prompt and {most:,} to write" + (f" after {seen:,} of the state" if seen else "")
-        advice, unread = f"{'all' if seen else 'both'} may come to", 0 if state_out is not None else 1
+        advice, unread = "the largest possible sum is", 0 if state_out is not None else 1
         advice = f"{LAST}, so {advice}" if unread else advice
         check_positions(described.trunk, model, seen + count + most, advice, more=-unread, of=of)
         keep_tokens_alone(loaded)
@@ -241,8 +241,8 @@ def run_sample(options: SampleOptions) -> Sampled:
     device, force = options.device, options.force
     target = options.out.expanduser()
     check_output_file(target, DataError, force=force, example="texts.jsonl")
-    described = describe_model(model)  # report mistakes before imports that take seconds
-    check_positions(described.trunk, model, longest, f"{LAST}; ask for a --length of at most", DataError, more=-1)
+    described = describe_model(model)  # report mistakes before imports that need seconds
+    check_positions(described.trunk, model, longest, f"{LAST}; the largest possible --length is", DataError, more=-1)
     check_device(device)
     first: list[str] = []
     fewer = f"Write fewer texts at once (--batch, now {batch:,}), or shorter ones (--length, now {longest:,})."

@@ -80,7 +80,7 @@ class MergeOptions(Replacing, OfModel):
 
 @in_words
 def run_distill(options: DistillOptions) -> TrainingReport:
-    student = read_student(local_folder(options.model), options.overrides)  # report mistakes before imports that take seconds
+    student = read_student(local_folder(options.model), options.overrides)  # report mistakes before imports that need seconds
     stages_of(student.record, student.recipe, options.stage)
     check_references((*options.data, *options.held_out))
     with progress_callback(options.progress, bar_of) as watch, silent_transformers():
@@ -117,7 +117,7 @@ class MergeReport(Readable, Closed):
 @in_words
 def run_merge(options: MergeOptions) -> MergeReport:
     model = local_folder(options.model)
-    open_model(model)  # report mistakes before imports that take seconds
+    open_model(model)  # report mistakes before imports that need seconds
     target = _out(options.model, options.out, "merged")
     with silent_transformers():
         from composer.training.finetune import merge_adapters
@@ -144,7 +144,7 @@ def figures_of(step: StepProgress) -> str:
 
 
 def _training(options: DistillOptions | TrainOptions, watch: Callable[[StepProgress], None] | None) -> TrainingOptions:
-    """The options of the run. Where the caller has no ``tell``, warnings are logged as warnings."""
+    """Return the options of the run. If the caller has no ``tell``, warnings are logged as warnings."""
     return converted(options, TrainingOptions, watch=watch, warn=warn_user if options.tell is inform else options.tell)
 
 
@@ -154,13 +154,13 @@ def _room(out: Path, options: TrainingOptions, *, streams: bool) -> AbstractCont
 
 
 def _less_memory(out: Path, options: TrainingOptions, *, streams: bool) -> str:
-    """What to do where memory has run out, and how the run that has ended so goes on. streams: whether layers can be streamed."""
+    """Return what to do when memory has run out, and how to continue the run. streams: whether layers can be streamed."""
     ways = ["a smaller `batch` or a larger `accumulate` of the stage", "shorter rows (recipe.sequence)"]
     ways += [] if options.gradient_checkpointing else ["--gradient-checkpointing, where the whole model learns"]
     ways += ["--stream, for attention transfer on the cpu"] if streams and not options.stream else []
     folder = Path(f"{out.expanduser()}.run")
-    kept = f" What was reached is in {shown(folder)}: the same recipe goes on with --resume, another starts anew with --force."
-    return f"What takes less: {'; '.join(ways)}.{kept if folder.is_dir() else ''}"
+    kept = f" The run is kept in {shown(folder)}. --resume continues it with the same recipe; --force starts again with another."
+    return f"To use less memory: {'; '.join(ways)}.{kept if folder.is_dir() else ''}"
 
 
 def _out(model: Path, out: Path | None, did: str) -> Path:

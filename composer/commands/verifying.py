@@ -1,4 +1,4 @@
-"""``verify``: whether a built model still is what its record says."""
+"""``verify``: whether a built model still matches its record."""
 
 from __future__ import annotations
 

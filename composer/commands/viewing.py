@@ -75,7 +75,7 @@ view = function_of(ViewOptions, run_view)
 
 
 def _opened(spec: str | None) -> tuple[str | None, EditorContext]:
-    """The text, and where it stands: what a file extends is looked for beside it. Raises SpecError."""
+    """Return the text, and its place: files that it extends are looked for beside it. Raises SpecError."""
     if spec is None:
         return None, EditorContext()
     path = find_spec(spec, Path())

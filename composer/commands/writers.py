@@ -18,7 +18,7 @@ from converters.trunk import dtype_name
 
 
 def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:
-    """Return the arguments of ``generate`` that say how tokens are drawn; at a temperature of 0 the likeliest token is taken."""
+    """Return the arguments of ``generate`` for sampling. At a temperature of 0 the most likely token is chosen."""
     if not temperature:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}  # where transformers has 50
@@ -54,20 +54,22 @@ def settings_refused(settings: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ComposerError(f"{settings} asks for a way of writing that is not to be had here: {error}") from error
+        raise ComposerError(
+            f"{settings} has generation settings that this model does not support: {error}. Change them there."
+        ) from error
 
 
 def no_room(model: Any, tokens: int) -> ComposerError:
     """The error where memory has run out, with the bytes of the state and a remedy."""
     if not hasattr(model.config, "resolved"):
-        return ComposerError(f"out of memory at {tokens:,} tokens: give it a shorter prompt, or ask for fewer tokens")
+        return ComposerError(f"out of memory at {tokens:,} tokens: use a shorter prompt, or generate fewer tokens")
     spec, kind = model.config.resolved(), dtype_name(model.dtype)
     cost = explain_resolved(spec, sequence=tokens, dtype=kind)
     sizes = {(memory.name or memory.kind, memory.room) for head in spec.heads.values() for memory in head.memory}
     name, largest = max(sizes, key=lambda item: item[1])
     remedies = [f"build it with a smaller `size` of `{name}`, which is {largest:,}"] if largest else []
     if any(group.state_grows for group in cost.groups) or not remedies:
-        remedies.append("give it a shorter prompt, or ask for fewer tokens")
+        remedies.append("use a shorter prompt, or generate fewer tokens")
     return ComposerError(
-        f"out of memory: at {tokens:,} tokens the state alone takes {size(cost.state_bytes)}; {', or '.join(remedies)}"
+        f"out of memory: at {tokens:,} tokens the state alone needs {size(cost.state_bytes)}; {', or '.join(remedies)}"
     )

@@ -10,7 +10,7 @@ from composer.errors import DataError
 from composer.files import MOST_TEXT
 
 MOST_LINE = 4 * MOST_TEXT
-"""Bytes of one line of JSON lines, whose escapes may take more bytes than the text."""
+"""Bytes of one line of JSON lines, whose escapes may need more bytes than the text."""
 MOST_WHOLE = 2**30
 """Bytes of a file that can only be read as a whole, such as a list of JSON."""
 MOST_UNPACKED = 2**30
@@ -18,7 +18,7 @@ MOST_UNPACKED = 2**30
 MOST_RATIO = 200
 """Bytes that a larger compressed file may unpack to, for each of its own."""
 RECORD, VALUE = 256, 8
-"""Bytes that count for each record and for each of its values, beyond what they hold: empty records, too, take time."""
+"""Bytes that count for each record and for each of its values, beyond their contents: empty records need time, too."""
 
 
 class Unpacked:
@@ -40,7 +40,7 @@ class Unpacked:
 
 
 def too_long(place: str, size: int | None = None) -> DataError:
-    """The error for a text beyond ``MOST_TEXT``. size: its bytes, where they are known."""
+    """Return the error for a text beyond ``MOST_TEXT``. size: its bytes, if known."""
     shown = "more" if size is None else f"{size:,} bytes, more"
     return DataError(f"{place} has {shown} than {MOST_TEXT:,} bytes, the most that a text may have: split it into several texts")
 

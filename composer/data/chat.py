@@ -18,9 +18,9 @@ Message = dict[str, str]
 MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The statement by which a template marks what the assistant writes."""
 PROBE = "composer"
-"""A text that no template changes, to find what a template writes behind it."""
+"""A text that no template changes, used to find what a template writes after it."""
 MOST_RENDERED = 2**26
-"""Characters of a conversation, times the turns of the assistant in it."""
+"""Characters of a conversation times the number of the assistant's turns in it."""
 
 
 def render(
@@ -53,7 +53,8 @@ def _starts(
     documents: list[Any] | None,
     settings: Mapping[str, Any] | None,
 ) -> list[Rendered]:
-    """The same for some starts of a conversation: the number of messages of each, and whether the assistant is asked to go on."""
+    """The same for some starts of a conversation. starts: the number of messages of each, and whether a generation prompt
+    follows."""
     try:
         template = tokenizer.get_chat_template(None, tools)
         rendered = render_starts(
@@ -76,7 +77,7 @@ def _starts(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the control token that the template writes behind a turn of the assistant; None where it writes none."""
+    """Return the control token that the template writes after a turn of the assistant; None if it writes none."""
     turns = [{"role": "user", "content": PROBE}, {"role": ASSISTANT, "content": PROBE}]
     try:
         text = render(tokenizer, turns).text
@@ -89,7 +90,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def ends_of(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end an answer: those of the model's settings, EOS, and the one behind a turn in the chat template."""
+    """Return the tokens that end an answer: those of the model's settings, EOS, and the one after a turn in the chat template."""
     own = getattr(model.generation_config, "eos_token_id", None)
     every = [*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id]
     if tokenizer.chat_template:
@@ -119,9 +120,10 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> list[Rendered]:
     """Return the texts to learn the assistant's turns from, with the ``answers`` at these turns.
 
-    One text, of the whole conversation, where the template marks what the assistant writes, or where it writes each turn in the
-    same way whatever follows it. Otherwise one text for each turn of the assistant, which ends with that turn: earlier turns are in
-    it as they are when the model answers. settings: variables of the template that the conversation does not set. Raises DataError.
+    There is one text, of the whole conversation, if the template marks the assistant's text, or if it writes each turn
+    independently of what follows. Otherwise there is one text for each turn of the assistant, which ends with that turn and has the
+    earlier turns as the model sees them when it answers. settings: variables of the template that the conversation does not set.
+    Raises DataError.
     """
     messages = conversation.messages
     options: dict[str, Any] = {
@@ -134,8 +136,8 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
     size = len(str(messages))
     if size * len(numbers) > MOST_RENDERED and not has_markers:
         raise DataError(
-            f"{len(messages):,} messages of {size:,} characters are too many, as every turn of the assistant is rendered with all "
-            "those before it: split the conversation"
+            f"{len(messages):,} messages of {size:,} characters are too many: each assistant message is rendered with all "
+            "messages before it. Split the conversation"
         )
     prompted_turns = [conversation.prompt] if has_markers else numbers
     starts = [(len(messages), False), *((number, True) for number in prompted_turns if number)]
@@ -183,12 +185,12 @@ def _begin(
     tokenizer: PreTrainedTokenizerBase,
     options: dict[str, Any],
 ) -> int:
-    """The character of a text at which the message of this number begins: where the model starts to write.
+    """Return the character of a text at which the message of this number begins: where the model starts to write.
 
     prompt: the messages before it, with the prompt for the assistant's turn.
 
-    A template may begin the assistant's turn otherwise when it asks for it, such as with ``<think>``. Then the turn begins where
-    the two texts part, as in TRL. It may also end every conversation with the same words. Raises DataError where the template
+    A generation prompt may begin the assistant's turn differently, such as with ``<think>``. Then the turn begins where the two
+    texts differ, as in TRL. A template may also end every conversation with the same words. Raises DataError if the template
     changes the messages before the turn.
     """
     if text.startswith(prompt):

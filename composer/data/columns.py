@@ -25,7 +25,7 @@ def text_of(place: str, fields: Mapping[str, Any], column: str) -> str:
     text = fields[column]
     if text is None or (isinstance(text, str) and not text.strip()):
         shown = "missing" if text is None else "blank"
-        raise Empty(f"{place}: {column} is {shown}; mend the record, or leave such records out: empty=skip")
+        raise Empty(f"{place}: {column} is {shown}; fix the record, or skip such records: empty=skip")
     if not isinstance(text, str):
         raise DataError(f"{place}: {column} is {brief(text)}, of type {type(text).__name__}; expected text")
     if len(text) > MOST_TEXT:

@@ -83,7 +83,7 @@ def conversation_of(record: DataRecord, column: str | None = None) -> Conversati
             messages.insert(0, {"role": "system", "content": system})
     if all(message["role"] != ASSISTANT for message in messages[known:]):
         roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
-        raise Empty(f"{place}: no turn of the assistant, so nothing to learn (roles: {roles}); empty=skip leaves it out")
+        raise Empty(f"{place}: no assistant message, so there is nothing to learn (roles: {roles}); empty=skip skips such records")
     return Conversation(
         messages,
         tools=_objects(place, fields, "tools"),
@@ -106,7 +106,7 @@ def _messages(place: str, fields: Mapping[str, Any], column: str) -> list[dict[s
         # A `Sequence` of structs, as older data sets of the Hub have it, is stored as one list a key.
         value = [dict(zip(value, items, strict=True)) for items in zip(*value.values(), strict=False)]
     if not value:
-        raise Empty(f"{place}: {column} is empty; mend the record, or leave such records out: empty=skip")
+        raise Empty(f"{place}: {column} is empty; fix the record, or skip such records: empty=skip")
     return [_message(place, number, item) for number, item in enumerate(value if isinstance(value, list) else [value], 1)]
 
 

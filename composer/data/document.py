@@ -9,8 +9,8 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """ids: ``T`` int32, with BOS and EOS where the tokenizer has them. learned: ``T`` bool, which of them are to be predicted; the
-    first is only where another document stands before it in a joined row."""
+    """ids: ``T`` int32, with BOS and EOS if the tokenizer has them. learned: ``T`` bool, the tokens to predict. The first one is
+    predicted only if another document precedes it in a joined row."""
 
     ids: np.ndarray
     learned: np.ndarray

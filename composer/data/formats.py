@@ -31,7 +31,7 @@ COLUMNS: tuple[tuple[RowFormat, tuple[str, ...]], ...] = (
 )
 """The columns that each form needs, in the order in which they are looked for. Alpaca may have an ``input``, too."""
 MOST_NAMED = 100
-"""Columns, and characters of one, that are compared with those that are known, where none of them is."""
+"""The largest number of columns, and of characters of one, that are compared with the known columns, if none is known."""
 TASK = "Below is an instruction that describes a task"
 REQUEST = "Write a response that appropriately completes the request.\n\n"
 INPUT = ", paired with an input that provides further context"
@@ -39,7 +39,7 @@ DAY = "26 Jul 2024"
 """The date for chat templates that write one, which is the default of Llama's templates."""
 
 MARKS = ("\n", ".")
-"""Characters that tokenizers keep apart from what stands behind them."""
+"""Characters that tokenizers separate from the following text."""
 
 
 class TextPiece(NamedTuple):
@@ -57,9 +57,8 @@ class TextDraft(NamedTuple):
 
 
 def drafts(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedTokenizerBase) -> list[TextDraft]:
-    """Return the documents of a record as pieces of text: one, or, of some conversations, one for each turn of the assistant.
-
-    The list is empty where the record is empty and such records are skipped. Raises DataError, which names the record.
+    """Return the documents of a record as pieces of text: one, or, for some conversations, one for each turn of the assistant. The
+    list is empty if the record is empty and empty records are skipped. Raises DataError, which names the record.
     """
     form = form_of(record, options)
     try:
@@ -77,7 +76,7 @@ def drafts(record: DataRecord, options: RecordOptions, tokenizer: PreTrainedToke
 
 
 def form_of(record: DataRecord, options: RecordOptions) -> RowFormat:
-    """Return the form of a record. Raises DataError where the columns have no known form, or not the form in the options."""
+    """Return the form of a record. Raise DataError if the columns have no known form, or not the form in the options."""
     fields = list(record.fields)
     if options.column is not None:
         if options.format not in (None, "text", "messages"):
@@ -134,11 +133,12 @@ def _text(record: DataRecord, column: str) -> str:
 
 
 def _chat(record: DataRecord, column: str | None, tokenizer: PreTrainedTokenizerBase) -> list[TextDraft]:
-    """A conversation in the tokenizer's chat template. The assistant's turns are learned. column: see ``conversation_of``."""
+    """Return a conversation in the tokenizer's chat template. The assistant's turns are learned. column: see
+    ``conversation_of``."""
     if not tokenizer.chat_template:
         raise DataError(
-            f"{record.place}: messages need a chat template, and the tokenizer ({tokenizer.name_or_path}) has none: take a "
-            "tokenizer with one, or give columns prompt+completion of text"
+            f"{record.place}: messages need a chat template, and the tokenizer ({tokenizer.name_or_path}) has none. Use a "
+            "tokenizer with one, or text columns prompt and completion"
         )
     conversation = conversation_of(record, column)
     try:
@@ -204,9 +204,8 @@ def _encode_whole(pieces: tuple[TextPiece, ...], tokenizer: PreTrainedTokenizerB
 
 
 def _continued(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """The tokens of a text that goes on within a word or behind a space, where many tokenizers begin a text with a space of theirs.
-
-    Where a tokenizer has no such tokens, as one of whole words, they are those of the text alone.
+    """Return the tokens of a text that continues a word or follows a space, without the space that many tokenizers add at the start
+    of a text. If a tokenizer has no such tokens, such as one of whole words, return those of the text alone.
     """
     for mark in MARKS:
         alone, together = _tokens(mark, tokenizer), _tokens(mark + text, tokenizer)

@@ -20,7 +20,7 @@ from composer.errors import DataError
 from converters.bounded import MOST_CONFIG, brief, read_text, shortened
 
 KINDS = ("arrow", "csv", "json", "parquet", "text")
-"""The readers of ``datasets`` that open nothing but the files that they are given."""
+"""The readers of ``datasets`` that open only the files passed to them."""
 CARDS = ("README.md", ".huggingface.yaml")
 """The files in which a data set may name its data files."""
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-][\w.-]*")
@@ -79,7 +79,7 @@ def _checked_revision(data: HubData, datasets: Any) -> str | None:
 
 
 def _check_name(data: HubData, readers: Path) -> None:
-    """Raise DataError for a name that ``datasets`` would take for a folder, or for one of its readers."""
+    """Raise DataError for a name that ``datasets`` would read as a folder, or as one of its readers."""
     if not NAME.fullmatch(data.name) or ".." in data.name or (readers / data.name).exists():
         raise DataError(f"{HUB}{shortened(data.name)}: no name of a data set; expected {HUB}owner/name")
     if os.path.exists(data.name):

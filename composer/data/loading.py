@@ -68,18 +68,18 @@ def load_rows(
     - split: training, or evaluation on what is held out of it.
     - vocabulary: how many embeddings the model has; a larger token id is refused.
     - how: as ``pack`` has it.
-    - longest: tokens that the source model was made for; longer rows are refused. None: any length.
+    - longest: the largest number of tokens of the source model; longer rows are refused. None: any length.
     - share: of the documents of each file and each data set of the Hub, held out for evaluation; training never sees them, and
-      evaluation sees nothing else. 0 gives all documents to either split, for data that serve one of them only. A task makes other
-      samples for evaluation than for training: this share as many.
+      evaluation sees nothing else. With 0 all documents are in either split, for data of one split only. A task makes separate
+      samples for evaluation: this share of the number for training.
     - seed: of the shuffle.
     - progress: called as documents are read.
 
-    ``PackedRows.report`` counts what was read.
+    ``PackedRows.report`` counts the documents and tokens.
     """
     _check(sequence, longest, share)
     if not references:
-        raise DataError("no data: say at least one file, data set of the Hub or task")
+        raise DataError("no data: name at least one file, data set of the Hub or task")
     parsed = [(name, parse_reference(name)) for name in references]
     for _, reference in parsed:
         if isinstance(reference, FileData):
@@ -94,7 +94,7 @@ def load_rows(
             if progress is not None:
                 progress(name, len(count.documents))
         if not count.documents:
-            left_out = "" if reference.skip == 0 else f" behind those that `skip={reference.skip}` leaves out"
+            left_out = "" if reference.skip == 0 else f" after `skip={reference.skip}`"
             raise DataError(
                 f"{name}: nothing is left of its {count.records:,} records{left_out} for {split}; expected at least one text"
             )
@@ -124,9 +124,9 @@ def load_rows(
 def held_out(index: int, share: float) -> bool:
     """Whether document ``index`` (from 0) of a reference is held out for evaluation.
 
-    One document of each block of ``1 / share`` is (of 3 and of 4 in turn, where that is 3.5): the first document of the first
-    block, so that there always is one, and one that a hash picks in each other block. Later documents do not matter, so more data,
-    or a larger ``limit``, move none from one split to the other.
+    One document of each block of ``1 / share`` is held out (of 3 and of 4 alternately for 3.5): the first document of the first
+    block, so that there always is one, and one chosen by a hash in each other block. The choice does not depend on later documents,
+    so more data, or a larger ``limit``, move no document from one split to the other.
     """
     if not share:
         return False
@@ -145,11 +145,11 @@ def _ratio(share: float) -> tuple[int, int]:
 
 def _check(sequence: int, longest: int | None, share: float) -> None:
     if sequence < 2:
-        raise DataError(f"rows of {sequence} tokens: a token is predicted from those before it, so say at least 2")
+        raise DataError(f"rows of {sequence} tokens: expected at least 2, as a token is predicted from the tokens before it")
     if longest is not None and sequence > longest:
         raise DataError(
-            f"rows of {sequence:,} tokens: the source was made for at most {longest:,} tokens. Say rows of at most "
-            f"{longest:,} (--set recipe.sequence={longest}), or take a source that reads more"
+            f"rows of {sequence:,} tokens: the source supports at most {longest:,} tokens. Set rows of at most {longest:,} (--set "
+            f"recipe.sequence={longest}), or use a source with a longer context"
         )
     if not 0 <= share <= LARGEST_SHARE:
         raise DataError(
@@ -192,7 +192,7 @@ def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count:
 
 
 def _cut(documents: list[Document], split: Split, share: float, name: str) -> Iterator[Document]:
-    """The documents of a single record: the last ``share`` of its tokens, at least 2, is for evaluation, and the rest for training.
+    """Split a single record: the last ``share`` of its tokens, at least 2, is for evaluation, and the rest for training.
 
     Of a conversation of several documents, each of which repeats the turns before, the last document is for evaluation.
     """
@@ -202,7 +202,8 @@ def _cut(documents: list[Document], split: Split, share: float, name: str) -> It
     at = len(document) - max(2, round(share * len(document)))
     if at < 2:
         raise DataError(
-            f"{name}: one text of {len(document)} tokens, too few to keep some for evaluation; give more, or hold nothing out"
+            f"{name}: one text of {len(document)} tokens, too few to hold out a share for evaluation. Add data, or set the share "
+            "to 0"
         )
     kept = slice(at) if split == "train" else slice(at, None)
     return iter([Document(document.ids[kept], document.learned[kept])])

@@ -1,4 +1,4 @@
-"""The rows of each step. They depend on the seed and the step alone, so that a continued run takes the same ones."""
+"""The rows of each step. They depend on the seed and the step only, so that a continued run uses the same ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from composer.errors import DataError
 
 OF_DOCUMENTS = 2**64 - 1
-"""The stream that shuffles documents before they are packed; epochs count from 0 and never come here."""
+"""The random stream that shuffles documents before they are packed. Epochs have the numbers from 0, below it."""
 
 
 @lru_cache(maxsize=4)
@@ -25,10 +25,9 @@ def permutation(count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def rows_of_step(step: int, batch: int, count: int, seed: int) -> list[int]:
-    """The ``batch`` rows, of ``count``, that step ``step`` (from 0) takes.
-
-    Each epoch has a permutation of its own. Where an epoch ends inside a batch, the next one's rows fill it: after any number of
-    steps, no row has been seen two times more than another. Raises DataError where there is no row, or none is asked for.
+    """Return the ``batch`` rows, out of ``count``, of step ``step`` (from 0). Each epoch has its own permutation. If an epoch ends
+    inside a batch, rows of the next one fill it: after any number of steps, two rows differ by at most one use. Raises DataError if
+    ``count`` or ``batch`` is 0.
     """
     _needs(count, batch)
     rows, first = [], step * batch
@@ -47,6 +46,6 @@ def steps_of(epochs: float, count: int, batch: int) -> int:
 
 def _needs(count: int, batch: int) -> None:
     if count < 1:
-        raise DataError("there is no row to take: the data are empty")
+        raise DataError("the data are empty: there is no row")
     if batch < 1:
         raise DataError(f"a batch of {batch} rows; it needs at least 1")

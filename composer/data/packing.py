@@ -26,7 +26,7 @@ PADDING = 0
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some rows as tensors. ids, labels, position: ``B T`` int64; valid: ``B T`` bool, false in padding, which stands last."""
+    """Some rows as tensors. ids, labels, position: ``B T`` int64; valid: ``B T`` bool, false in padding, which is last."""
 
     ids: torch.Tensor
     labels: torch.Tensor
@@ -41,12 +41,11 @@ class Batch:
         return type(self)(*(tensor.to(device) for tensor in self._tensors()))
 
     def inputs(self, *, mask: bool = False) -> dict[str, Any]:
-        """``input_ids``, ``position_ids`` and ``attention_mask``, as a composed model and transformers' Llama take them.
+        """``input_ids``, ``position_ids`` and ``attention_mask``, as a composed model and transformers' Llama accept them.
 
-        The mask is None, though there may be padding: padding stands behind a row's last document and counts on in it, so a causal
-        model answers real tokens as if there were none. transformers' Llama keeps packed documents apart only where there is
-        neither a mask nor a cache: call it with ``use_cache=False``. mask: give one all the same where a row has padding, for a
-        composed model that looks both ways.
+        The mask is None, though there may be padding: padding follows a row's last document with the next positions, so it does not
+        change a causal model's output at real tokens. transformers' Llama separates packed documents only without a mask and a
+        cache: call it with ``use_cache=False``. mask: return a mask if a row has padding, for a bidirectional composed model.
         """
         attention_mask = self.valid.long() if mask and not bool(self.valid.all()) else None
         return {"input_ids": self.ids, "position_ids": self.position, "attention_mask": attention_mask}
@@ -54,7 +53,7 @@ class Batch:
     def split(self, count: int) -> list[Self]:
         """``count`` micro-batches, in order, whose numbers of rows differ by one at most. Raises DataError for more than rows."""
         if not 1 <= count <= len(self):
-            raise DataError(f"{count} micro-batches of a batch of {len(self)} rows: say 1 to {len(self)}")
+            raise DataError(f"{count} micro-batches of a batch of {len(self)} rows: expected 1 to {len(self)}")
         return [type(self)(*parts) for parts in zip(*(tensor.tensor_split(count) for tensor in self._tensors()), strict=True)]
 
     @property
@@ -138,14 +137,14 @@ class PackedRows:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the contents, as hexadecimal digits, by which a continued run knows that its data are the same."""
+        """SHA-256 of the contents, as hexadecimal digits. A continued run compares it to check that its data are the same."""
         digest = hashlib.sha256(str(self.ids.shape).encode())
         for array in self._arrays():
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The rows of these indices, in this order; an index may come twice."""
+        """Return the rows of these indices, in this order. An index may occur twice."""
         import torch
 
         chosen = np.asarray(indices, dtype=np.int64)
@@ -167,21 +166,20 @@ class PackedRows:
 
 
 def pack(documents: Iterable[Document], sequence: int, *, how: Packing) -> PackedRows:
-    """Rows of ``sequence`` tokens, in the order of the documents.
+    """Return rows of ``sequence`` tokens, in the order of the documents.
 
-    - packed: documents are laid end to end; the rest of one that does not fit into its row is a document of its own in the next
-      row, which sees nothing of its beginning.
-    - joined: the same tokens at the same places, and each row is one text: tokens see all that stands before them in their row, and
-      a document's first token is predicted, too, if it is to be learned.
-    - whole: as packed, but a document that fits into a row is never cut: where it does not fit into this row it begins the next, so
-      that an answer keeps its question.
-    - padded: each document has rows of its own.
-
-    Documents longer than a row are always cut, and what is left of a row is padding. Documents, and then rows, without a token to
-    predict are left out; ``dropped`` counts their tokens. Raises DataError for rows of fewer than 2 tokens.
+    - packed: documents are concatenated. The rest of a document that does not fit into its row is a separate document in the next
+      row, without its beginning.
+    - joined: the same tokens at the same places, and each row is one text: tokens see all tokens before them in their row, and a
+      document's first token is predicted, too, if it is learned.
+    - whole: as packed, but a document that fits into a row is never cut: if it does not fit into this row it begins the next one,
+      so that an answer keeps its question.
+    - padded: each document has separate rows. Documents longer than a row are always cut, and the rest of a row is padding.
+    Documents, and then rows, without a token to predict are left out; ``dropped`` counts their tokens. Raises DataError for rows of
+    fewer than 2 tokens.
     """
     if sequence < 2:
-        raise DataError(f"rows of {sequence} tokens: a token is predicted from those before it, so say at least 2")
+        raise DataError(f"rows of {sequence} tokens: expected at least 2, as a token is predicted from the tokens before it")
     kept, left_out = [], 0
     for document in documents:
         if document.targets:

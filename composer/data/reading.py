@@ -21,16 +21,16 @@ from converters.bounded import parse_json, reason, shortened, within
 
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv", ".tsv": "csv"}
 """Suffixes of the files that are read, and their kinds."""
-READ = f"{', '.join(KINDS)}, and {GZIP} behind any of them but .parquet"
+READ = f"{', '.join(KINDS)}, each but .parquet also with {GZIP} added"
 MAGIC = "*?["
 KNOWN = 1000
-"""Records of JSON whose columns are known before the first one is given."""
+"""Number of JSON records whose columns are known before the first record is returned."""
 MOST_COLUMNS = 1000
 """Columns that are looked for in every record of JSON."""
 
 
 class DataRecord(NamedTuple):
-    """One record and where it stands, such as ``data.jsonl, record 3`` (from 1)."""
+    """One record and its place, such as ``data.jsonl, record 3`` (from 1)."""
 
     place: str
     fields: dict[str, Any]
@@ -67,7 +67,9 @@ def files_of(data: FileData) -> tuple[Path, ...]:
         raise DataError(f'{other[0]}: files that end in "{other[0].suffix}" are not read; expected {READ}')
     kinds = sorted({kind_of(file) for file in files})
     if len(kinds) > 1:
-        raise DataError(f"{data.path} holds files of several kinds ({', '.join(kinds)}); say which: {data.path}/*{files[0].suffix}")
+        raise DataError(
+            f"{data.path} holds files of several kinds ({', '.join(kinds)}). Name one kind: {data.path}/*{files[0].suffix}"
+        )
     if data.by is not None and kinds != ["text"]:
         raise DataError(f"{data.path},by={data.by}: `by` is for plain text (.txt); the records of {kinds[0]} files are documents")
     return tuple(files)
@@ -153,7 +155,7 @@ def _read_file(file: Path, by: str) -> Iterator[dict[str, Any]]:
 def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the columns without the None that tables store inside them for each key that another object has, as TRL does.
 
-    A column that is None stays, and so does a message's ``content``.
+    A column that is None is kept, and so is a message's ``content``.
     """
 
     def cleaned(value: Any) -> Any:
@@ -165,15 +167,14 @@ def without_filling(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The records of JSON. What one lacks of the columns of others before it, or among the first, is None.
-
-    ``datasets`` would take the columns and types of the first megabytes for those of all records, messages of several keys for
-    text, and a text such as 2024-01-01 for a date.
+    """Yield the records of JSON. Columns of earlier records, or of the first ones, that a record does not have are None.
+    ``datasets`` would use the columns and types of the first megabytes for all records, read messages of several keys as text, and
+    read a text such as 2024-01-01 as a date.
     """
     first = list(islice(records, KNOWN))
     columns = dict.fromkeys(islice(chain.from_iterable(first), MOST_COLUMNS))
     for record in chain(first, records):
-        if len(columns) < MOST_COLUMNS:  # or records without a common column would take time as their square
+        if len(columns) < MOST_COLUMNS:  # otherwise the time for records without a common column would grow with their square
             columns |= dict.fromkeys(islice(record, MOST_COLUMNS))
         yield columns | record
 

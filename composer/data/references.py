@@ -1,4 +1,4 @@
-"""References to data: a file, a data set of the Hub, or a task, with options behind commas: ``moby-dick.txt,by=line``."""
+"""References to data: a file, a data set of the Hub, or a task, with options after commas: ``moby-dick.txt,by=line``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TaskData(Slice):
 
     @property
     def length(self) -> int | None:
-        """How many tokens its samples have at most, where its options say so."""
+        """The largest number of tokens of its samples, if its options set it."""
         return self.task().length
 
     @property
@@ -116,7 +116,7 @@ def parse_reference(text: str) -> DataReference:
     """
     name, options = (text, {}) if os.path.exists(text) else _parted(text)
     if not name:
-        raise DataError(f"{brief(text)}: expected a file, {HUB}owner/name or a task, and options such as limit=1000 behind commas")
+        raise DataError(f"{brief(text)}: expected a file, {HUB}owner/name or a task, and options such as limit=1000 after commas")
     if name.startswith(HUB):
         return _checked(HubData, {"name": name.removeprefix(HUB)}, options, text)
     if name in tasks():
@@ -138,7 +138,7 @@ def _parted(text: str) -> tuple[str, dict[str, str]]:
         if not sign or not key:
             raise DataError(f"{text}: {brief(option)} is no option; expected key=value, such as limit=1000")
         if key in options:
-            raise DataError(f"{text}: says {key} twice; say it once")
+            raise DataError(f"{text}: {key} is set twice; set it once")
         options[key] = value
     return name.strip(), options
 

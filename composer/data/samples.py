@@ -13,9 +13,8 @@ from composer.tasks.writer import Writer
 
 
 def documents_of(task: Task, tokenizer: Any, length: int | None, split: Split) -> Iterator[Document]:
-    """All samples that the task draws: the ids, and which of them are learned.
-
-    length: tokens of a sample where the task does not say its own.
+    """Return all samples that the task draws: the ids, and which of them are learned. length: tokens of a sample if the task does
+    not set its own.
     """
     writer = Writer(tokenizer)
     begins = [token for token in writer.begin if token not in writer.end]

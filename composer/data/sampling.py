@@ -25,23 +25,25 @@ def sample_texts(
     seed: int = 0,
     batch: int = 32,
 ) -> Iterator[str]:
-    """Texts from the model's own distribution, each of at most ``length`` tokens, BOS included, or up to where the model ends it.
+    """Yield texts from the model's own distribution, each of at most ``length`` tokens, BOS included, or up to its end.
 
-    model: what transformers' ``generate`` runs on. tokenizer: one of transformers'. Which texts come depends on ``seed`` and
-    ``batch`` alone; the first ones are the same however many are asked for. Texts that are empty are drawn again. Raises DataError
-    where nothing begins a text.
+    model: a model with transformers' ``generate``. tokenizer: of transformers. The texts depend on ``seed`` and ``batch`` only; the
+    first ones are the same for any number of texts. Empty texts are drawn again. Raises DataError if the tokenizer has no BOS
+    token.
     """
     begin = tokenizer.bos_token_id
     if begin is None:
-        raise DataError("The tokenizer has no BOS token, so a text begins with nothing that the model could go on from.")
+        raise DataError(
+            "The tokenizer has no BOS token, so the model has no token to begin a text from. Use a model whose tokenizer has one."
+        )
     if problem := without_embedding("the beginning of a text", [begin], len(model.get_input_embeddings().weight), tokenizer):
         raise DataError(f"{problem}.")
-    # A model whose training set texts one after the other may say BOS at the end of one.
+    # A model that was trained on concatenated texts may write BOS at the end of one.
     ends = [token for token in (tokenizer.eos_token_id, begin) if token is not None]
     keep_tokens_alone(model)
     written, draw = 0, 0
     while written < texts:
-        bits = random.Random(f"{seed} {draw}").getrandbits(32)  # its generator takes no more
+        bits = random.Random(f"{seed} {draw}").getrandbits(32)  # its generator accepts no more
         with seeded(bits, str(model.device)):
             rows = model.generate(
                 input_ids=torch.full((batch, 1), begin, device=model.device),

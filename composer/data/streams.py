@@ -19,11 +19,11 @@ from composer.spec.places import brief
 from converters import bounded
 
 GZIP = ".gz"
-"""The suffix of a packed file, behind that of its kind. Parquet is packed inside."""
+"""The suffix of a compressed file, after that of its kind. Parquet is compressed inside."""
 
 
 def suffix_of(file: Path) -> str:
-    """Return the suffix that says how a file is read, in lower case: ``.jsonl`` of ``a.jsonl`` and of ``a.jsonl.gz``."""
+    """Return the suffix that determines how a file is read, in lower case: ``.jsonl`` of ``a.jsonl`` and of ``a.jsonl.gz``."""
     name = Path(file.stem) if file.suffix.lower() == GZIP else file
     return name.suffix.lower()
 

@@ -105,7 +105,7 @@ def _passes(graph: HeadGraph, node: Node) -> Edge | None:
 def _link(edge: Edge, count: int) -> Link:
     word = WORDS[edge.kind]
     if falls := edge.output == FALLEN:
-        word = "pairs that fall"
+        word = "evicted pairs"
     elif edge.kind in (Kind.KEY, Kind.QUERY, Kind.VALUE) and edge.input != edge.kind:
         word = f"{edge.input} {word}"
     kind = edge.output if falls else str(edge.kind)

@@ -11,14 +11,14 @@ from composer.drawing.text import width
 from composer.spec.resolve import Group, Resolved
 
 A_ROW, MOST = 32, 96
-"""Layers in a row of the map; and columns in all: where there are more layers, a column stands for neighbours that are alike."""
+"""Layers in a row of the map, and columns in total. With more layers, a column represents neighbours that are alike."""
 LETTERS = 11
 """Dots: eight points and a quarter."""
 COLUMN, TALL, NUMBERS, BETWEEN = 22.0, 46.0, 15.0, 8.0
 
 
 def letters(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """A letter for each kind of group, by head and number of its heads; numbers where letters do not go round."""
+    """Return a letter for each kind of group, by head and number of its heads; numbers if there are more kinds than letters."""
     few = len(kinds) <= len(ascii_uppercase)
     return {kind: ascii_uppercase[index] if few else str(index + 1) for index, kind in enumerate(kinds)}
 

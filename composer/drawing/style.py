@@ -1,6 +1,5 @@
-"""The look of the pictures, light and dark: the colours of Okabe and Ito, which the colour-blind can tell, and a card below them.
-
-A picture brings its own ground, so that it is legible on any page, whether that follows the reader's system or not.
+"""The look of the pictures, light and dark: the colours of Okabe and Ito, which colour-blind readers can distinguish, and a card
+below them. A picture has its own background, so that it is legible on any page, whether or not that follows the reader's system.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SVG as text. All that comes from a user is escaped, and what XML forbids is replaced."""
+"""SVG as text. All text of a user is escaped, and characters that XML forbids are replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORBIDDEN = re.compile("[\ufffe\uffff]")
 
 
 def escaped(text: str) -> str:
-    """Text as it may stand between tags and in attributes."""
+    """Escape text for use between tags and in attributes."""
     return escape(_FORBIDDEN.sub("\ufffd", mask(text)), quote=False).replace('"', "&quot;")
 
 

@@ -1,7 +1,7 @@
 """How wide text is, and how it is broken and cut to fit.
 
-Widths are those of DejaVu Sans, which ships with matplotlib; of the fonts that the pictures ask for, no usual one is wider. So what
-fits by this table fits wherever the picture is opened.
+Widths are those of DejaVu Sans, which ships with matplotlib. None of the usual fonts among those that the pictures name is wider,
+so text that fits by this table fits in every viewer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TABLES = {
     for bold, widths in ((False, _PLAIN), (True, _BOLD))
 }
 _OTHER, _WIDE = 1250, 1400
-"""Any other character, and one that takes two columns of a terminal: more than all but a few of them are wide."""
+"""The width of any other character, and of one with two columns of a terminal: all but a few are narrower."""
 CUT = "…"
 
 
@@ -55,7 +55,7 @@ def fitted(text: str, most: float, size: float, *, bold: bool = False) -> str:
 
 
 def lines_of(pieces: list[str], most: float, size: float, between: str = " · ") -> list[str]:
-    """Pieces one after another, in as many lines as they take; a piece that is too long for a line is cut."""
+    """Return pieces one after another, in as many lines as they need. A piece that is too long for a line is cut."""
     lines: list[str] = []
     for piece in (fitted(text, most, size) for text in pieces):
         longer = f"{lines[-1]}{between}{piece}" if lines else piece

@@ -21,19 +21,19 @@ KINDS: dict[str, type[Task] | type[Perplexity]] = {**TASKS, "perplexity": Perple
 SHARED_OPTIONS = {"samples": "--samples", "seed": "--seed", "length": "--lengths"}
 """Options that all tasks of an evaluation share, with their names on the command line."""
 FILES = ("text", "haystack", "babi")
-"""Options of tasks that name files. The command has an option of the same name, for all tasks that take it."""
+"""Options of tasks that name files. The command has an option of the same name, for all tasks that read such a file."""
 
 
 @dataclass(frozen=True)
 class NamedTask:
-    """A task, and its label: its name with the options that the user gave behind it."""
+    """A task, and its label: its name followed by the options that the user set."""
 
     label: str
     task: Task | Perplexity
 
 
 def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOptions) -> tuple[NamedTask, ...]:
-    """Tasks by name, each with its options behind it: ``passkey,depth=0.5,recall`` are two tasks. Task objects keep their own
+    """Return tasks by name, each followed by its options: ``passkey,depth=0.5,recall`` are two tasks. Task objects have their own
     samples and seed. Raises EvaluationError.
     """
     named: list[NamedTask] = []
@@ -52,11 +52,11 @@ def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOpti
             named.append(NamedTask(label, _validated(label, name, own, shared)))
     twice = [task.label for place, task in enumerate(named) if task.label in [before.label for before in named[:place]]]
     if twice:
-        raise EvaluationError(f"The task {twice[0]} is asked for twice; say it once, or with other options.")
+        raise EvaluationError(f"The task {twice[0]} is named twice; name it once, or with other options.")
     for key in FILES:
         if getattr(options, key) is not None and key not in taken:
             able = [name for name, kind in KINDS.items() if key in kind.model_fields]
-            raise EvaluationError(f"--{key}: none of the tasks asked for takes it. Those that do: {', '.join(able)}.")
+            raise EvaluationError(f"--{key}: none of the chosen tasks reads this file. Tasks that do: {', '.join(able)}.")
     return tuple(named)
 
 
@@ -68,7 +68,7 @@ def no_task(name: str) -> str:
 def read_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """The lengths, each once, in ascending order. Raises EvaluationError."""
     if not lengths:
-        raise EvaluationError("Nothing says how long the samples are: give their lengths in tokens, such as --lengths 512,1024.")
+        raise EvaluationError("No length of samples is set. Set lengths in tokens, such as --lengths 512,1024.")
     return tuple(sorted(set(numbers_of(lengths, "--lengths", EvaluationError, least=SHORTEST))))
 
 
@@ -81,17 +81,17 @@ def _tasks_with_options(text: str) -> list[tuple[str, dict[str, str]]]:
                 raise EvaluationError(no_task(key))
             parted.append((key, {}))
         elif not parted or not key:
-            raise EvaluationError(f"{brief(word)} follows no task; options stand behind theirs: passkey,depth=0.5,recall.")
+            raise EvaluationError(f"{brief(word)} follows no task. Options follow their task: passkey,depth=0.5,recall.")
         else:
             name, options = parted[-1]
             if key in options:
-                raise EvaluationError(f"{name}: says {key} twice; say it once.")
+                raise EvaluationError(f"{name}: {key} is set twice; set it once.")
             options[key] = value
     return parted
 
 
 def _shared(name: str, own: Mapping[str, str], options: EvaluationOptions) -> dict[str, Any]:
-    """The shared options that this task takes and does not set itself."""
+    """Return the shared options that this task has and does not set itself."""
     known = KINDS[name].model_fields
     every = {"samples": options.samples or SAMPLES, "seed": options.seed} | {key: getattr(options, key) for key in FILES}
     return {key: value for key, value in every.items() if key in known and key not in own and value is not None}
@@ -113,6 +113,6 @@ def _validated(label: str, name: str, own: Mapping[str, str], shared: Mapping[st
         key = str(details["loc"][0]) if details["loc"] else "its options"
         if details["type"] == "missing":
             where = f"--{key}" if key in FILES else f"{name},{key}=…"
-            more = " (`stories` has texts of its own, and is scored alike)" if name == "perplexity" else ""
-            raise EvaluationError(f"{name} needs {key}: say {where}{more}.") from error
+            more = " (`stories` has built-in texts and the same score)" if name == "perplexity" else ""
+            raise EvaluationError(f"{name} needs {key}: set {where}{more}.") from error
         raise EvaluationError(f"{label}: {key} = {brief(details['input'])}: {problem_of(details)}.") from error

@@ -43,7 +43,7 @@ STORE = RunStore(
         *(f"{PLOTS}/{kind}-*.png" for kind in PICTURES),
     ),
 )
-UNFINISHED = "not finished: ask for it again"
+UNFINISHED = "not finished: run the command again to finish it"
 SAMPLES_AGAIN = "Remove it: its samples are then scored again. Or begin anew: --force."
 REPORT_AGAIN = "Remove it: the report is then made of the scored samples. Or begin anew: --force."
 
@@ -130,8 +130,8 @@ def _damaged(where: str, problem: str) -> EvaluationError:
 def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> Iterator[ScoreLog]:
     """Continue the evaluation in a folder, or start one there. The folder is locked for the block.
 
-    Models, tasks and lengths of earlier calls stay beside those of this one. force: replace the evaluation in the folder. Raises
-    EvaluationError where the folder holds one with other settings, or other files.
+    Models, tasks and lengths of earlier calls are kept beside those of this one. force: replace the evaluation in the folder.
+    Raises EvaluationError if the folder has an evaluation with other settings, or other files.
     """
     if folder is None:
         yield ScoreLog(None, setting)

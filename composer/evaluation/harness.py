@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from composer.evaluation.subjects import Subject
 
 QUESTION = 1024
-"""Assumed tokens of a question: lm-eval takes a number of questions for its batches, not of tokens."""
+"""Assumed tokens of a question. lm-eval's batch size is a number of questions, not of tokens."""
 ERROR_OF = "_stderr"
 """The suffix of a metric's name with which lm-eval has its standard error."""
 
@@ -90,7 +90,11 @@ def check_harness(options: EvaluationOptions, subjects: Sequence[Subject]) -> No
             )
         if options.max_length is not None:
             check_positions(
-                subject.source.trunk, f"--max-length: {subject.reference}", options.max_length, "ask for at most", EvaluationError
+                subject.source.trunk,
+                f"--max-length: {subject.reference}",
+                options.max_length,
+                "the largest possible value is",
+                EvaluationError,
             )
 
 
@@ -106,8 +110,8 @@ def _files_in(folder: Path) -> list[Path]:
 def run_harness(
     label: str, model: Any, tokenizer: PreTrainedTokenizerBase, options: EvaluationOptions, manager: Any
 ) -> HarnessResult:
-    """lm-eval's results for a model. Logs a warning for each task whose requests were cut, and writes the samples where the options
-    ask for them. manager: of ``open_harness``. Raises EvaluationError."""
+    """Return lm-eval's results for a model. Log a warning for each task whose requests were cut, and write the samples if the
+    options say so. manager: of ``open_harness``. Raises EvaluationError."""
     with _quiet():
         from lm_eval import evaluator
 

@@ -19,9 +19,9 @@ HFLM: Any = huggingface.HFLM
 
 
 class HarnessModel(HFLM):
-    """A model as lm-eval's ``hf`` model has it. Prompts and answers longer than ``max_length`` lose their first tokens.
+    """lm-eval's ``hf`` model for a composed model. Prompts and answers longer than ``max_length`` lose their first tokens.
 
-    max_length: None takes lm-eval's default, which is the number of positions of the model's config.
+    max_length: None is lm-eval's default, the number of positions in the model's config.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, max_length: int | None, batch_size: int) -> None:
@@ -55,7 +55,7 @@ class HarnessModel(HFLM):
         return super().loglikelihood(list(requests), disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(self, requests: Any, *arguments: Any, **options: Any) -> Any:
-        # Rolling windows come this way, too. They are never longer than max_length + 1, of which the last token is not read.
+        # Rolling windows use this method, too. They are never longer than max_length + 1, of which the last token is not read.
         tasks, self._scored = self._scored, None
         for task, (_, prompt, answer) in zip(tasks or (), requests, strict=False):
             self._check(task, len(prompt) + len(answer), self.max_length + 1)

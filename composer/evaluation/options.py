@@ -99,7 +99,7 @@ class ScoringOptions(Replacing, WithBackend, InDtype, OnDevice, TaskFiles, Seede
         "With --lm-eval: the system message, or the beginning of each prompt.", default=None, metavar="TEXT"
     )
     fewshot_as_multiturn: bool = option(
-        "With --lm-eval and a chat template: write each example as a turn of its own.",
+        "With --lm-eval and a chat template: write each example as a separate message.",
         default=True,
         flags=("--fewshot-as-multiturn/--no-fewshot-as-multiturn",),
     )

@@ -27,8 +27,8 @@ class LazySamples:
 
 
 class Perplexity(Closed):
-    """Windows of exactly the wanted length, BOS included, that do not overlap. Where a text has more of them than there are to be
-    samples, these are spread over all of it."""
+    """Return windows of exactly this length, BOS included, that do not overlap. If a text has more of them than samples, the
+    samples are spread over all of it."""
 
     source: ClassVar[str] = "the loss of a language model on a text of one's own"
     scored: ClassVar[Scored] = "loss"

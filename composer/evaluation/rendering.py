@@ -170,8 +170,8 @@ def _error(cell: EvaluationCell) -> tuple[float, float]:
 
 
 def _over_depth(pyplot: Any, task: TaskIdentity, cells: dict[str, list[EvaluationCell]]) -> Any:
-    """A square for each length and depth, in one panel a model; white where no needle stood. All panels have all lengths, so that
-    columns below each other are of one length."""
+    """Draw a square for each length and depth, in one panel per model; white where no needle was placed. All panels have all
+    lengths, so that columns below each other have the same length."""
     import numpy as np
 
     lengths = sorted({cell.length for every in cells.values() for cell in every})
@@ -193,7 +193,7 @@ def _over_depth(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluatio
         if place % across == 0:
             axis.set_ylabel("depth of the needle, from")
     figure.colorbar(image, ax=axes, label="share answered right")
-    titled(figure, f"{task.label}: share answered right, by where the needle stands (white: nowhere)")
+    titled(figure, f"{task.label}: share answered right, by the depth of the needle (white: not tested)")
     return figure
 
 

@@ -124,7 +124,7 @@ class LoggedSample(SampleResult):
 
 
 class DepthBin(Closed):
-    """Samples whose needle stands from one depth up to another."""
+    """Samples with a needle between two depths."""
 
     start: Measured
     end: Measured

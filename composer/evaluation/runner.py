@@ -1,4 +1,4 @@
-"""Runs an evaluation: everything is checked first, then each model is loaded in turn and scored on the samples that are missing."""
+"""Run an evaluation: everything is checked first, then one model after the other is loaded and scored on the missing samples."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def evaluate(
     lengths: Sequence[int],
     options: EvaluationOptions | None = None,
 ) -> EvaluationReport:
-    """Scores every model on every task at every length.
+    """Score every model on every task at every length.
 
-    - models: folders that were built or distilled, or whatever a model can be built from; a mapping gives them labels.
-    - tasks: names with options, as ``read_tasks`` has them, or objects.
+    - models: folders that were built or distilled, or sources that a model can be built from; a mapping has their labels as keys.
+    - tasks: names with options, as for ``read_tasks``, or objects.
     - lengths: tokens of a sample, its answer included.
 
     Raises EvaluationError, SourceError, BuildError and TaskError before anything is loaded or written. A cell that is impossible,
-    such as a length that is too short for its task, or that fails later, has its reason in the report. Where the folder has an
+    such as a length that is too short for its task, or that fails later, has its reason in the report. If the folder has an
     evaluation of the same settings, the report includes its cells.
     """
     options = options or EvaluationOptions()
@@ -59,7 +59,7 @@ def evaluate(
     options.check()
     named = read_tasks(tasks, options)
     if not (named or options.lm_eval):
-        raise EvaluationError("Nothing says what to evaluate on: name tasks, such as --tasks passkey,recall.")
+        raise EvaluationError("No task is set. Name tasks, such as --tasks passkey,recall.")
     lengths = read_lengths(lengths) if named else ()
     manager = open_harness(options) if options.lm_eval else None
     subjects = open_subjects(models, options.dtype)
@@ -97,7 +97,7 @@ def write_report(report: EvaluationReport, folder: Path) -> None:
 
 
 class _Evaluation:
-    """Scores models in turn, and reports the progress of all."""
+    """Scores one model after the other, and reports the progress of all."""
 
     def __init__(
         self,
@@ -198,12 +198,16 @@ def _interrupted(folder: Path | None, log: ScoreLog | None = None) -> Iterator[N
         if folder is None:
             message = "Interrupted, and nothing is kept: with a folder (-o FOLDER), samples are kept as they are scored."
         elif log is None:
-            message = "Interrupted while samples were made: nothing was scored yet. Say the same again to begin anew."
+            message = "Interrupted while samples were made: nothing was scored yet. Run the same command again to start over."
             if (folder / RUN).is_file():
-                message = f"Interrupted while samples were made: {shown(folder)} is as it was. Say the same again to go on."
+                message = (
+                    f"Interrupted while samples were made: {shown(folder)} is unchanged. Run the same command again to continue."
+                )
         else:
             count = sum(map(len, log.logged.values()))
-            message = f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Say the same again to go on."
+            message = (
+                f"Interrupted: {shown(folder)} keeps {plural(count, 'scored sample')}. Run the same command again to continue."
+            )
         raise Stopped(message, signal.SIGINT) from error
 
 

@@ -66,12 +66,12 @@ def score_cell(
     made: Mapping[int, Sample] | None = None,
     tell: Callable[[SampleResult], None] | None = None,
 ) -> list[SampleResult]:
-    """Scores the samples of a task at one length, in order. Raises CellFailed and TaskError.
+    """Score the samples of a task at one length, in order. Raises CellFailed and TaskError.
 
     - model: a causal one, in evaluation mode.
     - batch_tokens: tokens of the samples of a batch.
     - known: indices of samples that were scored before, which are not returned. Batches are still made of all samples, so that a
-      continued evaluation computes the same numbers: known samples are computed again where their batch has unknown ones.
+      continued evaluation computes the same numbers: known samples are computed again if their batch has unknown ones.
     - made: samples that have been made already, by index.
     - tell: called with each result, after its batch.
     """
@@ -183,7 +183,7 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
 
 
 def _without_cache(model: Any, prompt: Sequence[int], most: int, ends: Collection[int]) -> list[int]:
-    """The same after one prompt, for a model that hands on no keys and values: each token takes a call with the whole text."""
+    """The same after one prompt, for a model without keys and values between calls: each token needs a call with the whole text."""
     text = list(prompt)
     while len(text) < len(prompt) + most:
         logits = model(input_ids=torch.tensor([text], device=model.device), use_cache=False).logits[0, -1].float()
@@ -196,7 +196,8 @@ def _without_cache(model: Any, prompt: Sequence[int], most: int, ends: Collectio
 
 
 def _of_the_next(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the next step, of one real token a row; where the cache counts tokens by itself, without what it knows."""
+    """Return the arguments of the next step, of one real token per row; if the cache counts tokens, without the arguments that it
+    determines."""
     mask, position = inputs["attention_mask"], inputs["position_ids"]
     if mask is not None:
         inputs["attention_mask"] = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
@@ -207,11 +208,12 @@ def _of_the_next(inputs: dict[str, Any]) -> dict[str, Any]:
 
 @torch.inference_mode()
 def judge_tokens(model: Any, texts: Sequence[Sequence[int]], is_judged: Sequence[Sequence[bool]]) -> list[tuple[Tensor, Tensor]]:
-    """For each text, two tensors over its tokens that are ``asked``: whether each is the likeliest after those before it, and its
-    loss in nats. The first token of a text is never one of them. Logits of a limited number of tokens are held at a time.
+    """Yield, for each text, two tensors over its ``asked`` tokens: whether each is the most likely one after the tokens before it,
+    and its loss in nats. They never include the first token of a text. Only the logits of a limited number of tokens are in memory
+    at a time.
     """
     width = max(map(len, texts))
-    # Behind a text, padding changes nothing for a causal model, so no mask is needed.
+    # Padding after a text changes nothing for a causal model, so no mask is needed.
     ids = torch.tensor([[*text, *[PADDING] * (width - len(text))] for text in texts], device=model.device)
     wanted = torch.tensor([[*row, *[False] * (width - len(row))] for row in is_judged], device=model.device)[:, 1:]
     states, logits_of = before_logits(model, ids)
@@ -237,7 +239,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _in_buckets(nats: Sequence[float], is_judged: Sequence[bool], size: int) -> tuple[float | None, ...]:
-    """The mean loss in each part of a text. nats: of the tokens that are ``asked``, without the text's first."""
+    """Return the mean loss in each part of a text. nats: of the ``asked`` tokens, without the text's first."""
     counts = list(accumulate((place > 0 and counts_token for place, counts_token in enumerate(is_judged)), initial=0))
     bounds = [*range(0, len(is_judged), size), len(is_judged)]
     parts = [nats[counts[start] : counts[end]] for start, end in pairwise(bounds)]
@@ -264,13 +266,13 @@ def before_logits(model: Any, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], T
     if len(states) == 1:
         return states[0], partial(_logits_of_states, model)
     raise EvaluationError(
-        f"{type(model).__name__} computes its logits in a way of its own: tasks that are scored by tokens or by loss "
-        "cannot be asked of it."
+        f"{type(model).__name__} computes its logits in a custom way, so tasks that are scored by tokens or by loss cannot run on "
+        "it."
     )
 
 
 class Outputs(nn.Module):
-    """Stands where a language model has its base, and gives outputs that are there already. All else of it is the base's."""
+    """Replaces the base of a language model, and returns outputs that are already known. Its other attributes are the base's."""
 
     def __init__(self, base: nn.Module, outputs: Any) -> None:
         super().__init__()
@@ -285,7 +287,7 @@ class Outputs(nn.Module):
 
 
 def _behind_base(model: Any, kind: type[Any], states: Tensor) -> Tensor:
-    """The logits of a model that calls its base, which gave these states."""
+    """Return the logits of a model that calls its base, from these states of the base."""
     name, base = model.base_model_prefix, model.base_model
     setattr(model, name, Outputs(base, kind(last_hidden_state=states)))
     try:
@@ -295,6 +297,7 @@ def _behind_base(model: Any, kind: type[Any], states: Tensor) -> Tensor:
 
 
 def _logits_of_states(model: Any, states: Tensor) -> Tensor:
-    """The logits of any other model: its output embeddings take these states in place of those of a call with one token."""
+    """Return the logits of any other model: its output embeddings receive these states in place of those of a call with one
+    token."""
     with model.get_output_embeddings().register_forward_pre_hook(lambda _, arguments: (states, *arguments[1:])):
         return model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False).logits

@@ -1,4 +1,4 @@
-"""What a head is composed of, as a spec says it. The parts come from the catalogue of ``blocks``."""
+"""The elements of a head, as a spec lists them. The parts are those of the catalogue of ``blocks``."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class HeadSpec(Closed):
     qk_norm: QueryKeyNormConfig | None = None
     """A norm of queries and keys, before all else is made of them."""
     position: PositionConfig = Rope()
-    """How queries and keys are turned; a memory may override it."""
+    """How queries and keys are rotated; a memory may override it."""
     value_position: ValuePositionConfig | None = None
-    """How values are turned on their way in and back on their way out."""
+    """How values are rotated before memories, and the output after them."""
     conv: ConvolutionConfig | None = None
     """Feeds the features only: exact memories see the raw queries and keys."""
     feature_map: FeatureMapConfig | None = None
     """What a state memory sees of queries and keys."""
     memory: Annotated[tuple[MemoryConfig, ...], Field(min_length=1, max_length=MOST_MEMORIES)]
-    """Top to bottom: in a cascade, pairs fall from one into the next."""
+    """From top to bottom: in a cascade, each memory evicts pairs into the next."""
     flow: Literal["cascade", "parallel"] = "cascade"
-    """cascade: a pair enters the first memory and falls when evicted. parallel: every memory sees every pair."""
+    """cascade: a pair enters the first memory, and the next one when it is evicted. parallel: every memory receives every pair."""
     graph: Annotated[tuple[EdgeText, ...], Field(min_length=1, max_length=MOST_MEMORIES**2)] | None = None
-    """Where each memory gets its pairs, in place of `flow`: `pairs -> NAME` (every pair), `NAME -> NAME` (what falls out of the
-    first falls into the second)."""
+    """Which pairs each memory receives, in place of `flow`: `pairs -> NAME` (every pair), `NAME -> NAME` (the first evicts into the
+    second)."""
     read: ReadConfig | None = None
     """How several memories are weighed against each other. Left out: shared."""
     output: OutputConfig | None = None

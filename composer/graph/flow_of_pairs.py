@@ -31,7 +31,7 @@ def edges(head: HeadSpec) -> list[tuple[str, str]]:
 
 
 def sources_of_pairs(head: HeadSpec) -> dict[str, str]:
-    """For each memory by name, the memory above that feeds it, or ``pairs``. Parallel memories that take no pairs are left out."""
+    """For each memory by name, the memory above that feeds it, or ``pairs``. Parallel memories that read no pairs are left out."""
     names = memory_names(head)
     if head.graph is not None:
         return {end: start for start, end in edges(head)}
@@ -42,10 +42,10 @@ def sources_of_pairs(head: HeadSpec) -> dict[str, str]:
 
 
 def without_names(head: HeadSpec) -> HeadSpec:
-    """The same head, written in the one way that is left where the names of memories mean nothing.
+    """Return the same head in its canonical form, independent of the names of its memories.
 
-    Memories are called by their kind, with a number where there are several of it. ``graph`` is left out where ``flow`` says the
-    same; else its edges stand in the order of the memories that they enter.
+    Memories are called by their kind, with a number if there are several of it. ``graph`` is left out if ``flow`` is equivalent;
+    otherwise its edges are in the order of the memories that they enter.
     """
     kinds = [memory.word for memory in head.memory]
     names = [kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:index].count(kind) + 1}" for index, kind in enumerate(kinds)]
@@ -60,5 +60,5 @@ def without_names(head: HeadSpec) -> HeadSpec:
 
 
 def fed_by(head: HeadSpec, name: str) -> list[str]:
-    """The memories into which the pairs fall that this one evicts."""
+    """Return the memories into which this one evicts pairs."""
     return [below for below, above in sources_of_pairs(head).items() if above == name]

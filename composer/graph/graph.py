@@ -93,7 +93,7 @@ class HeadGraph:
 
     @cached_property
     def order(self) -> tuple[Node, ...]:
-        """All nodes in topological order; among nodes that may come next, the one that was added first."""
+        """Return all nodes in topological order; among candidates for the next place, the one that was added first."""
         place = {name: index for index, name in enumerate(self.nodes)}
         names = networkx.lexicographical_topological_sort(networkx.DiGraph(self.network), key=place.__getitem__)
         return tuple(self.nodes[name] for name in names)
@@ -187,9 +187,8 @@ class Draft:
     def connect(
         self, start: str, end: str, to: str, *, output: str | None = None, label: str | None = None, path: FieldPath | None = None
     ) -> None:
-        """Join an output of ``start``, its only one or the one that is named, to the port ``to`` of ``end``.
-
-        Edges of pairs are drawn also from nodes that give none, and into nodes that read none: the rules report them.
+        """Join an output of ``start``, its only one or the named one, to the port ``to`` of ``end``. Edges of pairs are also made
+        from nodes without such an output, and into nodes without such an input: the rules report them.
         """
         gives = self._nodes[start].operation.gives
         port = gives[0] if output is None else next((port for port in gives if port.name == output), Port(output, Kind.PAIRS))
@@ -199,7 +198,7 @@ class Draft:
         other = self._nodes.setdefault(node.name, node)
         if other is not node:
             paths = (candidate.path for candidate in (node, other) if candidate.path and candidate.path[0] == "memory")
-            message = f'two things in this head would be called "{node.name}"; give this memory a `name:` of its own'
+            message = f'two elements of this head have the name "{node.name}"; set another `name:` for this memory'
             raise GraphError(message, next(paths, ())[:2])
 
     def done(self) -> HeadGraph:
@@ -208,20 +207,20 @@ class Draft:
 
 
 def takers_of(graph: HeadGraph, name: str) -> list[TakesPartials]:
-    """The parts that take this memory's answer: the read, and any part before it."""
+    """Return the parts that read this memory's answer: the read, and any part before it."""
     ends = [edge.end for edge in graph.out_of(name) if edge.kind is Kind.PARTIAL]
     parts = [part for end in ends for part in (graph.nodes[end].part, *takers_of(graph, end))]
     return [part for part in parts if isinstance(part, TakesPartials)]
 
 
 def falls_together(graph: HeadGraph, name: str) -> bool:
-    """Whether several pairs may fall out of this node at a token."""
+    """Return whether this node may evict several pairs at a token."""
     part = graph.nodes[name].part
     return isinstance(part, Memory) and part.falls_together
 
 
 def pairs_of(graph: HeadGraph, name: str) -> dict[str, bool]:
-    """The fields of ``Setting`` that say how pairs come to this memory."""
+    """Return the fields of ``Setting`` that describe which pairs this memory receives."""
     starts, above = [edge.start for edge in graph.into(name, "pairs")], list[str]()
     while starts:
         above += starts

@@ -1,6 +1,6 @@
-"""A program as text: a line a step, as a reader of transformers' modeling code knows it, with shapes and forms behind.
+"""A program as text: one line per step, in the style of transformers' modeling code, followed by shapes and forms.
 
-``state = state(state_features, window_fallen)  # B T 4 8    torch: chunks of 64`` calls the part of that name. Where an input takes
+``state = state(state_features, window_fallen)  # B T 4 8    torch: chunks of 64`` calls the part of that name. If an input has
 several edges, an argument has its edge's label as a keyword, unless the value has that name already.
 """
 
@@ -26,7 +26,7 @@ FARTHEST = 56
 DECODE = "# In decode, a token at a time, otherwise:"
 IN_PIECES = "# Without gradients, a long text in pieces, each from the state of the one before."
 Row = tuple[str, str, str]
-"""A line: the code, the shape of the first thing that it gives, and the form."""
+"""A line: the code, the shape of its first output, and the form."""
 
 
 def heading(backend: str, device: str, dtype: str) -> str:
@@ -40,13 +40,13 @@ def listing(program: Program) -> list[str]:
 
 
 def turns(program: Program) -> list[str]:
-    """A comment for each way in which memories turn queries and keys."""
+    """Return a comment for each way in which memories rotate queries and keys."""
     ways: dict[str, list[str]] = {}
     for node in (covered.node for step in program.steps for covered in step.covers):
         if node.main and isinstance(node.part, Memory) and any(port.kind in ASKING for port in node.operation.reads):
             ways.setdefault(node.part.turn.description, []).append(node.name)
     return [
-        f"# Queries and keys are {f'turned by {turn}' if turn else 'not turned'} in {', '.join(names)}."
+        f"# Queries and keys are {f'rotated by {turn}' if turn else 'not rotated'} in {', '.join(names)}."
         for turn, names in ways.items()
     ]
 
@@ -57,7 +57,7 @@ def inputs_of(program: Program) -> tuple[str, ...]:
 
 
 def otherwise(program: Program, decode: Program) -> list[str]:
-    """The lines of the steps of decode that the other program does not have. A step that covers several operations stands there
+    """Return the lines of the steps of decode that the other program does not have. A step of several operations is listed as a
     whole."""
     program_steps = set(_steps(program))
     return _lines([step for step in _steps(decode) if step not in program_steps])
@@ -110,7 +110,7 @@ def _size(covered: CoveredOperation) -> str:
 
 
 def names_of(program: Program) -> dict[Value, str]:
-    """The name of each value: its node's, with the port behind it where a node has several outputs."""
+    """Return the name of each value: its node's, followed by the port if a node has several outputs."""
     nodes = {covered.node.name for step in program.steps for covered in step.covers}
     names: dict[Value, str] = {(name, name): name for name in (*INPUTS, SINKS)}
     for covered in (covered for step in program.steps for covered in step.covers):

@@ -1,7 +1,7 @@
-"""From a head's graph to its program: which form computes each operation, and why not a faster one.
+"""Lower a head's graph to its program: choose the form of each operation, and record why it is not a faster one.
 
-Patterns over several operations come first, then each operation by itself. One that has no form on the wanted backend, or none
-that fits, falls back to another by itself, and says why. Lowering changes speed, never meaning.
+Patterns over several operations are matched first, then single operations. An operation without a fitting form on the chosen
+backend falls back to another backend, and records why. Lowering changes speed, never results.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from converters.trunk import dtype_name
 
 AUTO = "auto"
 BACKENDS = (AUTO, REFERENCE, TORCH, FLA, TRITON)
-"""The backends that are built in; auto takes the fastest form that fits."""
+"""The built-in backends. auto chooses the fastest form that fits."""
 PREFERRED = {"cuda": (TRITON, FLA, TORCH, REFERENCE)}
-"""The backends that auto tries in turn, by device."""
+"""The backends that auto tries, in this order, by device."""
 ANYWHERE = (TORCH, REFERENCE)
-"""The backends that auto tries in turn on other devices, and that any backend falls back to."""
+"""The backends that auto tries, in this order, on other devices, and to which any backend falls back."""
 
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
@@ -89,8 +89,8 @@ class Compiled:
             if not one_token and _in_vain(program, backend):
                 memories = " → ".join(memory.called for memory in self.head.memory)
                 here = f"with several tokens at once ({device}, {type_name}{', with gradients' if gradients else ''})"
-                why = f"{backend} was asked for, and no part of a head (`{memories}`) runs on it {here}"
-                tell(why, f"`compose explain --backend {backend}` says the reasons")
+                why = f"backend {backend} is set, but no part of a head (`{memories}`) runs on it {here}"
+                tell(why, f"Run `compose explain --backend {backend}` for the reasons")
         return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
@@ -98,7 +98,7 @@ class Compiled:
         return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        """Of a copied head: where a model turns its queries itself, the copy of the model does."""
+        """Copy a compiled head: if a model rotates its queries itself, the copy of the model does."""
         return compiled(copy.deepcopy(self.head, memo), self.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ class Compiled:
 
 
 def _in_vain(program: Program, backend: str) -> bool:
-    """Whether a backend was asked for on which nothing of a program runs, and no missing package is the reason."""
+    """Whether a backend is set on which no step of a program runs, for another reason than a missing package."""
     return backend not in (AUTO, *ANYWHERE) and not any(step.form.backend == backend or step.missing for step in program.steps)
 
 
@@ -243,16 +243,14 @@ class Choice:
 def _choices(
     forms: Iterable[Form], backend: str, setting: Setting, above: tuple[str, ...] = (), *, several: bool = False
 ) -> tuple[list[Choice], tuple[str, ...]]:
-    """The fitting forms in order, up to the first that cannot refuse, and why each other form was skipped.
-
-    above: reasons known already. several: the forms compute several operations, and a backend need not have any.
-    """
+    """Return the fitting forms in order, up to the first that cannot refuse, and why each other form was skipped. above: reasons
+    found before. several: the forms compute several operations, and need not exist on every backend."""
     forms, choices = tuple(forms), []
     missing: dict[str, None] = {}
     reasons = dict.fromkeys(above)
     wanted = PREFERRED.get(setting.device, ANYWHERE) if backend == AUTO else tuple(dict.fromkeys((backend, *ANYWHERE)))
     for place, wanted_backend in enumerate(wanted):
-        # A form of EVERY counts as one of the wanted backend, of PyTorch and of the reference.
+        # A form of EVERY counts as one of the chosen backend, of PyTorch and of the reference.
         own = (wanted_backend, EVERY) if wanted_backend in ANYWHERE or backend != AUTO else (wanted_backend,)
         backend_forms = [form for form in forms if form.backend in own and (setting.one_token or not form.decode)]
         for form in backend_forms:
@@ -274,17 +272,17 @@ def _choices(
 
 def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, reasons: tuple[str, ...]) -> str:
     if backend == REFERENCE:
-        return "the reference was asked for; it is the definition, and slow"
+        return "the backend is reference: the definition, which is slow"
     if form.picks is not None and setting.device != "cpu":
-        reasons = (*reasons, f"PyTorch picks {form.picks} for it by itself")
+        reasons = (*reasons, f"PyTorch selects {form.picks} itself")
     if reasons:
         return "; ".join(reasons)
     if form.backend == EVERY:
         return "one form computes it everywhere"
     if form.backend not in ANYWHERE or setting.device == "cpu":
-        return "no form that is built in is tried before it"
+        return "this is already the fastest built-in form"
     if any(other.backend not in (*ANYWHERE, EVERY) for other in forms):
-        return f"{backend} was asked for"
+        return f"the backend is {backend}"
     return "no fla or triton form of this part is built in yet; PyTorch's own kernels run it on any device"
 
 

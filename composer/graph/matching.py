@@ -41,7 +41,7 @@ def _search(graph: HeadGraph, pattern: Pattern) -> Iterator[Mapping[str, str]]:
 
 
 def _whole(graph: HeadGraph, names: list[str]) -> bool:
-    """Whether the outputs of these nodes, except the last node's, go only to each other, and no other partial enters them."""
+    """Whether the outputs of these nodes, except the last node's, are read only by each other, and no other partial enters them."""
     is_closed = all(edge.end in names for name in names[:-1] for edge in graph.out_of(name))
     return is_closed and all(edge.start in names for name in names for edge in graph.into(name) if edge.kind is Kind.PARTIAL)
 

@@ -1,7 +1,5 @@
-"""A long text in pieces: a head's program takes them one by one, each from the state that the one before has left.
-
-What is computed of a piece stays near the processor, and the next piece uses its memory again, where a long text would ask the
-system for more at each step.
+"""A long text in pieces: a head's program processes them one by one, each from the state after the previous one. The tensors of a
+piece fit into the processor's cache, and the next piece reuses their memory; a whole text would allocate more at each step.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from composer.graph.program import CallContext, Modules, Program
 NUMBERS = 2**18
 """Of a piece's queries, in all rows and heads: 1 MiB in float32."""
 SHORTEST = 256
-"""Tokens of a piece at least; pieces have this many times a power of two, so that chunks of a recurrence stay whole."""
+"""The smallest number of tokens of a piece. Pieces have this number times a power of two, so that chunks of a recurrence are not
+split."""
 
 
 def takes_pieces(graph: HeadGraph, backend: str, device: str) -> bool:
-    """Whether a long text goes through such a head in pieces: on a CPU, where the head looks back at a state that does not grow.
-
-    One that grows would be copied at each piece, and a GPU is the faster the more it has at once. The reference is the definition,
-    of whole texts. Angles that depend on all positions of a call are those of the whole text.
+    """Whether the head processes a long text in pieces: on a CPU, if its states do not grow. A growing state would be copied at
+    each piece, and a GPU is faster with more tokens at once. The reference is the definition, so it processes whole texts. Angles
+    that depend on all positions of a call are those of the whole text.
     """
     return (
         backend != REFERENCE

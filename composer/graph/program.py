@@ -1,7 +1,7 @@
 """The program of a head: the steps that run, in order. It is what ``explain`` prints, too.
 
-A step covers one operation, or several that one form computes together. It names what it reads, what it gives and which tensors of
-the state are its own; all of that is bound when the head is compiled.
+A step covers one operation, or several that one form computes together. It lists its inputs, its outputs and its tensors of the
+state. These are bound when the head is compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from composer.notices import warn_caller
 
 
 class FallsBack(RuntimeWarning):
-    """An operation runs on a slower form than the wanted one, with the same result."""
+    """An operation runs on a slower form than the chosen one, with the same result."""
 
 
 _warned: set[str] = set()
@@ -40,10 +40,10 @@ Modules = Mapping[str, Any]
 parameters before them."""
 
 
-@dataclass(slots=True)  # one a call of a head, and not frozen, which would take three times as long to make
+@dataclass(slots=True)  # one per call of a head; not frozen, which would be three times as slow to create
 class CallContext:
     """The arguments of a call of a head that all of its steps share. place: the layer, and the first of these heads in it.
-    in_place: the state may be written over. turned: a cache of turned queries."""
+    in_place: the state may be overwritten. turned: a cache of rotated queries."""
 
     tokens: Tokens
     state: State
@@ -78,7 +78,7 @@ class CoveredOperation:
         return arguments
 
     def all_inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
-        """The same once the step has run, with what another operation of the step has given."""
+        """Return the same after the step has run, with the outputs of the step's other operations."""
         arguments = self.inputs(values)
         many = {port.name for port in self.node.operation.reads if port.many}
         for edge in self.edges:
@@ -88,7 +88,7 @@ class CoveredOperation:
         return arguments
 
     def call(self, context: CallContext) -> Call:
-        """The call that the operation's form takes beside its inputs."""
+        """Return the call that the operation's form receives beside its inputs."""
         state = {name: context.state[full] for name, full in self.slots} if self.slots else {}
         return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.needs_mass, context.turned)
 
@@ -103,8 +103,8 @@ class CoveredOperation:
 
 @dataclass(frozen=True)
 class Step:
-    """One form, and the operations that it computes. names: the form's names of them; why: why no faster form was taken; missing:
-    packages of faster forms that are not installed; instead: the steps that run where the form refuses."""
+    """One form, and the operations that it computes. names: the form's names of them; why: why it is not a faster form; missing:
+    packages of faster forms that are not installed; instead: the steps that run if the form refuses."""
 
     covers: tuple[CoveredOperation, ...]
     names: tuple[str, ...]

@@ -16,10 +16,10 @@ from composer.graph.graph import OUTPUT, READ_NODE, Edge, HeadGraph, Node, build
 from composer.graph.rules_of_spec import lines, names, numbers
 
 MISSING: Mapping[str, str] = {
-    Kind.FEATURES: "a `{kind}` memory sees features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",
-    Kind.PAIRS: "no edge brings pairs to this memory; add `pairs -> {name}`, or one from a memory above",
+    Kind.FEATURES: "a `{kind}` memory reads features, and the head has no `feature_map`; add one, such as `feature_map: hedgehog`",
+    Kind.PAIRS: "this memory receives no pairs; add an edge `pairs -> {name}`, or one from a memory above",
 }
-"""The remedy where nothing gives a node one of its inputs, by the input's kind."""
+"""The remedy if a node has no edge for one of its inputs, by the input's kind."""
 Rule = Callable[[HeadGraph], Iterator[Problem]]
 
 
@@ -49,7 +49,7 @@ def mistakes(head: HeadSpec, shape: Shape, path: FieldPath, *, sizes: bool = Tru
 
 
 def _problems(head: HeadSpec, shape: Shape, sizes: bool, idle: bool) -> Iterator[Iterator[Problem]]:
-    """What each rule finds. Those of the spec come first: a head that breaks one has no graph."""
+    """Yield the mistakes of each rule. Rules of the spec are checked first: a head that breaks one has no graph."""
     yield from (names(head), lines(head), numbers(head))
     graph = build_graph(head, shape)
     yield from (rule(graph) for rule in (*RULES, *(SIZES if sizes else ()), *(() if idle else IDLE)))
@@ -70,30 +70,33 @@ def _sizes(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _both_ways(graph: HeadGraph) -> Iterator[Problem]:
-    """Where every token sees all others, no pair falls, and none goes its own way."""
+    """In a bidirectional head, no memory evicts pairs, and no pair has its own route."""
     if not graph.nodes[OUTPUT].shape.both_ways:
         return
     several = ", and set `flow: parallel`" if len(graph.memories) > 1 else ""
     for edge in _pairs(graph.edges):
         if edge.path:
-            yield f"no pair goes its own way where every token sees all others; remove `graph`{several}", ("graph",)
+            yield (
+                f"a bidirectional head cannot have a graph of pairs, as every token sees all others; remove `graph`{several}",
+                ("graph",),
+            )
         if edge.output == FALLEN:
-            yield "nothing falls where every token sees all others; set `flow: parallel`", ("flow",)
+            yield "memories of a bidirectional head evict no pairs, as every token sees all others; set `flow: parallel`", ("flow",)
 
 
 def _ports(graph: HeadGraph) -> Iterator[Problem]:
-    """Every edge joins ports of one kind and size; every required input has an edge, and several only where it takes many."""
+    """Every edge joins ports of one kind and size. Every required input has an edge, and only inputs that allow it have several."""
     for node in graph.nodes.values():
         ports = {port.name: port for port in node.operation.reads}
         for edge in graph.into(node.name):
             port = ports.get(edge.input)
             if port is None:
-                yield f"a `{node.kind}` memory sees every token and {_no_pairs(graph, edge)}", edge.path or _path(node)
+                yield f"a `{node.kind}` memory reads every token and {_no_pairs(graph, edge)}", edge.path or _path(node)
                 continue
             wrong = [
                 f"{actual} {what}, and it reads {wanted}"
                 for what, actual, wanted in (
-                    ("is what comes", edge.kind, port.kind),
+                    ("is the input", edge.kind, port.kind),
                     ("heads", edge.heads, port.heads),
                     ("coordinates", edge.dim, port.dim),
                 )
@@ -104,17 +107,17 @@ def _ports(graph: HeadGraph) -> Iterator[Problem]:
         for port in ports.values():
             edges = graph.into(node.name, port.name)
             if port.needed and not edges:
-                missing = MISSING.get(port.kind, "nothing gives `{name}` its {port}")
+                missing = MISSING.get(port.kind, "`{name}` needs the input {port}, and no part returns it")
                 yield missing.format(kind=node.kind, name=node.name, port=port.name), _path(node)
             if len(edges) > 1 and not port.many:
                 starts = ", ".join(f"`{edge.start}`" for edge in edges)
-                yield f"`{node.name}` reads one {port.name}, and {starts} give it", _path(node)
+                yield f"`{node.name}` reads one {port.name}, and {starts} return it", _path(node)
 
 
 def _no_pairs(graph: HeadGraph, edge: Edge) -> str:
-    """The remedy for an edge that brings pairs to a memory that takes none."""
+    """Return the remedy for an edge of pairs into a memory that reads none."""
     if edge.path is None:
-        return "no pairs that fall; set `flow: parallel`"
+        return "no evicted pairs; set `flow: parallel`"
     return "no pairs; " + ("leave this edge out" if sum(bool(other.path) for other in graph.edges) > 1 else "remove `graph`")
 
 
@@ -130,7 +133,8 @@ def _reached(graph: HeadGraph) -> Iterator[Problem]:
 
 
 def _ahead_of_output(graph: HeadGraph) -> set[str]:
-    """The output, and all nodes that it depends on. A memory whose answer does not come from its pairs only hands them on."""
+    """Return the output, and all nodes that it depends on. A memory whose answer does not depend on its pairs only passes them
+    on."""
     network = networkx.DiGraph(graph.network)
     for node, memory in graph.memories:
         if not memory.answers_from_pairs and not _pairs(graph.out_of(node.name)):
@@ -144,8 +148,8 @@ def _projections(graph: HeadGraph) -> Iterator[Problem]:
         keys = any(port.kind is Kind.KEY and port.needed for port in graph.nodes[edge.end].operation.gives)
         if keys and graph.before_projections():
             yield (
-                "keys of each query head's own are projected from the hidden states, and the shared ones here from what is mixed; "
-                "say `inputs: [v]`, or remove `mix_input` (or set it to null)",
+                "keys per query head are projected from the hidden states, and the shared keys here from the mixed ones; set "
+                "`inputs: [v]`, or remove `mix_input` (or set it to null)",
                 _path(graph.nodes[edge.end]),
             )
 
@@ -155,27 +159,30 @@ def _below(graph: HeadGraph) -> Iterator[Problem]:
     for node, memory in graph.memories:
         below = _pairs(graph.out_of(node.name))
         if below and memory.drops:
-            yield "it drops its evicted pairs, so the memory below it stays empty; remove `evict: drop`", (*_path(node), "evict")
+            yield (
+                "it drops its evicted pairs, so the memory below it is always empty; remove `evict: drop`",
+                (*_path(node), "evict"),
+            )
         if memory.bounded:
             continue
         last = "put it last, or " if all(other.bounded for _, other in graph.memories if other is not memory) else ""
         for edge in below:
-            nothing = f"nothing ever falls out of a `{node.kind}` memory, so "
+            nothing = f"a `{node.kind}` memory never evicts pairs, so "
             if edge.path:
-                yield f"{nothing}`{edge.end}` would stay empty; say `pairs -> {edge.end}`", edge.path
-            yield f"{nothing}the one below it stays empty; {last}set `flow: parallel`", _path(node)
+                yield f"{nothing}`{edge.end}` would always be empty; use the edge `pairs -> {edge.end}`", edge.path
+            yield f"{nothing}the memory below it is always empty; {last}set `flow: parallel`", _path(node)
 
 
 def _into_nothing(graph: HeadGraph) -> Iterator[Problem]:
-    """Pairs that fall out of a memory fall into another one, unless the spec says that they are dropped."""
+    """Every memory evicts into another one, unless the spec discards the pairs."""
     for node, memory in graph.memories:
         if not memory.bounded or memory.drops or _pairs(graph.out_of(node.name)) or node.shape.both_ways:
             continue
         held = memory.pairs_held(node.shape, 0)
-        beyond = f"pairs beyond the {held:.0f} that it holds fall" if held else "every pair falls"
+        beyond = f"this memory holds {held:.0f} pairs and evicts the rest" if held else "this memory evicts every pair"
         add = f"an edge `{node.name} -> NAME` to a memory below it" if _drawn(graph) else "a memory below it, such as `state`"
-        drop = ", or say `evict: drop`" if memory.answers_from_pairs else ""
-        yield f"{beyond} out of this memory and into nothing; add {add}{drop}", _path(node)
+        drop = ", or set `evict: drop`" if memory.answers_from_pairs else ""
+        yield f"{beyond}, and no memory receives them; add {add}{drop}", _path(node)
 
 
 def _neighbours(graph: HeadGraph) -> Iterator[Problem]:
@@ -215,11 +222,11 @@ def _room(graph: HeadGraph) -> Iterator[Problem]:
     for node, memory in graph.memories:
         holds = not (memory.exact and memory.answers_from_pairs) or memory.pairs_held(node.shape, 1)
         if not holds and not _pairs(graph.out_of(node.name)):
-            yield "it has room for no pair, and nothing is below it; give it a `size`, or remove it", (*_path(node), "size")
+            yield "it holds no pair, and no memory is below it; set `size`, or remove it", (*_path(node), "size")
 
 
 def _read(graph: HeadGraph) -> Iterator[Problem]:
-    """The answers that the read takes can be weighed against each other."""
+    """The read can weigh the answers that it combines."""
     problem = graph.read.problem_over([memory.exact for _, memory in graph.memories])
     if problem:
         yield problem[0], ("read", *problem[1])
@@ -236,7 +243,7 @@ def _masses(graph: HeadGraph) -> Iterator[Problem]:
         elif not memory.has_mass() and not read.takes_raw:
             remedy = "" if node.shape.signed else memory.to_have_mass
             yield (
-                f"`read: {read.kind}` gives all memories one denominator, and this `{node.kind}` has no mass; "
+                f"`read: {read.kind}` shares one denominator among all memories, and this `{node.kind}` has no mass; "
                 f"{remedy or 'set '}`read: sum` to add its raw numerator, or `read: mixture`",
                 _path(node),
             )
@@ -253,7 +260,7 @@ IDLE: tuple[Rule, ...] = (_weights, _room)
 
 
 def _weight(graph: HeadGraph, node: Node, memory: Memory) -> float | str | None:
-    """A memory's weight: the number, or the node that gives it; None where it has none."""
+    """Return a memory's weight: the number, or the node that computes it; None if it has none."""
     nodes = [edge.start for edge in graph.into(READ_NODE, "weight") if edge.label == node.name]
     return memory.weight if nodes and isinstance(memory.weight, float) else nodes[0] if nodes else None
 
@@ -264,12 +271,12 @@ def _main(graph: HeadGraph) -> tuple[tuple[Node, Part], ...]:
 
 
 def _pairs(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
-    """The edges that bring pairs to a memory."""
+    """Return the edges that lead pairs to a memory."""
     return tuple(edge for edge in edges if edge.kind is Kind.PAIRS)
 
 
 def _drawn(graph: HeadGraph) -> bool:
-    """Whether the spec says where pairs go edge by edge."""
+    """Whether the spec lists the edges of pairs."""
     return any(edge.path for edge in graph.edges)
 
 

@@ -34,12 +34,12 @@ def names(head: HeadSpec) -> Iterator[Problem]:
     called: set[str] = set()
     for index, name in enumerate(memory_names(head)):
         if name in RESERVED:
-            yield f'PyTorch\'s modules have a "{name}" of their own; give this memory another name', ("memory", index, "name")
+            yield f'PyTorch\'s modules have an attribute "{name}"; choose another name for this memory', ("memory", index, "name")
         if name == ALL:
-            yield f'"{ALL}" are all pairs of the text; give this memory a `name:` of its own', ("memory", index)
+            yield f'"{ALL}" names all pairs of the text; set another `name:` for this memory', ("memory", index)
         if name in called:
             yield (
-                f'two memories of this head are called "{name}"; give this one a `name:` of its own, such as `name: {name}2`',
+                f'two memories of this head are called "{name}"; set another `name:` for this one, such as `name: {name}2`',
                 ("memory", index),
             )
         called.add(name)
@@ -48,22 +48,22 @@ def names(head: HeadSpec) -> Iterator[Problem]:
 def lines(head: HeadSpec) -> Iterator[Problem]:
     """The problems of ``flow`` and ``graph``."""
     if head.graph is not None and head.flow != "cascade":
-        yield "`graph` says where every memory gets its pairs, and so does `flow`; remove one of them", ("flow",)
+        yield "both `graph` and `flow` define which pairs each memory receives; remove one of them", ("flow",)
     if len(head.memory) == 1 and head.flow == "parallel":
         yield "parallel memories need a second one; remove `flow`", ("flow",)
     names, fed = memory_names(head), dict[str, str]()
     for number, (start, end) in enumerate(edges(head)):
         where, order = ("graph", number), [name for name in names if name in (start, end)]
         for name in {start, end} - {ALL, *names}:
-            yield f'there is no "{name}" in this head; its memories are {", ".join(names)}, and all pairs come from `{ALL}`', where
+            yield f'there is no "{name}" in this head; choose one of {", ".join(names)}, or `{ALL}` for all pairs', where
         if end == ALL:
-            yield "nothing flows into `pairs`: they come from the projections", where
+            yield "`pairs` cannot be the end of an edge: the projections compute them", where
         if end in fed:
             yield f"`{end}` gets its pairs from `{fed[end]}` already; a memory has one source", where
         if start == end:
-            yield f"a memory cannot feed itself; say `{ALL} -> {end}`, or an edge from a memory above", where
+            yield f"a memory cannot feed itself; use `{ALL} -> {end}`, or an edge from a memory above", where
         if order == [end, start]:
-            yield f"pairs fall downwards: list `{end}` below `{start}` in `memory`", where
+            yield f"memories evict pairs downwards: list `{end}` below `{start}` in `memory`", where
         fed[end] = start
 
 

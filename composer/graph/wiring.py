@@ -90,7 +90,7 @@ class _Wiring:
             self.value = ("value_position", "value")
 
     def _entry(self) -> None:
-        """The pairs of the call, with the numbers that memories need of each; no node where no memory takes pairs."""
+        """Add the pairs of the call, with the numbers that memories need of each; no node if no memory reads pairs."""
         if not self.feeds:
             return
         self.draft.add(ALL, Entry(), replace(self.shape, convolved_heads=self.convolved), None)
@@ -163,7 +163,7 @@ class _Wiring:
         self.draft.connect(start[0], end, to, output=start[1])
 
     def _feed(self, name: str) -> None:
-        """The pairs of the call, or those that fall out of the memory above."""
+        """Return the pairs of the call, or those that the memory above evicts."""
         if above := self.feeds.get(name):
             path = ("graph", edges(self.head).index((above, name))) if self.head.graph else None
             self.draft.connect(above, name, "pairs", output=FALLEN if above in self.memory else None, path=path)
@@ -188,12 +188,12 @@ class _Wiring:
         )
 
     def _incoming(self, name: str) -> int:
-        """Heads of the keys that a memory's feature map is given."""
+        """Return the number of heads of the keys that a memory's feature map reads."""
         above = self._above(name)
         return self.shape.heads if above and above.per_query_head else self.convolved or self.shape.key_heads
 
     def _all_below(self, name: str) -> list[str]:
-        """The memories that a pair may still fall into, nearest first."""
+        """Return the memories that a pair may be evicted into later, nearest first."""
         below: list[str] = []
         for other in fed_by(self.head, name):
             below += [other, *self._all_below(other)]

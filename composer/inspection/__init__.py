@@ -1,1 +1,1 @@
-"""Looks inside models: what each head attends to, which memory answers, and what states still know."""
+"""Inspection of models: what each head attends to, which memory answers, and what states recall."""

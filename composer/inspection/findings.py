@@ -65,9 +65,9 @@ class Spectrum(Found):
     effective_rank: PlainArray
     """The exponential of their entropy (Roy & Vetterli 2007)."""
     vectors: Vectors = Field(default="key", exclude=True)
-    """Whose vectors they are; in JSON the name of the spectrum says it."""
+    """The kind of the vectors; in JSON it is the name of the spectrum."""
     stage: str = Field(default="", exclude=True)
-    """The step of the head that they come from, such as ``after conv``; empty before the first one."""
+    """The step of the head that computed them, such as ``after conv``; empty before the first one."""
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ class Weighed(Found):
     error: PlainFloat
     """The largest difference between the weighed values and the answer, over the largest number of either."""
     found: PlainArray
-    """Heads × answers: the weight on the columns where the answer stands in the text."""
+    """Heads × answers: the weight on the columns of the answer in the text."""
 
 
 class HeadFindings(Weighed):
@@ -131,7 +131,7 @@ class HeadFindings(Weighed):
     spectra: dict[str, Spectrum]
     """Spectra by the names of the vectors, such as ``key after conv``."""
     norm_columns: tuple[int, ...]
-    """After how many tokens norms are taken."""
+    """Numbers of tokens after which norms are measured."""
     norms: dict[str, PlainArray]
     """By memory, of its matrix: moments × heads."""
     shown: dict[str, ShownNumbers]
@@ -153,7 +153,7 @@ class Answered(Found):
 
 
 class Stream(Found):
-    """Hidden states before the first layer and behind each: the student's own run beside the teacher's."""
+    """Hidden states before the first layer and after each: those of the student's own run beside the teacher's."""
 
     cosine: tuple[PlainFloat, ...]
     """Between them, a mean over tokens."""
@@ -172,7 +172,7 @@ class Findings(Readable, Found):
     answers: tuple[int, ...]
     """The columns of the answers."""
     found_at: tuple[tuple[int, ...], ...]
-    """For each answer, the earlier columns where it stands in the text."""
+    """For each answer, its earlier columns in the text."""
     queries: tuple[int, ...]
     """The columns whose weights were computed; the column before an answer predicts it."""
     bin: int

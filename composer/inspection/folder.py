@@ -1,4 +1,4 @@
-"""The folder of a report: pictures, the numbers behind each, and one HTML page with all pictures, which needs no other file."""
+"""The folder of a report: pictures, the numbers of each, and one HTML page with all pictures, which needs no other file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ nav a { color: inherit; margin-right: .8rem; white-space: nowrap; }
 
 @dataclass(frozen=True)
 class Shot:
-    """A picture as it stands on the page. image: a PNG."""
+    """A picture on the page. image: a PNG."""
 
     name: str
     title: str
@@ -80,7 +80,7 @@ def _about(findings: Findings) -> Iterator[str]:
     rows = [
         ("heads", findings.spec),
         ("beside", findings.teacher or "nothing"),
-        ("text", f"{findings.text}, {len(findings.tokens):,} tokens; {len(findings.queries):,} were asked what they attend to"),
+        ("text", f"{findings.text}, {len(findings.tokens):,} tokens; {len(findings.queries):,} queries were inspected"),
         *((f"{who} answers", _answers_in_words(answered)) for who, answered in whose if answered is not None),
         (
             "weights times values",
@@ -97,7 +97,7 @@ def _about(findings: Findings) -> Iterator[str]:
         f"<mark>{escape_html(token)}</mark>" if column in marked else escape_html(token)
         for column, token in enumerate(findings.tokens)
     )
-    underlined = "its answer, and where that stands before," if places else "its answer"
+    underlined = "its answer, and earlier places of the answer," if places else "its answer"
     yield f'<p class="soft">The text{f"; {underlined} underlined" if findings.answers else ""}:</p>'
     yield f'<div class="text">{" ".join(words)}</div>'
 
@@ -174,7 +174,7 @@ def _write(findings: Findings, folder: Path) -> list[Path]:
     summary = Summary.model_validate({**whole, "heads": heads, "pictures": [shot.name for shot in shots]})
     for name in _written_before(folder):
         (folder / name).unlink(missing_ok=True)
-    # The summary goes first: it says that the folder is a report's, which a call with --force may replace.
+    # The summary is written first: it marks the folder as a report, which a call with --force may replace.
     write_state(folder / SUMMARY, summary)
     for path, content in contents.items():
         with files.whole(path) as partial:

@@ -35,7 +35,7 @@ class Store:
         self._moments: list[Moment] = []
 
     def take(self, piece: Piece) -> None:
-        """Add the pairs of a piece, with the features that the memory takes, whenever they fall into it."""
+        """Add the pairs of a piece, with the features that the memory reads, when they enter it."""
         mapped: Mapped = piece.values[self._features]
         pairs: Pairs = piece.values[ALL, ALL]
         self._logarithm = mapped.logarithm
@@ -47,7 +47,7 @@ class Store:
         """Read all stored values from the state after this piece, whose last token is one of the queries."""
         memory, end = self._node.part, piece.columns.stop
         assert isinstance(memory, Recalls)
-        # Query heads with a common state have the same pairs in it. One of them may give a pair the weight 0 by chance.
+        # Query heads with a common state have the same pairs in it. The weight of a pair may be 0 by chance in one of them.
         is_stored = (self._weights[self._rows[end - 1], :, :end] != 0).unflatten(0, (self._heads, -1)).any(1).T
         if not is_stored.any():
             return
@@ -85,7 +85,7 @@ def head_findings(
     backend: str,
 ) -> HeadFindings:
     """The findings on a group of heads on one text. queries: the columns to compute weights of. found_at: for each query that
-    predicts an answer, the columns where that answer stands. size: columns of a bin."""
+    predicts an answer, the columns of that answer. size: columns of a bin."""
     implied = implicit_attention(head, call, queries, backend).cpu()
     kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}
     weights = {memory: parts[0].transpose(0, 1) for memory, parts in implied.weights().items()}
@@ -107,7 +107,7 @@ def head_findings(
 
 
 def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> PlainArray:
-    """The weight on the columns where each answer stands in the text, heads × answers."""
+    """Return the weight on the columns of each answer in the text, heads × answers."""
     total = implied.total()[0].double()
     rows = {query: row for row, query in enumerate(implied.queries)}
     columns = [total[rows[query]][:, list(places)].sum(-1) for query, places in found_at.items()]
@@ -162,7 +162,7 @@ class Flow:
     def __init__(self) -> None:
         self.decays: dict[str, Tensor] = {}
         self.vectors: dict[tuple[Vectors, str], list[Tensor]] = {}
-        """By what they are, and the stage that they come from."""
+        """The spectra by kind, and by the stage that computed them."""
         self.shown: dict[tuple[str, str], list[Tensor]] = {}
 
     def take(self, head: Head, piece: Piece) -> None:

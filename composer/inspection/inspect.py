@@ -80,11 +80,11 @@ def look(
         )
     for model, name in ((student, label), (teacher, f"The teacher {teacher_label}")):
         if model is not None:
-            check_positions(trunk_of(model), name, len(text.ids), "ask for a --length of at most", InspectionError)
+            check_positions(trunk_of(model), name, len(text.ids), "the largest possible --length is", InspectionError)
     queries = text.queries(options.queries)
     if len(queries) * len(text.ids) * resolved.dimensions.heads > MOST_WEIGHTS:
         raise InspectionError(
-            f"{len(queries):,} queries over {len(text.ids):,} tokens would be too many weights to hold; ask about fewer: --queries"
+            f"{len(queries):,} queries over {len(text.ids):,} tokens have too many weights for memory; set fewer queries: --queries"
         )
     size = math.ceil(len(text.ids) / BINS)
     run = TextRun(text, queries, layers, size, tell or (lambda _: None))
@@ -142,7 +142,7 @@ def _opened_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Open
         if not isinstance(model, ComposedForCausalLM):
             raise InspectionError(f"A {type(model).__name__} is no composed language model: build one, or name a folder.")
         if tokenizer is None:
-            raise InspectionError("A model in memory brings no tokenizer: pass it as tokenizer=.")
+            raise InspectionError("A model in memory has no tokenizer: pass one as tokenizer=.")
         if model.base.both_ways:
             raise InspectionError(
                 "The model is bidirectional: each token sees those after it, so no answer is predicted by its past."

@@ -25,7 +25,7 @@ class Recalls(Protocol):
     """A memory that can predict the value of a stored pair from the pair's key and the current state."""
 
     def predict(self, key: Tensor, state: State) -> Tensor:
-        """key: B E N F, features as the memory takes them; the answer is B E N D."""
+        """Return the answer B E N D to keys. key: B E N F, features in the form that the memory reads."""
         ...
 
 
@@ -77,7 +77,7 @@ def mean_of(scores: Tensor, chosen: Tensor) -> PlainArray:
 
 
 def spectrum(vectors: Tensor, of: Vectors = "key", stage: str = "", *, logarithm: bool = False) -> Spectrum:
-    """The spectrum of vectors E N F, or of their logarithms. of, stage: what they are, and the step that they come from."""
+    """The spectrum of vectors E N F, or of their logarithms. of, stage: their kind, and the step that computed them."""
     wide = vectors.double()
     if logarithm:
         wide = (wide - wide.amax((0, 2), keepdim=True)).exp()

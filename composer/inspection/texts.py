@@ -1,4 +1,4 @@
-"""The text of an inspection: its tokens, the answers, and the columns where the answers stand earlier in it."""
+"""The text of an inspection: its tokens, the answers, and the earlier columns of the answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
     if options.text is not None:
         ids = writer.encode(options.text)[: options.length]
         if len(ids) < 2:
-            raise InspectionError(f"The text has {len(ids)} tokens; give one of at least 2.")
+            raise InspectionError(f"The text has {len(ids)} tokens; expected at least 2. Use a longer text.")
         _check_written("the text", ids, tokenizer)
         return LookedText("text", tuple(ids), _shown(writer, ids), (), ())
     label, task = options.task()
@@ -64,7 +64,7 @@ def _shown(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _runs(marks: Sequence[bool]) -> Iterator[list[int]]:
-    """Columns of answers that stand side by side."""
+    """Return the columns of consecutive answers."""
     run: list[int] = []
     for column, mark in enumerate((*marks, False)):
         if mark:
@@ -75,8 +75,8 @@ def _runs(marks: Sequence[bool]) -> Iterator[list[int]]:
 
 
 def _earlier(ids: Sequence[int], run: Sequence[int]) -> list[tuple[int, ...]]:
-    """For each token of an answer, its earlier columns, as part of the longest stretch of the answer that stands there. The first
-    token of an answer may be another one than in the text."""
+    """Return, for each token of an answer, its earlier columns, as part of the longest earlier stretch of the answer. The first
+    token of an answer may differ from the one in the text."""
     wanted = [ids[column] for column in run]
     for skipped in range(len(wanted)):
         part = wanted[skipped:]

@@ -31,7 +31,7 @@ def packed(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, 
 def assert_documents_apart(
     spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, ...], splits: tuple[tuple[int, ...], ...]
 ) -> None:
-    """However the row is split into calls; and what follows goes on with the last document alone."""
+    """The law holds for any split of the row into calls; and the next call continues the last document only."""
     head = built(spec, shape)
     row, documents = packed(shape, length, bounds)
     following = inputs(shape, 1, 3, seed=9)

@@ -1,4 +1,4 @@
-"""Laws 5 and 6: a state is as large as it says, however long the sequence; large numbers and long sequences stay in range."""
+"""Laws 5 and 6: a state has the declared size for any length of the sequence; large numbers and long sequences remain in range."""
 # Tensors of a call are unpacked into its inputs.
 # pyright: reportCallIssue=false
 

@@ -58,7 +58,7 @@ def around(role: str, kind: str) -> dict[str, Any]:
     field = FIELDS.get(role, role)
     holders = [name for name, part in CATALOGUE["memory"].items() if field in part.model_fields.keys() - Memory.model_fields.keys()]
     if holders:
-        holders.sort(key=lambda name: getattr(CATALOGUE["memory"][name], "grows"))  # noqa: B009 - those that do not come first
+        holders.sort(key=lambda name: getattr(CATALOGUE["memory"][name], "grows"))  # noqa: B009 - those after the first
         return {"position": "rope", **_alone(holders[0], **{field: kind})}
     if role == "mix_input":
         head["memory"][0]["weight"] = "token"
@@ -69,7 +69,7 @@ def around(role: str, kind: str) -> dict[str, Any]:
 
 
 def _alone(kind: str, **fields: Any) -> dict[str, Any]:
-    """A head of one memory; where that cannot stand alone, with a window above it and a state below."""
+    """Return a head of one memory; if it cannot be the only one, with a window above it and a state below."""
     part = CATALOGUE["memory"][kind]
     assert issubclass(part, Memory)
     memory = {"kind": kind, **fields} | ({"size": 5} if part.bounded else {"size": 12} if "size" in part.model_fields else {})
@@ -103,7 +103,7 @@ def _drops_alone(kind: str) -> bool:
 
 
 def _above_a_state(kind: str) -> dict[str, Any]:
-    """What falls out of it falls into a state, whose feature map sees convolved keys."""
+    """Return a head in which the memory evicts into a state, whose feature map reads convolved keys."""
     memory = {"kind": kind, "size": 5}
     return {"position": "rope", "conv": "causal", "feature_map": "hedgehog", "memory": [memory, "state"]}
 
@@ -113,19 +113,21 @@ def _field(role: str) -> str:
 
 
 def once(law: Callable[..., None]) -> Callable[..., None]:
-    """A law that has held is not asked again of the same head, which may be there by several names; one that has not, is."""
+    """Skip a law that has held for the same head before, which may exist under several names. A law that has failed is tested
+    again."""
     return functools.cache(law)
 
 
 def steady(spec: HeadSpec) -> HeadSpec:
-    """The same head with no choice that rounding could turn: a sparse cache keeps pairs at random, whatever they are."""
+    """Return the same head without choices that depend on rounding: a sparse cache keeps pairs at random."""
     chance = {"keep": Random()}
     memories = [memory.model_copy(update=chance) if "keep" in type(memory).model_fields else memory for memory in spec.memory]
     return spec.model_copy(update={"memory": tuple(memories)})
 
 
 def coarse(spec: HeadSpec) -> HeadSpec:
-    """The same head whose windows move on by whole chunks of many tokens, where what is below takes one fall after the other."""
+    """Return the same head with windows that move by whole chunks of many tokens, if the memory below evicts one group after the
+    other."""
     if not any("keep" in type(memory).model_fields for memory in spec.memory):
         return spec
     chunks = {"shape": "terraced", "size": 128}
@@ -135,7 +137,7 @@ def coarse(spec: HeadSpec) -> HeadSpec:
 
 @dataclass
 class Inputs:
-    """What one call takes; ``cut`` takes some of its columns."""
+    """The inputs of one call; ``cut`` returns some of its columns."""
 
     hidden: torch.Tensor
     query: torch.Tensor
@@ -179,7 +181,7 @@ def inputs(shape: Shape, batch: int, length: int, *, seed: int = 0, scale: float
 
 
 def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) -> Head:
-    """The head in float64, its parameters near their start but not at it; frozen, as most laws ask for no gradients."""
+    """Return the head in float64, its parameters near their start but not at it; frozen, as most laws need no gradients."""
     head = Head(spec, shape).double()
     generator = torch.Generator().manual_seed(seed)
     for module in head.modules():

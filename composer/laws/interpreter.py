@@ -1,18 +1,18 @@
-"""Triton's interpreter in the place of a GPU, for tests of forms that run on Triton: importing this puts it in place.
+"""Triton's interpreter in place of a GPU, for tests of forms that run on Triton. Importing this module installs it: it sets
+TRITON_INTERPRET=1 before Triton is imported. Kernels run block by block in NumPy, in float32: results in bfloat16 are wrong here.
+The interpreter lacks three things, which this module adds:
 
-TRITON_INTERPRET=1 turns it on, before Triton is imported. Kernels run block by block
-in NumPy, in float32: what they compute in bfloat16 is wrong here. Three things are missing of it, and mended:
-
-- a driver, which libraries ask for the device at hand, and autotuners for times (all are the same: they take what comes first);
-- a loop's variable is a number of Python where a compiled kernel has a tensor;
+- a driver, from which libraries read the device, and autotuners the times (all times are equal, so the first configuration is
+  used);
+- a loop's variable as a tensor, as in a compiled kernel; the interpreter has a number of Python;
 - the functions of CUDA's mathematical library.
 
-What takes most of its time is done once: the language is put in place for a process, not for each call of a function; a scan
-combines whole rows, not one number with another; what follows from a type is remembered: its shape, and its counterpart in NumPy;
-operands are not cast to what they are (``composer/laws/operands.py``).
+To be faster, the module does slow work once: the language is installed for the process, not for each call of a function; a scan
+combines whole rows, not single numbers; the shape of a type and its NumPy dtype are cached; operands that need no cast are not cast
+(``composer/laws/operands.py``).
 
-Also here: ``nothing_refused``, without which a form that refuses would be tested by the one that answers in its place, and
-``launched``, which says what has answered.
+``nothing_refused`` makes refusals errors, as otherwise the next form would be tested in place of one that refuses. ``launched``
+lists the kernels that ran.
 """
 # pyright: basic, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportArgumentType=false
 
@@ -46,7 +46,7 @@ assert isinstance(tl.cumsum, interpreter.InterpretedFunction), "Triton was impor
 
 
 class ProcessorDriver(DriverBase):
-    """Says that the processor is the device, and that all kernels take the same time."""
+    """Returns the processor as the device, and the same time for all kernels."""
 
     @classmethod
     def is_active(cls) -> bool:
@@ -115,7 +115,7 @@ LIBRARY = {
 
 
 def _combined_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> list[Any]:
-    """A scan with any function: what stands beside one another on its axis, entry by entry; what stands across it, at once."""
+    """Scan with any function: entry by entry along its axis, and all entries across the axis at once."""
     outputs = [numpy.zeros_like(operand.handle.data) for operand in input]
     before: tuple[Any, ...] = ()
     for entry in range(input[0].handle.data.shape[self.axis]):
@@ -129,7 +129,7 @@ def _combined_row_by_row(self: interpreter.ScanOps, input: tuple[Any, ...]) -> l
 
 
 class _Stays:
-    """Of what has been put in place for as long as the process lives, nothing is taken back."""
+    """Do nothing: the installed replacements are kept for as long as the process runs."""
 
     def restore(self) -> None:
         pass
@@ -190,13 +190,13 @@ for name, function in LIBRARY.items():
 
 @contextmanager
 def nothing_refused() -> Iterator[None]:
-    """Within, a form that refuses what it is given, or that is not there, is an error; that none fits is none."""
+    """Within the block, a form that refuses its inputs, or that is missing, is an error. That no form fits is none."""
     warned = set(program._warned)
     program._warned.clear()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", program.FallsBack)
-            warnings.filterwarnings("ignore", ".* was asked for, and no part of a head", program.FallsBack)
+            warnings.filterwarnings("ignore", "backend .* is set, but no part of a head", program.FallsBack)
             yield
     finally:
         program._warned.clear()

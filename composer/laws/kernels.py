@@ -16,7 +16,7 @@ from composer.model.head import Head
 
 LENGTH = 21
 DOCUMENTS = ((0, 7, 15), (3, 10))
-"""Where documents of two rows begin; the second row goes on with what it is handed."""
+"""The starts of documents in two rows; the second row continues a state."""
 REAL = (LENGTH, 4)
 """Tokens of two rows, the others being padding."""
 WHOLE, SHORT = 17, 2
@@ -24,8 +24,8 @@ WHOLE, SHORT = 17, 2
 CANCELLED = 1 / 3
 """A gradient is a sum over tokens. Where it cancels to less than this part of the head's largest, it is measured by that.
 
-fla's chunked kernels take decays, and the gradients of decays, as sums over a chunk. What these round is left where a decay is
-steep, and the gate's gradient small: some 3e-5 of it in mamba2 and kda, where PyTorch's form rounds 1e-6.
+fla's chunked kernels compute decays, and the gradients of decays, as sums over a chunk. Their rounding errors are relatively large
+for steep decays, whose gate has a small gradient: about 3e-5 of it in mamba2 and kda, and 1e-6 in PyTorch's form.
 """
 
 
@@ -46,7 +46,7 @@ def padded() -> Tokens:
 
 
 def documents_and_padding() -> Tokens:
-    """One row of two documents and a padding token, the second so long that pairs fall out of a window and of what is below it."""
+    """One row of two documents and a padding token, the second so long that a window and the memory below it evict pairs."""
     position = torch.cat((torch.arange(SHORT), torch.arange(WHOLE - SHORT)))
     columns = torch.arange(WHOLE)
     return Tokens(position[None], (columns >= SHORT).long()[None], (columns < WHOLE - 1)[None])

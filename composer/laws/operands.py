@@ -1,9 +1,8 @@
-"""What Triton's interpreter does to the operands of a sum or a product, without what comes to nothing:
-``composer.laws.interpreter`` puts
-this in place, and every result stays the same, to the bit.
+"""The treatment of operands of a sum or a product in Triton's interpreter, without steps that have no effect.
+``composer.laws.interpreter`` installs it, and every result is the same, to the bit.
 
 Most operands are two tensors of one dtype, or a tensor and a number. Triton casts and widens them before it computes. NumPy widens
-as it computes, so that here only the shape of it is worked out, and a number is made a tensor once. All others go as they went.
+as it computes, so only the shape is computed here, and a number is made a tensor once. All other operands are treated as before.
 """
 # pyright: basic, reportAttributeAccessIssue=false
 
@@ -16,7 +15,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
 BESIDE: dict[str, tuple[type, ...]] = {"fp32": (int, float), "int32": (int,), "int64": (int,), "int1": ()}
-"""Dtypes of which two operands need no cast, and the numbers that take the dtype of a tensor beside them."""
+"""Dtypes of which two operands need no cast, and the numbers that get the dtype of a tensor beside them."""
 STEPS = {"int32", "int64"}
 """Dtypes that are added to a pointer as they are."""
 REMEMBERED = 4096
@@ -60,7 +59,7 @@ def as_wide(
 
 
 def unwatched(self: TritonSemantic, *_: Any) -> None:
-    """Whether a sum of integers leaves their range: Triton works it out, and says it where kernels are debugged alone."""
+    """Whether a sum of integers overflows: Triton checks it only in kernels that are debugged."""
     assert not self.builder.options.debug
 
 

@@ -19,7 +19,8 @@ LENGTH = 21
 
 @once
 def assert_same(spec: HeadSpec, *, documents: bool = False, entering: bool = False, in_place: bool = False) -> None:
-    """In pieces of 8 tokens and in one call, behind 6 others: outputs and state. in_place: the pieces may write over the state."""
+    """Run in pieces of 8 tokens and in one call, after 6 other tokens. Return outputs and state. in_place: the pieces may overwrite
+    the state."""
     head, data, before = built(spec, SHAPE), inputs(SHAPE, 2, LENGTH), inputs(SHAPE, 2, 6, seed=1)
     if documents:
         position = torch.cat((torch.arange(9), torch.arange(12))).repeat(2, 1)

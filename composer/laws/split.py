@@ -20,8 +20,8 @@ ONE_BY_ONE = (*range(28), *range(60, LENGTH))
 
 @functools.lru_cache(maxsize=128)
 def run_whole(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) -> tuple[Head, Inputs, torch.Tensor, State]:
-    """A head, its inputs, and what it answers and hands on when they come in one call. jumps: tokens before which positions are
-    left out."""
+    """A head, its inputs, and its outputs and state for one call with all of them. jumps: tokens before which positions are left
+    out."""
     head, data = built(spec, shape), inputs(shape, 2, length)
     if jumps:
         index = data.tokens.position
@@ -45,7 +45,7 @@ def assert_split(spec: HeadSpec, shape: Shape, length: int, bounds: tuple[int, .
 
 
 def follows_positions(spec: HeadSpec) -> bool:
-    """Whether a window of the head falls by chunks of positions, and not by tokens."""
+    """Whether a window of the head evicts by chunks of positions, and not by tokens."""
     return any(getattr(memory, "shape", None) == "terraced" for memory in spec.memory)
 
 

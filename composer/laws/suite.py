@@ -34,17 +34,17 @@ def _laws() -> Iterator[tuple[str, Callable[[HeadSpec], None]]]:
     for name, bounds_of_calls in SPLITS.items():
         yield f"a text in calls is the whole, {name}", partial(_split, bounds_of_calls)
     yield "gradients of one token at a time are those of the whole", _split_gradients
-    yield "documents stay apart", lambda head: batch.assert_documents_apart(head, SHAPE, 75, (7, 8, 66), ((), (3, 7, 20, 67)))
+    yield "documents are independent", lambda head: batch.assert_documents_apart(head, SHAPE, 75, (7, 8, 66), ((), (3, 7, 20, 67)))
     for backend in ("torch", "reference"):
         yield f"padding is not seen, {backend}", partial(_padding, backend)
-    yield "rows stay apart", lambda head: batch.assert_rows_apart(head, SHAPE)
-    yield "logits of 50 stay in range", lambda head: bounds.assert_in_range(steady(head))
+    yield "rows are independent", lambda head: batch.assert_rows_apart(head, SHAPE)
+    yield "logits of 50 remain in range", lambda head: bounds.assert_in_range(steady(head))
     yield "bfloat16 is close", lambda head: bounds.assert_close_in_bfloat16(steady(head))
-    yield "131,072 tokens stay in range", lambda head: bounds.assert_long(coarse(steady(head)))
+    yield "131,072 tokens remain in range", lambda head: bounds.assert_long(coarse(steady(head)))
     yield "errors do not grow with the position", lambda head: precision.assert_errors_do_not_grow(coarse(steady(head)), PAIR)
     yield "a text in pieces is the whole", pieces.assert_same
     yield "a text in pieces, with padding and documents", _pieces_of_documents
-    yield "the weights give the answer", lambda head: weights.assert_implied(head, SHAPE, weights.LENGTH, (0, 1, 7, 40, 69))
+    yield "the weights reproduce the answer", lambda head: weights.assert_implied(head, SHAPE, weights.LENGTH, (0, 1, 7, 40, 69))
 
 
 def _definition(shape: str, head: HeadSpec) -> None:

@@ -1,5 +1,5 @@
-"""A law: the weights that a head's memories imply, applied to the values, give its answer, and its memories' shares of them are 1
-together. Where a memory weighs each coordinate of a value by itself, only later tokens are known to have no weight."""
+"""A law: the implicit weights of a head's memories, applied to the values, reproduce its answer, and the memories' shares sum to 1.
+If a memory weighs each coordinate of a value separately, the law only checks that later tokens have no weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from composer.model.stepwise import HeadCall
 
 LENGTH = 70
 SAID_APART = {"value_position", "output"}
-"""What becomes of an answer when memories and read have given it."""
+"""Return the output after the memories and the read have computed it."""
 
 
 def head_call(head: Head, data: Inputs) -> HeadCall:

@@ -14,7 +14,7 @@ from converters.bounded import MOST_CONFIG, check_file, read_json
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 WHERE = ("revision", "token", "cache_dir", "local_files_only")
-"""Options of ``from_pretrained`` that say where a model is, and so its adapters."""
+"""Options of ``from_pretrained`` that determine where a model is, and so its adapters."""
 
 
 def where_of(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,5 +34,5 @@ def adapters_of(reference: Any, where: Mapping[str, Any]) -> str:
     check_file(Path(weights))
     problem = code_in_adapter(read_json(Path(path), MOST_CONFIG))
     if problem is not None:
-        raise ValueError(f"{path} {problem}; nothing that stands beside weights is ever run here")
+        raise ValueError(f"{path} {problem}; code beside weights is never run here")
     return os.path.dirname(path)

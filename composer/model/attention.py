@@ -1,8 +1,8 @@
-"""Composed heads behind the attention of a host: a transformers decoder, or this project's own.
+"""Composed heads inside the attention of a host: a transformers decoder, or this project's own.
 
 A host's attention keeps its own forward: its projections, its norms of queries and keys, its gates, its output projection. In
-between it calls transformers' attention interface, and there the composed heads run. They take queries and keys before rotation:
-each part turns them as it needs.
+between it calls transformers' attention interface, which runs the composed heads. They receive queries and keys before rotation:
+each part rotates them as needed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from composer.model.heads import AttentionFacts, ComposedHeads
 
 INTERFACE = "composed"
 CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""Names that hosts give the cache, as an argument of their attention."""
+"""Names of the cache argument in hosts' attention."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """The tokens and the backend of a call, which every layer takes in place of a mask. below: as in ``Rows``."""
+    """The tokens and the backend of a call, which every layer receives in place of a mask. below: as in ``Rows``."""
 
     tokens: Tokens
     backend: str
@@ -43,7 +43,7 @@ class Passed:
         return self
 
     def on(self, device: torch.device) -> Passed:
-        """The same on this device, moved once a call for all layers that stand there."""
+        """Return the same on this device, moved once per call for all layers on it."""
         tokens = self.tokens
         if tokens.position.device == device:
             return self
@@ -74,7 +74,7 @@ class HeadsHaveRun(Exception):
 
 
 class Unturned(tuple[Tensor, ...]):
-    """Cosine and sine of no rotation. ``used`` says whether the host has read them: some layers of some hosts do not rotate."""
+    """Cosine and sine of a rotation by 0. ``used`` is whether the host has read them: some layers of some hosts do not rotate."""
 
     used = False
 
@@ -109,9 +109,9 @@ class Projected:
 class LayerCall:
     """One call of a layer's heads: the inputs beside queries, keys and values, and the outputs.
 
-    values: B T K D, the memories' input in place of the layer's own values. alone: the host's computation behind the heads is left
-    out. projected: what the host has computed for the heads; kept where the layer has a listener. heads: the output, B T H D.
-    carried: the new state.
+    values: B T K D, the memories' input in place of the layer's own values. alone: the host's computation after the heads is left
+    out. projected: what the host has computed for the heads; kept if the layer has a listener. heads: the output, B T H D. carried:
+    the new state.
     """
 
     hidden: Tensor
@@ -127,7 +127,7 @@ class LayerCall:
 
 
 class ComposedAttention(nn.Module):
-    """Stands in front of a host's class of attention, which is the next one in the order of its bases."""
+    """The first base of a composed attention class; the host's class of attention is the next one."""
 
     composed: ComposedHeads
     """An inference engine puts a module with the same methods in its place."""
@@ -136,7 +136,7 @@ class ComposedAttention(nn.Module):
     listener: Callable[[LayerCall, Mapping[str, Any], Tensor], None] | None = None
     """Called after every forward, with the call of the heads, the host's other arguments, and the layer's output B T C."""
     ends_in_projection: bool | None = None
-    """Whether the host computes nothing behind the heads but their output projection; None: not known yet."""
+    """Whether the host computes nothing after the heads but their output projection; None: not known yet."""
     _hooked: tuple[nn.Module, ...] = ()
     _handles: tuple[Any, ...] = ()
 
@@ -169,10 +169,10 @@ class ComposedAttention(nn.Module):
         values: Tensor | None = None,
         projected: Projected | None = None,
     ) -> Tensor:
-        """The output of the layer's heads from an empty state, ``B T H D``; the host's computation behind them is left out.
+        """Return the output of the layer's heads from an empty state, ``B T H D``, without the host's computation after them.
 
-        values: ``B T K D``, the memories' input in place of the layer's own values. projected: what this layer's host would compute
-        for the heads, where it is known; the host then computes nothing.
+        values: ``B T K D``, the memories' input in place of the layer's own values. projected: the host's inputs of the heads, if
+        known; the host then computes nothing.
         """
         call = LayerCall(hidden, passed, {}, values=values, alone=True)
         with suppress(HeadsHaveRun):
@@ -261,7 +261,7 @@ class ComposedAttention(nn.Module):
         self._handles = tuple(handle for both in hooks for handle in both)
 
     def _projected(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
-        """The hook behind a projection. Keeps, of each group's projection, the columns of its own heads."""
+        """The hook after a projection. It keeps the columns of each group's own heads."""
         mixed = MIXED.inputs
         if mixed is None or _alike(mixed):
             return answer

@@ -15,9 +15,9 @@ SEEN = "seen"
 
 
 class StateLayer(CacheLayerMixin):
-    """The states of one layer, by ``<head>.<part>.<tensor>``, and the number of columns that went through it.
+    """The states of one layer, by ``<head>.<part>.<tensor>``, and the number of columns that it has processed.
 
-    A layer of a hybrid has the states of its host's own mixer, by themselves in ``mixer``.
+    A layer of a hybrid has the states of its host's own mixer in ``mixer``.
     """
 
     is_compileable = False
@@ -32,8 +32,8 @@ class StateLayer(CacheLayerMixin):
         """Whether gradients of a call may need the states as they are."""
 
     def keep(self, state: State, columns: int) -> None:
-        """Take the new state of a call of so many columns. A view of a much larger tensor is copied, as it would keep all of that
-        tensor alive."""
+        """Store the new state of a call with this number of columns. A view of a much larger tensor is copied, as it would keep all
+        of that tensor in memory."""
         before = self.tensors
         self.tensors = {name: tensor if tensor is before.get(name) else _own(tensor) for name, tensor in state.items()}
         stays = self.differentiated and any(tensor is before.get(name) for name, tensor in state.items())
@@ -41,7 +41,7 @@ class StateLayer(CacheLayerMixin):
         self.columns += columns
 
     def keep_mixer(self, states: State, columns: int) -> None:
-        """Take the new states of the host's mixer. columns: 0 where the layer has heads, too, which count them."""
+        """Store the new states of the host's mixer. columns: 0 if the layer also has heads, which count them."""
         self.mixer = {name: _own(tensor) for name, tensor in states.items()}
         self.differentiated = torch.is_grad_enabled()
         self.columns += columns
@@ -94,7 +94,7 @@ class StateLayer(CacheLayerMixin):
         self.mixer = {name: change(tensor) for name, tensor in self.mixer.items()}
 
 
-@torch.compiler.assume_constant_result  # its guards tell tensors of inference mode from others, and the mode, too
+@torch.compiler.assume_constant_result  # its guards distinguish tensors of inference mode from others, and the mode, too
 def writable(layer: StateLayer) -> bool:
     """Whether the states may be written over here: outside inference mode, PyTorch refuses to write over tensors made in it."""
     states = (*layer.tensors.values(), *layer.mixer.values())
@@ -133,12 +133,14 @@ class ComposedCache(Cache):
         counted = self.state(0).tensors.get(SEEN)
         if counted is None and self.get_seq_length():
             raise ValueError(
-                "past_key_values: a call with this cache was cut short, and its layers stand apart: begin with a new one"
+                "past_key_values: a call with this cache was interrupted, so its layers hold different numbers of tokens. Begin "
+                "with a new cache"
             )
         return counted
 
     def follows(self, mask: Tensor | None, positions: Tensor | None) -> bool:
-        """Whether what is said of the next token, in their last columns, is what the cache knows: it is real, and counted on."""
+        """Whether the arguments describe the next token, in their last columns, as the cache expects it: real, and at the next
+        position."""
         if mask is not None and (mask.dim() != 2 or not bool(mask[:, -1].all())):
             return False
         seen = self.state(0).tensors[SEEN]
@@ -156,8 +158,10 @@ def new_cache(config: Any) -> ComposedCache:
 
 
 def without_what_follows(options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that ``generate`` has after a call, with None for those that a cache makes needless. Of all tokens to come the
-    mask says that they are real; and positions that are counted on from what the cache has seen are so for good."""
+    """Return the arguments of ``generate`` after a call, with None for those that a cache makes unnecessary.
+
+    The mask marks all future tokens as real, and positions that continue those of the cache always do so.
+    """
     cache = options.get("past_key_values")
     if options.get("use_cache") and isinstance(cache, ComposedCache):
         options["attention_mask"] = None

@@ -21,16 +21,16 @@ IGNORED = frozenset(
 """Arguments that transformers and its loops pass to every causal model, and that its base does not use. tokenizer: that of
 ``generate``, which hands it on to the model."""
 TAKEN = frozenset({"output_hidden_states", "output_router_logits"})
-"""Arguments that hosts take."""
+"""Arguments of hosts."""
 AGREE = "Pass arguments that state the same documents, or one of them alone."
 
 
 def check_passed(passed: dict[str, Any]) -> None:
-    """Remove the arguments that are None or ``IGNORED``. Raises TypeError for arguments that no composed model takes."""
+    """Remove the arguments that are None or ``IGNORED``. Raise TypeError for arguments that no composed model accepts."""
     for name in [name for name, value in passed.items() if value is None or name in IGNORED]:
         del passed[name]
     if unknown := sorted(set(passed) - TAKEN):
-        raise TypeError(f"a composed model does not take {', '.join(unknown)}")
+        raise TypeError(f"a composed model does not accept {', '.join(unknown)}")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     base, model = cast("Any", composed_model(bare)), cast("Any", composed_causal(language))
     base.config_class = model.config_class = configuration
     configuration.made_by = configuration_for, (configuration.model_type,)  # a pickled model finds all of this done
-    # Without these, weights that transformers joins or renames as it loads them would stay random.
+    # Without these, weights that transformers joins or renames as it loads them would remain random.
     for theirs, ours in ((host, configuration.model_type), (bare.__name__, base.__name__), (language.__name__, model.__name__)):
         conversion = get_checkpoint_conversion_mapping(theirs)
         if conversion is not None:

@@ -19,10 +19,10 @@ from converters.model_types import OWN, PREFIX
 
 
 class Composition:
-    """Stands in front of a host's configuration.
+    """The first base of a composed configuration class; the host's is the next one.
 
-    spec: the resolved document, as ``composer.spec.resolve.Resolved`` writes it. spec_hash: its hash, what the heads mean.
-    adapter: the folder, inside the model's own, of adapters that belong to the weights.
+    spec: the resolved document, as ``composer.spec.resolve.Resolved`` writes it. spec_hash: its hash. adapter: the folder, inside
+    the model's own, of adapters that belong to the weights.
     """
 
     spec: dict[str, Any] | None = None
@@ -43,7 +43,7 @@ class Composition:
             folder = getattr(self, "name_or_path", "") or "This model"
             raise BuildError(f"{needed_part(folder, kind, recorded_parts(Path(folder)))}.") from error
         if self.spec_hash is not None and not resolved.has_hash(self.spec_hash):
-            raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, and it says {self.spec_hash}")
+            raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, but its spec_hash is {self.spec_hash}")
         return resolved
 
 
@@ -69,9 +69,10 @@ class ComposedConfig(Composition, LlamaConfig):
 
 @cache
 def configuration_of(host: str) -> type[Any]:
-    """The configuration of composed models whose host has this model type. Raises BuildError where transformers knows none."""
+    """Return the configuration class of composed models whose host has this model type. Raises BuildError if transformers has
+    none."""
     if host not in CONFIG_MAPPING:
-        raise BuildError(f'transformers {version_of("transformers")} knows no family "{host}": config.json says it in model_type')
+        raise BuildError(f'transformers {version_of("transformers")} has no family "{host}", the model_type in config.json')
     plain = CONFIG_MAPPING[host]
     fields: dict[str, Any] = {"spec": dict[str, Any] | None, "spec_hash": str | None, "adapter": str | None}
     own = {

@@ -34,7 +34,7 @@ def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tup
         except RuntimeError as error:
             joined = "tensors that transformers joins as it loads them, such as those of experts, are missing or of several shapes"
             return [f"{joined}, or a size of config.json cannot be: {shortened(str(error))}"]
-    problems = [f"the model wants {name}, and nothing brings it" for name in sorted(report["missing_keys"])]
+    problems = [f"the model needs {name}, and no file has it" for name in sorted(report["missing_keys"])]
     problems += [f"the model has no place for {name}" for name in sorted(report["unexpected_keys"])]
     problems += [f"{name} has another shape than the model's: {shapes}" for name, *shapes in sorted(report["mismatched_keys"])]
     return problems + [str(message) for message in report["error_msgs"]]

@@ -31,7 +31,7 @@ FOLLOWING = frozenset({"attention_mask", "position_ids"})
 def captured(step: Computation) -> Computation:
     """The step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on using the device.
+    # Other threads may continue to use the device.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         logits = step()
 
@@ -100,7 +100,7 @@ class Recorder:
         return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)  # pyright: ignore[reportArgumentType]
 
     def _called(self, **options: Any) -> Any:
-        """The model's own call, which does not ask the recorder again."""
+        """Call the model itself, without the recorder."""
         return nn.Module.__call__(self._model, **options)
 
     def _first(self, options: Mapping[str, Any]) -> Any:
@@ -119,7 +119,7 @@ class Recorder:
         return [self.cache.state(layer).tensors for layer in range(len(self.cache.layers))]
 
     def _begin(self, ids: Tensor) -> None:
-        """Record a step. Where that fails, a warning says so, and every step runs without a recording."""
+        """Record a step. If that fails, log a warning, and run every step without a recording."""
         self._ids = ids.clone()
         for layer in range(len(self.cache.layers)):
             held = self.cache.state(layer)

@@ -42,7 +42,7 @@ def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
     """Put a cache into the options of ``generate``, where they have none. settings: transformers' ``GenerationConfig``. Raises
     ValueError where the model, or the settings, do not generate text with states."""
     if model.base.both_ways:
-        raise ValueError("a bidirectional model cannot write: what a token says would depend on those not yet written")
+        raise ValueError("a bidirectional model cannot generate: each token depends on the tokens after it")
     if settings.cache_implementation is not None:
         raise ValueError(
             f"cache_implementation={settings.cache_implementation!r} is for caches of keys and values; "
@@ -59,7 +59,7 @@ def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
 def continuation(count: int, cache: ComposedCache) -> dict[str, Any]:
     """Return the arguments of ``generate`` for ``count`` new tokens of one row after the text of a cache.
 
-    The mask is wider than the input, which states that the input has new tokens alone. It takes the memory of one number.
+    The mask is wider than the input, which states that the input has new tokens alone. It needs the memory of one number.
     """
     seen = cache.get_seq_length()
     device = cache.state(0).tensors[SEEN].device
@@ -82,9 +82,8 @@ def unread_tokens(model: Any, sequences: Tensor, cache: ComposedCache, before: i
 
 
 def check_continuation(arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Raise ValueError where the cache of a call of ``generate`` has seen all tokens of its input, so that none is left to read.
-
-    transformers reads the input from the column behind the last one that the cache has seen. A mask that is wider than the input
+    """Raise ValueError if the cache of a call of ``generate`` has seen all tokens of its input, so that none is left to read.
+    transformers reads the input from the column after the last one that the cache has seen. A mask that is wider than the input
     states that the input has new tokens alone.
     """
     cache, embeddings = options.get("past_key_values"), options.get("inputs_embeds")
@@ -96,7 +95,7 @@ def check_continuation(arguments: Sequence[Any], options: Mapping[str, Any]) -> 
     columns = length if mask is None or embeddings is not None else mask.shape[1]
     new_alone = columns > length
     remedy = (
-        f"To continue its text, pass the whole text with new tokens behind it, or the new tokens alone with an attention_mask of "
+        f"To continue its text, pass the whole text with new tokens after it, or the new tokens alone with an attention_mask of "
         f"{seen:,} columns and one more for each of them. For another text, leave past_key_values out."
     )
     if new_alone and columns != seen + length:

@@ -45,7 +45,7 @@ class PartModule(nn.Module):
                 fresh.fill(parameter, generator)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PartModule:
-        """As nn.Module has it: every move and every cast of a model goes through here. Precise parameters stay at least float32."""
+        """Apply a move or a cast, as nn.Module does. Precise parameters are at least float32."""
         precise = [parameter for name, parameter in self._parameters.items() if parameter is not None and self.fresh[name].precise]
         precise += [parameter.grad for parameter in precise if parameter.grad is not None]
 
@@ -64,7 +64,7 @@ class PartModule(nn.Module):
         return function(self._parameters, *inputs, **options)
 
 
-PRINTED_FOR: ContextVar[Setting | None] = ContextVar("where the layer stands whose heads are printed", default=None)
+PRINTED_FOR: ContextVar[Setting | None] = ContextVar("setting of the layer whose heads are printed", default=None)
 NOTHING = nullcontext()
 
 
@@ -114,12 +114,12 @@ class Anatomy(NamedTuple):
 class Head(nn.Module):
     """One group of H query heads on K key heads.
 
-    forward(hidden B T C, query B T H D, key B T K D, value B T K V, tokens, state, backend) gives the output B T H V and the new
+    forward(hidden B T C, query B T H D, key B T K D, value B T K V, tokens, state, backend) returns the output B T H V and the new
     state.
 
-    - in_place: nobody else holds the state, so it may be written over.
+    - in_place: the caller does not need the old state, so it may be overwritten.
     - sinks: the logits of the layer's attention sinks, H.
-    - place: the layer, and the first of these heads in it; random choices count by them.
+    - place: the layer, and the first of these heads in it; random choices depend on them.
     """
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
@@ -165,9 +165,8 @@ class Head(nn.Module):
         *,
         entering: bool = False,
     ) -> tuple[Tensor, State]:
-        """Run the program. Autocast ends here: sums are kept in float32, whatever the projections compute in.
-
-        entering: the values go to the memories as they are, without convolution or position.
+        """Run the program. Autocast is disabled: sums are kept in float32, for any dtype of the projections. entering: the memories
+        receive the values unchanged, without convolution or position.
         """
         program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
         if sinks is not None:
@@ -179,11 +178,11 @@ class Head(nn.Module):
                 output, carried = program.run(self._modules, inputs, context, entering=own)
             else:
                 output, carried = run_in_pieces(program, length, self._modules, inputs, context, entering=own)
-        # Raw numerators, and everything computed from them, stay in the accumulating dtype up to here.
+        # Raw numerators, and everything computed from them, have the accumulating dtype up to here.
         return as_dtype(output, value.dtype), carried
 
     def _piece_length(self, query: Tensor, backend: str) -> int | None:
-        """Tokens of a piece; None: the program takes all of them at once."""
+        """Return the tokens of a piece; None: the program processes all of them at once."""
         if query.shape[1] <= SHORTEST or torch.is_grad_enabled() or not may_look(query):
             return None
         graph = self._compiled.graph

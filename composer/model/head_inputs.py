@@ -17,7 +17,7 @@ from composer.model.rows import Rows
 from composer.model.stepwise import HeadCall
 
 VisitHead = Callable[[int, str, Head, HeadCall], None]
-"""A callback: it takes the layer, the name of a head, the head, and the tensors that the head is about to be called with."""
+"""A callback. Its arguments are the layer, the name of a head, the head, and the inputs of the next call of the head."""
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from composer.spec.resolve import Resolved
 
 @dataclass(frozen=True)
 class AttentionFacts:
-    """A host's attention, as heads in its place have to follow it. scale: of the logits. window: tokens that a query sees, its own
-    among them; None: all. softcap: c of c·tanh(logit / c). turns: whether it turns queries and keys. sinks: whether it has any."""
+    """The facts about a host's attention that heads in its place must follow. scale: of the logits. window: tokens that a query
+    sees, its own among them; None: all. softcap: c of c·tanh(logit / c). turns: whether it rotates queries and keys. sinks: whether
+    it has any."""
 
     heads: int
     key_heads: int
@@ -35,7 +36,7 @@ class AttentionFacts:
 
 
 def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
-    """The head for a layer whose host turns queries and keys like this: the positions of its memories are the host's."""
+    """Return the head for a layer with this rotation of queries and keys: the positions of its memories are the host's."""
     memories = ((memory, memory.turn.within(turning)) for memory in head.memory)
     if all(position is memory.turn for memory, position in memories):
         return head
@@ -44,10 +45,10 @@ def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
 
 
 class ComposedHeads(nn.Module):
-    """The groups of one layer, each a head by its name. All fresh parameters of the layer stand in here."""
+    """The groups of one layer, each a head by its name. All fresh parameters of the layer are in this module."""
 
     def __init__(self, resolved: Resolved, layer: int, facts: AttentionFacts, turning: Turning | None) -> None:
-        """facts: of the attention that the heads replace. turning: how that attention turns queries and keys, if it does."""
+        """facts: of the attention that the heads replace. turning: how that attention rotates queries and keys, if it does."""
         super().__init__()
         self._groups, first = resolved.layers[layer], 0
         self._names: dict[str, dict[str, str]] = {}
@@ -84,9 +85,9 @@ class ComposedHeads(nn.Module):
         *,
         entering: bool = False,
     ) -> tuple[Tensor, State]:
-        """query ``B T (all heads) D``, key and value likewise, to the heads' outputs and the layer's new state.
+        """Return the heads' outputs and the layer's new state. query: ``B T (all heads) D``, key and value likewise.
 
-        sinks: the logits of the layer's attention sinks, one a head. entering: the values go to the memories as they are.
+        sinks: the logits of the layer's attention sinks, one per head. entering: the memories receive the values unchanged.
         """
         if len(self._names) == 1:
             (name,) = self._names

@@ -35,10 +35,10 @@ TURNS: Mapping[str, Callable[[Any], bool]] = {
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
     "ExaoneMoeAttention": lambda attention: attention.sliding_window is None or attention.is_sliding,
 }
-"""Whether a layer turns queries and keys, for hosts that read cosine and sine in layers that do not."""
+"""Whether a layer rotates queries and keys, for hosts that read cosine and sine in layers that do not."""
 
 ROTARIES = ("rotary_emb", "pos_emb")
-"""Names that hosts give the module of their rotary embedding."""
+"""Names of the rotary embedding's module in hosts."""
 
 COMPLEX = frozenset({"DeepseekV2Attention"})
 """Hosts whose tables are complex numbers."""
@@ -70,8 +70,8 @@ def attention_of(layer: nn.Module) -> tuple[str, nn.Module] | None:
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[str, ComposedAttention]]:
-    """The composed attention of each layer in turn, with its full name. ``layer`` is its layer's index: some layers of a hybrid
-    have none."""
+    """Yield the composed attention of each layer, with its full name. ``layer`` is its layer's index: some layers of a hybrid have
+    none."""
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, ComposedAttention)]
     return iter(sorted(modules, key=lambda item: item[1].layer))
 
@@ -100,7 +100,8 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
             facts = attention_facts(attention, rotary)
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
             raise BuildError(
-                f"layer {index} of {_host(base)} cannot be asked what it wants of its heads, so none can be put into it: {error}"
+                f"layer {index} of {_host(base)} could not be probed for the attention that it computes, so its heads cannot be "
+                f"replaced: {error}"
             ) from error
         if rotary is not None and facts.turns and layer_type not in turnings:
             turnings[layer_type] = HostTurning(rotary, attention, layer_type)
@@ -109,8 +110,8 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
         projections = (getattr(attention, name, None) for name in ("q_proj", "k_proj"))
         if heads._mixes and not all(isinstance(projection, nn.Module) for projection in projections):
             raise BuildError(
-                f"layer {index} of {_host(base)} has no projections of queries and of keys alone, so `mix_input` cannot mix what "
-                "these are projected from: remove `mix_input`, or set `feeds: inputs` there"
+                f"layer {index} of {_host(base)} has no separate projections of queries and of keys, so their inputs "
+                "alone cannot be mixed: remove `mix_input`, or set `feeds: inputs` there"
             )
         attention.__class__ = composed_class(host)
         attention.config = _with_interface(attention.config, INTERFACE)

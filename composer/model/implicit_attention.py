@@ -82,10 +82,10 @@ class ImplicitAttention:
 
 
 def implicit_attention(head: Head, call: HeadCall, queries: Sequence[int], backend: str) -> ImplicitAttention:
-    """The weights behind the answers to these columns, from an empty state.
+    """Return the implicit weights of the answers to these columns, from an empty state.
 
     Memory: that of a prefill in pieces, of the states' inputs, and of the weights. It grows with the tokens, never with their
-    square. Inference mode has no gradients: it is left for the call, and the inputs are copied.
+    square. Inference mode has no gradients: it is disabled for the call, and the inputs are copied.
     """
     queries = tuple(sorted(set(queries)))
     with torch.inference_mode(mode=False), _at_rest(head):
@@ -180,7 +180,7 @@ def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor
 
 
 def _rows(piece: Piece, entered: Sequence[Tensor], chosen: Sequence[int], local: Sequence[int], own: Mapping[str, Tensor]) -> None:
-    """Fill in the rows of some queries, as many at a time as a value has coordinates for: heads that share their values take one
+    """Compute the rows of some queries, as many at a time as a value has coordinates: heads that share their values use one
     each."""
     heads, key_heads, size = next(iter(own.values())).shape[2], entered[0].shape[2], entered[0].shape[3]
     group = heads // key_heads

@@ -23,7 +23,7 @@ def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict
         self.all_tied_weights_keys = {}
         _empty(self, self.place)
 
-    # transformers takes this for a whole model, whose other modules are removed here.
+    # transformers treats this as a whole model, whose other modules are removed here.
     alone = type(model.__name__, (model,), {"__init__": __init__, "__module__": __name__, "tie_weights": _nothing})
     alone.get_input_embeddings = alone.get_output_embeddings = _nothing
     with silent_transformers("critical"):

@@ -1,5 +1,5 @@
-"""Classes that are made as they are needed, of one of ours and one of a host's. Such a class is in no module by its name, so a
-pickle says how to make it again."""
+"""Classes that are made at first use, from one of this project's and one of a host's. Such a class is in no module by its name, so
+a pickle stores how to make it again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 
 class MadeClass(type):
-    """The type of these classes. made_by: a function of a module and its arguments, which give the class."""
+    """The metaclass of these classes. made_by: a function of a module and its arguments, which returns the class."""
 
     made_by: tuple[Callable[..., type], tuple[Any, ...]]
 
 
 def made(by: Callable[..., type], host: Any, front: type, *behind: type, **own: Any) -> Any:
-    """The class ``Composed…`` of ``front`` and, behind it, of a host's. by: the function that is asked for it, with ``host``."""
+    """Return the class ``Composed…`` with the bases ``front`` and a host's class. by: the function that returns it again for
+    ``host``."""
     bases = (front, *behind)
     return MadeClass(f"Composed{behind[0].__name__}", bases, {"__module__": by.__module__, "made_by": (by, (host,)), **own})
 

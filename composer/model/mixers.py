@@ -1,8 +1,8 @@
-"""A hybrid's layers that keep states of their own, such as Mamba's, gated delta nets and short convolutions: they stay as they are.
+"""A hybrid's layers with their own states, such as Mamba's, gated delta nets and short convolutions, which are not replaced.
 
-A mixer keeps its host's forward. Around it stands what such forwards lack, so that a mixer sees what composed heads see: rows
-without padding, documents that do not see each other, and texts in pieces. The mixer runs on groups of documents of equal length,
-each from its own state. States are in the same cache as those of heads.
+A mixer keeps its host's forward. This module adds what such forwards lack, so that a mixer has the inputs of composed heads: rows
+without padding, separate documents, and texts in pieces. The mixer runs on groups of documents of equal length, each from its own
+state. States are in the same cache as those of heads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from composer.model.cache import ComposedCache, StateLayer, writable
 from composer.model.made import made
 
 MIXER_CACHES = (*CACHES, "cache_params")
-"""Names that hosts give the cache, as an argument of their mixers."""
+"""Names of the cache argument in hosts' mixers."""
 PAIRED = frozenset({"MiniMaxLightningAttention"})
 """Hosts' mixers that return a tuple, whose second value their layers drop."""
 ONE_BY_ONE = frozenset({"JambaMambaMixer"})
@@ -106,7 +106,8 @@ class MixerCache(Cache):
 
 @dataclass(frozen=True, slots=True)
 class DocumentSpan:
-    """Consecutive tokens of one row. continues: from the state of the row. last: the row's state is the one behind them."""
+    """Consecutive tokens of one row. continues: from the state of the row. last: the row's new state is the one after these
+    tokens."""
 
     row: int
     start: int
@@ -116,7 +117,7 @@ class DocumentSpan:
 
 
 class KeptMixer(nn.Module):
-    """Stands in front of a host's class of layers with states, which is the next one in the order of its bases."""
+    """The first base of a composed class of layers with states; the host's class is the next one."""
 
     layer: int
     beside_heads: bool
@@ -148,10 +149,10 @@ class KeptMixer(nn.Module):
         return type(self).__mro__[2].__name__
 
     def _run(self, options: Mapping[str, Any], caches: Sequence[str], hidden: Tensor, before: State | None) -> tuple[Tensor, State]:
-        """The host's forward on whole rows, and the states behind them.
+        """Run the host's forward on whole rows. Return the output, and the states after them.
 
-        options: the host's other arguments. caches: the names of those that take a cache. before: the states of the rows, which may
-        be written over; None: there is no cache.
+        options: the host's other arguments. caches: the names of the arguments for a cache. before: the states of the rows, which
+        may be overwritten; None: there is no cache.
         """
         if before is None:
             return attended_in(super().forward(hidden, **options)), {}  # type: ignore[misc]
@@ -196,10 +197,10 @@ def _by_documents(
     before: State | None,
     run: Callable[[Tensor, State | None], tuple[Tensor, State]],
 ) -> tuple[Tensor, State]:
-    """Run a mixer on each document by itself. Columns of padding answer 0. before: states of all rows; None: there is no cache.
+    """Run a mixer on each document separately. The output at padding is 0. before: states of all rows; None: there is no cache.
 
-    With a cache, documents of one length run together, as the states behind their last tokens are needed. Without, shorter ones
-    are padded behind, to less than twice their length: what follows a token does not change its answer.
+    With a cache, documents of one length run together, as the states after their last tokens are needed. Without one, shorter
+    documents are padded at the end, to less than twice their length: later tokens do not change the output at a token.
     """
     groups: dict[tuple[int, bool, bool], list[DocumentSpan]] = {}
     for document in documents:
@@ -232,7 +233,7 @@ def _rows_replaced(states: Tensor | None, rows: Tensor, new: Tensor, batch: int)
 
 
 def mixers_of(layer: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a layer that take a cache, so keep states, and are not composed."""
+    """Return the modules of a layer that accept a cache, so have states, and are not composed."""
     for module in layer.children():
         taken = inspect.signature(type(module).forward).parameters
         if not isinstance(module, ComposedAttention) and any(name in taken for name in MIXER_CACHES):
@@ -256,10 +257,10 @@ def kept_class(host: type[nn.Module]) -> type[KeptMixer]:
 
 
 def serve_cpu(module: ModuleType) -> None:
-    """Let the functions of a host's module serve tensors on a CPU.
+    """Make the functions of a host's module work for tensors on a CPU.
 
     transformers chooses one of fla's and other packages' kernels for such a function wherever the package is installed, without
-    looking at the device: on a CPU they raise. A call with tensors there takes transformers' own definition.
+    looking at the device: on a CPU they raise. For a call with such tensors, transformers' own definition is used.
     """
     for name, function in list(vars(module).items()):
         definition = getattr(function, "__wrapped__", None)

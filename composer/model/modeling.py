@@ -1,4 +1,4 @@
-"""Composed models: a host's own classes, with heads in every layer, states in the place of a cache, and padding put behind."""
+"""Composed models: a host's own classes, with heads in every layer, states in place of a cache, and padding moved to the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from converters.composed import adapter_folder
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
-    """Stands in front of any of a host's classes."""
+    """The first base of all composed classes; a host's class is the next one."""
 
     _is_stateful = True
     _origin: Any = None
@@ -81,8 +81,8 @@ class ComposedPreTrainedModel(PreTrainedModel):
         return cast("ComposedModel", self.base_model)
 
     def _initialize_weights(self, module: nn.Module, *_: Any, **__: Any) -> None:
-        """As transformers has it for classes of its own. Of others it takes a module without parameters for initialised, and some
-        hosts' base models fill buffers of their layers."""
+        """Initialise weights as transformers does for its own classes. It assumes that a module of another class without parameters
+        is initialised, and some hosts' base models fill buffers of their layers."""
         super()._initialize_weights(module)
 
     @torch.no_grad()
@@ -96,7 +96,8 @@ class ComposedPreTrainedModel(PreTrainedModel):
 
 
 class ComposedModel(ComposedPreTrainedModel):
-    """Stands in front of a host's base model, and puts real tokens first in each row, padding behind them."""
+    """The first base of a composed base model; the host's is the next one. It moves each row's real tokens to the front, and
+    padding to the end."""
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -172,8 +173,8 @@ class ComposedModel(ComposedPreTrainedModel):
 
         if seen is not None:
             raise ValueError(
-                "output_attentions: weights are read off the values of a text, and those of earlier calls are gone: give the text "
-                "whole, in one call without a cache"
+                "output_attentions: weights are computed from the values of the whole text, and values of earlier calls are not "
+                "kept. Pass the whole text in one call, without a cache"
             )
         attentions = Attentions(self.backend)
         with visiting_heads(self, attentions.collect):
@@ -182,7 +183,7 @@ class ComposedModel(ComposedPreTrainedModel):
         return outputs
 
     def run(self, tokens: Tokens, below: int | None = None, **options: Any) -> Any:
-        """The host's own forward for tokens that the caller has laid out, padding behind each row's real ones.
+        """Run the host's own forward for tokens in the internal order, with padding after each row's real tokens.
 
         below: as in ``Rows``. options: the host's arguments, past_key_values and position_ids among them.
         """
@@ -208,24 +209,29 @@ class ComposedModel(ComposedPreTrainedModel):
             )
         if self.both_ways:
             if past is not None:
-                raise ValueError("past_key_values: a bidirectional model hands nothing on; give it each text whole, in one call")
+                raise ValueError(
+                    "past_key_values: a bidirectional model has no state between calls; pass each whole text in one call"
+                )
             return None
         if getattr(self, "gradient_checkpointing", False) and self.training:
             if past is not None:
-                raise ValueError("past_key_values: layers with gradient checkpointing take no cache in training; call eval() first")
+                raise ValueError(
+                    "past_key_values: layers with gradient checkpointing accept no cache in training; call eval() first"
+                )
             return None
         return new_cache(self.config) if past is None and (self.config.use_cache if use_cache is None else use_cache) else past
 
 
 class Computed(nn.Module):
-    """Stands in the place of a base model whose last hidden states are known: it gives them back."""
+    """Replaces a base model whose last hidden states are known: it returns them."""
 
     def forward(self, *, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=cast("Any", inputs_embeds))  # of a host with experts, no routers' logits
 
 
 class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
-    """Stands in front of a host's language model: ``from_pretrained``, ``generate`` and the loss are transformers' own.
+    """The first base of a composed language model; the host's is the next one. ``from_pretrained``, ``generate`` and the loss are
+    transformers' own.
 
     use_graph: whether ``generate`` on a GPU records the step of decode once, as a CUDA graph, and replays it.
     """
@@ -266,10 +272,10 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, with_adapter: bool = True, **options: Any) -> Any:
-        """As transformers has it, with the adapters that belong to the weights; ``with_adapter=False`` leaves them out.
+        """Load as transformers does, with the adapters that belong to the weights; ``with_adapter=False`` leaves them out.
 
-        Nothing that stands beside the weights runs, whatever ``trust_remote_code`` says: the code is this project's. Raises
-        ValueError where adapters would have some imported.
+        Code beside the weights never runs, for any value of ``trust_remote_code``: the code is this project's. Raises ValueError if
+        adapters would import code.
         """
         options["trust_remote_code"] = False
         where = where_of(options)
@@ -310,7 +316,8 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         return False
 
     def _update_model_kwargs_for_generation(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """As transformers has it, without what the cache knows by itself of later steps, so that none waits for a look at it."""
+        """Prepare the next step as transformers does, without the arguments that the cache determines, so that no step waits to
+        read them."""
         return without_what_follows(super()._update_model_kwargs_for_generation(*arguments, **options))
 
 

@@ -91,7 +91,7 @@ class Model(Pretrained):
     """Embedding, layers and the last norm."""
 
     takes_passed = True
-    """Its forward takes a ``Passed`` as its mask, where other hosts make a mask of their own."""
+    """Its forward receives a ``Passed`` as its mask; other hosts make their own mask."""
 
     def __init__(self, config: ComposedConfig) -> None:
         super().__init__(config)
@@ -117,7 +117,7 @@ class Model(Pretrained):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """Any number of tokens T ≥ 1, those of the padding behind the others."""
+        """Any number of tokens T ≥ 1, with padding after the others."""
         hidden = cast("Tensor", self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
         if self.embed_positions is not None:
             hidden = self.embed_positions(hidden, attention_mask)
@@ -231,5 +231,5 @@ def make_positions(config: ComposedConfig) -> LearnedPositions | SinusoidalPosit
 
 
 def _real(tokens: Tokens) -> Tensor:
-    """Positions, 0 for padding, which may stand beyond the last one that there is."""
+    """Return positions, with 0 for padding, whose position may exceed the last one of the table."""
     return tokens.position if tokens.valid is None else tokens.position.masked_fill(~tokens.valid, 0)

@@ -1,4 +1,4 @@
-"""Padding and packed documents in one layout: real tokens first, padding behind them, and documents numbered."""
+"""Padding and packed documents in one layout: real tokens first, padding after them, and documents numbered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNSTATED = Documents()
 
 
 class Rows:
-    """The order of a call's columns inside the model: each row's real tokens first, its padding behind them."""
+    """The order of a call's columns inside the model: each row's real tokens first, its padding after them."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class Rows:
         return self._order is not None
 
     def inward(self, states: Tensor) -> Tensor:
-        """``B T …`` as handed in to ``B T …`` with the padding behind."""
+        """Return ``B T …`` of the call with the padding at the end."""
         return states if self._order is None else _take(states, self._order)
 
     def outward(self, states: Tensor) -> Tensor:
-        """``B T …`` with the padding behind, back to the order of the call."""
+        """Return ``B T …`` with the padding at the end in the order of the call."""
         return states if self._inverse is None else _take(states, self._inverse.to(states.device))
 
 
@@ -127,7 +127,8 @@ def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
 
 
 def _known(flags: Tensor) -> bool:
-    """Whether all is known to be true. Of a compiler's graph and of fake tensors nothing is: Python cannot look there."""
+    """Whether all entries are known to be True. In a compiler's graph and for fake tensors nothing is known, as Python cannot read
+    the values."""
     return has_numbers(flags) and bool(flags.all())
 
 

@@ -1,9 +1,9 @@
 """The state of a model after a text, as one safetensors file.
 
 A state belongs to the model that read the text: its metadata have the hashes of the model's spec, config, weights and tokenizer.
-Files may come from strangers. Before any tensor is read, the header is compared with the states that the model declares: names,
-shapes, dtypes, and the size of the file that follows from them. Then the tensors are compared with the file's hash, and values that
-no state has are refused.
+Files may be from untrusted sources. Before any tensor is read, the header is compared with the states that the model declares:
+names, shapes, dtypes, and the size of the file that follows from them. Then the tensors are compared with the file's hash, and
+values that no state has are refused.
 """
 
 from __future__ import annotations

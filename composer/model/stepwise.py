@@ -1,4 +1,4 @@
-"""Runs a head's program piece by piece of a text, and gives access to every value between its steps."""
+"""Run a head's program piece by piece of a text, with access to every value between its steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HeadCall:
     sinks: Tensor | None = None
 
     def piece(self, columns: slice) -> HeadCall:
-        """Some consecutive tokens, which are turned as in the whole call."""
+        """Some consecutive tokens, which are rotated as in the whole call."""
         tokens = replace(self.tokens.cut(columns), call=(self.tokens, columns))
         return self._each(lambda of: of[:, columns], tokens, self.sinks)
 
@@ -62,7 +62,7 @@ class HeadCall:
 
 
 def ordinary(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of a tensor of inference mode, through which no gradient can be taken."""
+    """Return the tensor, or, if it is a tensor of inference mode, which has no gradient, a copy."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
@@ -108,10 +108,9 @@ def step_by_step(head: Head, backend: str, call: HeadCall, *, gradients: bool) -
 
 
 def pieces(head: Head, call: HeadCall, backend: str, *, gradients: bool = False, bounds: tuple[int, ...] = ()) -> Iterator[Piece]:
-    """The call in pieces, from an empty state, each from the state of the one before. Together they give the output of one call.
-
-    bounds: columns at which a piece has to end. gradients: values are leaves, and answers can be differentiated by them; a piece's
-    own graph is freed with the piece, that of the states stays. Bidirectional heads take all tokens as one piece.
+    """Yield the call in pieces, from an empty state, each from the state after the previous one. Together they are the output of
+    one call. bounds: columns at which a piece must end. gradients: values are leaves, and answers have gradients for them; a
+    piece's own graph is freed with the piece, that of the states is kept. Bidirectional heads process all tokens as one piece.
     """
     program = step_by_step(head, backend, call, gradients=gradients)
     names = [node.name for node, _ in anatomy(head).graph.memories]

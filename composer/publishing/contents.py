@@ -99,7 +99,8 @@ def _refuse_changed(folder: Path, names: Sequence[str]) -> None:
     if names:
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         raise PushError(
-            f"{folder} is not what its record says ({listed}): see `compose verify {folder}`. Build or export it again."
+            f"{folder} does not match its record ({listed}). Run `compose verify {folder}` for details, and build or export it "
+            "again."
         )
 
 

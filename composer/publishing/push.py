@@ -71,17 +71,17 @@ def check_repo_id(repo_id: str) -> None:
 
 
 def planned(contents: Contents, repo_id: str, branch: str, *, private: bool) -> PushReport:
-    """Return the report of a dry run. The Hub is not asked."""
+    """Return the report of a dry run, without a request to the Hub."""
     return PushReport(
         kind=contents.kind, repo_id=repo_id, branch=branch, private=private, files=contents.sizes, left_out=contents.left_out
     )
 
 
 def push_contents(contents: Contents, repo_id: str, branch: str, *, private: bool, force: bool) -> PushReport:
-    """Upload files to a repository, which is created where it does not exist.
+    """Upload files to a repository, which is created if it does not exist.
 
     A repository with other files, or with contents of another kind, is refused unless ``force``. Files of an earlier push that are
-    no longer part of the contents are removed; other files stay. Raises PushError.
+    no longer part of the contents are removed; other files are kept. Raises PushError.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 

@@ -31,7 +31,7 @@ class Fingerprint(Closed):
 
 
 def fingerprint(source: Source) -> Fingerprint:
-    """Identify a model without reading its weights: by the hashes of its files where they are known, else by time stamps."""
+    """Identify a model without reading its weights: by the hashes of its files if they are known, otherwise by time stamps."""
     record = record_of(source)
     return Fingerprint(
         config=source.config_sha256,

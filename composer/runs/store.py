@@ -83,7 +83,11 @@ class RunStore:
         if (folder / self.mark).is_file():
             is_finished = self.result is not None and (folder / self.result).is_file()
             if not force and (is_finished or not resume):
-                remedy = "Go on with --resume, or begin anew with" if self.has_resume else "Choose another --out, or replace it:"
+                remedy = (
+                    "Continue it with --resume, or start again with"
+                    if self.has_resume
+                    else ("Choose another --out, or replace it:")
+                )
                 raise self.error(f"{folder} has the results of an earlier {self.noun}. {remedy} --force.")
             return True
         with failing_as(self.error, f"{folder} cannot be read", "Choose another --out."):
@@ -91,7 +95,7 @@ class RunStore:
         if strangers:
             raise self.error(f"{folder} holds no {self.mark}, so no {self.noun} wrote it. Move it away, or choose another --out.")
         if resume and self.has_resume:
-            raise self.error(f"There is no {self.noun} to go on with at {folder}. Leave --resume out to begin one.")
+            raise self.error(f"There is no {self.noun} to continue at {folder}. Leave --resume out to begin one.")
         return False
 
     @contextmanager

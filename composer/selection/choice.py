@@ -1,4 +1,4 @@
-"""Which layers are kept, and the spec that says so; nothing here needs torch."""
+"""The choice of layers to keep, and its spec. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
         if bytes_of(count) <= budget:
             return count
     raise SelectionError(
-        f"--budget {budget:,}: the state takes {bytes_of(0):,} bytes with no layer kept, and {bytes_of(1):,} with one. Give at "
-        "least as many, or fewer tokens: --seq."
+        f"--budget {budget:,}: the state needs {bytes_of(0):,} bytes with no layer kept, and {bytes_of(1):,} with one. Set a "
+        "budget of at least the latter, or fewer tokens with --seq."
     )
 
 
@@ -74,10 +74,9 @@ def _named(use: str | Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def another_source(student: Path, record: Record, source: Source) -> str | None:
-    """What tells the source of a student from this one, in words; None where nothing does.
-
-    Weight files that the student took over as they are must be equal to the source's: same size and time stamp, or same bytes.
-    Nothing is known of files that training wrote anew. Raises SelectionError where a file cannot be read.
+    """Return the difference between a student's source and this one, in words; None if there is none. Weight files that the student
+    has unchanged must be equal to the source's: same size and time stamp, or same bytes. Files that training has rewritten are not
+    compared. Raises SelectionError if a file cannot be read.
     """
     if record.source is None:
         return "it was built from nothing"

@@ -28,9 +28,9 @@ MOST = 32
 class LayerScore(Closed):
     """One layer. The higher a score, the more the layer should keep the source's attention.
 
-    - restored: by how many nats a token KL(teacher ‖ student) falls where this layer of the student has the teacher's attention.
-    - swapped: KL(teacher ‖ teacher with the student's heads in this layer alone), in nats a token.
-    - error: ‖heads of the student - heads of the teacher‖² / ‖heads of the teacher‖², both given the teacher's hidden states.
+    - restored: the decrease of KL(teacher ‖ student), in nats per token, if this layer of the student has the teacher's attention.
+    - swapped: KL(teacher ‖ teacher with the student's heads in this layer only), in nats per token.
+    - error: ‖heads of the student - heads of the teacher‖² / ‖heads of the teacher‖², both on the teacher's hidden states.
     """
 
     layer: int

@@ -32,9 +32,8 @@ STORE = RunStore("selection", SelectionError, mark=RUN, written=(SPEC, PICTURE, 
 
 
 class SelectionSettings(Settings):
-    """The settings that decide the student of a selection, for which scores may be asked for in several ways.
-
-    student: named by the user, None where it is trained here. model: the student before training. files: hashes of the data's.
+    """The settings that determine the student of a selection. Scores of one student can be computed by several calls. student:
+    named by the user, None if it is trained here. model: the student before training. files: hashes of the data's.
     """
 
     student: str | None = None
@@ -100,7 +99,7 @@ def select_layers(spec: Spec, student: Path, out: Path, training: TrainingOption
 
     count, all_fit = options.keep, False
     if count is None:
-        assert options.budget is not None, "one of the two is said"
+        assert options.budget is not None, "either keep or budget is set"
         count = count_within(bytes_of, len(free) - 1, options.budget)
         all_fit = bytes_of(len(free)) <= options.budget
     keep = best(ranked, options.by, count)

@@ -83,7 +83,7 @@ def in_place_of(attention: ComposedAttention, other: ComposedAttention) -> Itera
 
 
 def _apart(model: ComposedForCausalLM, batch: Batch, wanted: Tensor) -> float:
-    """KL from the wanted logits N V to the model's, summed over the real tokens."""
+    """Return KL(target ‖ model) of logits N V, summed over the real tokens."""
     return float(divergence(_logits(model, batch), wanted, 1.0).sum())
 
 

@@ -41,7 +41,7 @@ def read_built(folder: Path, shown: str) -> SpecNode:
         raise SpecError(needed_part(shown, kind, stored))
     document = _read(folder, RECORD, MOST_RECORD).get("spec") if file == RECORD else _resolved(folder)
     if not isinstance(document, Mapping):
-        raise SpecError(at(place, (), "damaged, or of another version: it says nowhere what the model's heads are"))
+        raise SpecError(at(place, (), "damaged, or of another version: it does not describe the model's heads"))
     return from_plain(document, place=place)
 
 

@@ -22,10 +22,10 @@ class Code(Closed):
     key_heads: int
     inputs: tuple[str, ...]
     turns: tuple[str, ...]
-    """How memories turn queries and keys."""
+    """How memories rotate queries and keys."""
     prefill: tuple[str, ...]
     in_pieces: bool
-    """Whether a long text goes through it in pieces, where no gradient is needed."""
+    """Whether a long text is processed in pieces, if no gradient is needed."""
     decode: tuple[str, ...]
 
 

@@ -1,7 +1,7 @@
-"""What differs between two specs in meaning: their complete heads, without names, papers and recipes.
+"""The differences between two specs in meaning: their complete heads, without names, papers and recipes.
 
 On a source they are compared layer by layer, with every dimension known. Without one, ``head`` is compared with ``head`` and each
-rule of ``layers`` with the other's, its heads in place of their names; what only the source says is left to it in both.
+rule of ``layers`` with the other's, its heads in place of their names. Values that only a source sets are left open in both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from composer.spec.sweep import refuse_sweep
 
 
 class Difference(Closed):
-    """One difference. layers: those that have it; None where no source says how many there are."""
+    """One difference. layers: those that have it; None if no source determines their number."""
 
     layers: tuple[int, ...] | None
     path: FieldPath
@@ -111,7 +111,7 @@ def _groups(layer: tuple[Group, ...], heads: Mapping[str, HeadSpec]) -> tuple[_G
 
 
 def _head(complete: HeadSpec) -> HeadSpec:
-    """A completed head without names, and without its own position, which each of its memories has taken over."""
+    """Return a completed head without names, and without its own position, which each of its memories has a copy of."""
     return without_names(complete).model_copy(update={"position": HeadSpec.model_fields["position"].default})
 
 

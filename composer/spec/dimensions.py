@@ -14,7 +14,7 @@ ATTENTION = "model.layers.{layer}.self_attn"
 
 
 class Dimensions(Closed):
-    """The sizes that a source model, or the spec's own trunk, gives its heads."""
+    """The sizes of heads, from a source model or from the spec's own trunk."""
 
     hidden_size: PositiveInt
     layers: PositiveInt
@@ -25,7 +25,7 @@ class Dimensions(Closed):
     """Numbers of a value. None: as many as of a key, ``head_dim``."""
 
     rope_theta: float | None
-    """None: the source turns in a way of its own, which its own code computes."""
+    """None: the source has another kind of rotation, which its own code computes."""
     rope_scaling: Llama3Scaling | None = None
     attention: str = Field(default=ATTENTION, exclude_if=lambda value: value == ATTENTION)
     """The name of a layer's attention in the model, with ``{layer}`` for its index."""
@@ -34,7 +34,7 @@ class Dimensions(Closed):
     """Numbers that the source caches of a token in each layer. None: all keys and values."""
 
     without_attention: tuple[NonNegativeInt, ...] = Field(default=(), exclude_if=lambda layers: not layers)
-    """The layers of a hybrid that have no softmax attention, so no heads: they stay as they are in the source."""
+    """The layers of a hybrid without softmax attention, which have no heads and are kept unchanged."""
 
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
@@ -64,7 +64,7 @@ class Dimensions(Closed):
         return tuple(layer for layer in range(self.layers) if layer not in without)
 
     def shape(self, heads: int) -> Shape:
-        """The shape of a group of ``heads`` query heads, which take whole key groups."""
+        """Return the shape of a group of ``heads`` query heads, a multiple of the query heads per key head."""
         key_heads = heads * self.key_heads // self.heads
         return Shape(
             hidden_size=self.hidden_size,

@@ -1,6 +1,6 @@
 """The spec document: the contents of a YAML file, before it is resolved on a source model. Version 1.
 
-The parts inside come from the catalogue of ``blocks``; each is told by its ``kind``, and a bare word ``x`` is ``{kind: x}``.
+The parts inside are those of the catalogue of ``blocks``. The ``kind`` selects the part, and a bare word ``x`` is ``{kind: x}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
 HeadShare = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
 
 MOST_GROUPS, MOST_RULES = 256, 4096
-"""Limits: groups in a layer, rules in a document. Checking them takes time that grows with the square."""
+"""Limits: groups in a layer, rules in a document. The time to check them grows with the square."""
 
 
 class HeadsOf(Closed):
@@ -35,7 +35,7 @@ class HeadsOf(Closed):
 
 
 class LayerRule(Closed):
-    """Which layers take which head. A later rule overrides an earlier one."""
+    """The heads of some layers. A later rule overrides an earlier one."""
 
     at: (
         int
@@ -60,7 +60,7 @@ class Vary(Closed):
     each row of the zip."""
 
     grid: dict[Varied, Values] = Field(default_factory=dict)
-    """Every combination: a path, as ``--set`` has it, and the values that it takes. The last path changes fastest."""
+    """Every combination: paths, as for ``--set``, and lists of their values. The last path changes fastest."""
     zip: dict[Varied, Values] = Field(default_factory=dict)
     """Side by side: the first value of each path, then the second of each, and so on."""
     names: Annotated[tuple[VariantName, ...], Field(min_length=1)] | None = None
@@ -73,7 +73,7 @@ class Vary(Closed):
             for index, value in enumerate(values[: MOST_VARIANTS + 1]):
                 first = next(number for number, other in enumerate(values) if _alike(other, value))
                 if first < index:
-                    raise FieldError(f"the same value as [{first}], {brief(value)}: say it once", path, index)
+                    raise FieldError(f"the same value as [{first}], {brief(value)}: list it once", path, index)
         return grid
 
     @field_validator("zip")
@@ -87,7 +87,7 @@ class Vary(Closed):
             first = next(number for number, other in enumerate(rows) if _alike(other, row))
             if first < index:
                 values = ", ".join(map(brief, row))
-                raise FieldError(f"the same values as [{first}], {values}: say them once", next(iter(sides)), index)
+                raise FieldError(f"the same values as [{first}], {values}: list them once", next(iter(sides)), index)
         return sides
 
     @field_validator("names")
@@ -103,15 +103,15 @@ class Vary(Closed):
         steps = Counter(setting_steps(path) for path in (*self.grid, *self.zip))
         twice = [".".join(path) for path, count in steps.items() if count > 1]
         if not steps:
-            raise ValueError("varies nothing: say `grid:` or `zip:`, a path and a list of its values, or leave `vary` out")
+            raise ValueError("varies nothing: add `grid:` or `zip:` with a path and a list of its values, or remove `vary`")
         if twice:
-            raise ValueError(f"varies {twice[0]} twice: say all its values in one list")
+            raise ValueError(f"varies {twice[0]} twice: write all its values in one list")
         if len(steps) > MOST_VARIED:
             raise ValueError(f"varies {len(steps):,} paths; a sweep has at most {MOST_VARIED}")
         if self.count > MOST_VARIANTS:
             raise ValueError(f"makes {self.count:,} specs; a sweep has at most {MOST_VARIANTS:,}")
         if self.names is not None and len(self.names) != self.count:
-            raise ValueError(f"has {self.count} variants and {len(self.names)} names: say one a variant, or leave `names` out")
+            raise ValueError(f"has {self.count} variants and {len(self.names)} names: write one per variant, or remove `names`")
         return self
 
     @property
@@ -122,7 +122,7 @@ class Vary(Closed):
 
 
 def _alike(value: Any, other: Any) -> bool:
-    """Whether two values say the same: a bare word is the part of that kind, and true is not 1."""
+    """Whether two values are equal in a spec: a bare word is the part of that kind, and true is not 1."""
     if isinstance(value, dict) and isinstance(other, dict):
         return value.keys() == other.keys() and all(_alike(value[key], other[key]) for key in value)
     if isinstance(value, dict) or isinstance(other, dict):
@@ -145,9 +145,9 @@ class Spec(Closed):
     compose: Annotated[Literal[1], Whole]
     """Version of the document. Defaults never change within a version."""
     name: Name
-    """Each file says its own; it is not inherited."""
+    """Version of the format. Each file needs its own; it is not inherited."""
     paper: str | None = None
-    """The paper that the heads come from."""
+    """The paper of the heads."""
     direction: Literal["causal", "bidirectional"] = "causal"
     """bidirectional: every token sees those after it, too, as encoders do; such a model hands no state on and writes no text."""
     head: HeadSpec | None = None
@@ -155,17 +155,19 @@ class Spec(Closed):
     heads: dict[Name, HeadSpec] = Field(default_factory=dict)
     """Further heads, by name, for ``layers`` to use."""
     layers: Annotated[tuple[LayerRule, ...], Field(max_length=MOST_RULES)] = ()
-    """Which layers take which head; a later rule overrides an earlier one."""
+    """The heads of some layers; a later rule overrides an earlier one."""
     dimensions: Dimensions | None = None
     """The sizes of the one kind of model that it is for, as `compose show SPEC --from SOURCE` writes them; left out, any."""
     trunk: TrunkSpec | None = None
-    """All that is not its heads: the model is built from nothing. Left out: it is built from a source, whose trunk it takes."""
+    """Everything except the heads: the model is built with random weights. Left out: it is built from a source, and has the
+    source's trunk."""
     recipe: Recipe | None = None
     """How it is trained: kept with the model, no part of what the spec means."""
     vary: Vary | None = None
-    """Makes this a sweep: not one spec but a table of them, all else said in common."""
+    """Makes this a sweep: a table of specs that differ in these values only."""
     _places: Places = PrivateAttr(default_factory=Places)
 
     def place(self, path: FieldPath) -> Place | None:
-        """The file, line and column that say ``path``, or the nearest thing around it; None where the spec stands in no file."""
+        """Return the file, line and column of ``path``, or of the nearest element around it; None if the spec is not from a
+        file."""
         return self._places.find(path)

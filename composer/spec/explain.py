@@ -27,7 +27,7 @@ COUNTER = 8
 
 
 class GroupCost(Closed):
-    """One group of heads as it stands in one or more layers. Bytes are for one row of a batch, figures for one layer."""
+    """One group of heads in one or more layers. Bytes are for one row of a batch, figures for one layer."""
 
     head: str
     layers: tuple[int, ...]
@@ -105,10 +105,9 @@ def explain_resolved(
     windows: Sequence[int | None] | None = None,
     rotations: Mapping[int, LengthRotation] = MappingProxyType({}),
 ) -> Explanation:
-    """Costs at ``sequence`` tokens. Operations are those between the projections, which stay as the source has them.
-
-    on: what it is resolved on, in words. windows: of each layer, the tokens that a query of the source sees, where the source has
-    layers that do not see all. rotations: the source's layers whose rotary frequencies depend on the length of the text so far.
+    """Costs at ``sequence`` tokens. Operations are those between the projections, which are the source's. on: the model that it is
+    resolved on, in words. windows: for each layer, the number of tokens that a query of the source sees, if the source has layers
+    with a window. rotations: the source's layers whose rotary frequencies depend on the length of the text so far.
     """
     check_backend(backend, graphs_of(resolved))
     groups = [
@@ -233,7 +232,7 @@ def _bounded(memory: Memory, shape: Shape) -> str | None:
 
 
 def uses_projections(head: HeadSpec) -> bool:
-    """Whether anything looks at the layer's queries and keys. Latents have logits of their own, and take the values alone."""
+    """Whether any part reads the layer's queries and keys. Latents have their own logits, and read only the values."""
     return any(memory.reads is not Kind.HIDDEN for memory in head.memory)
 
 

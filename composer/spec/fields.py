@@ -15,11 +15,11 @@ from pydantic.fields import FieldInfo
 from blocks.registry import Role
 
 Alternatives = tuple[Any, ...]
-"""The types that may stand at one place of the document; None is left out."""
+"""The types that one place of the document accepts; None is left out."""
 
 
 def alternatives(annotation: Any) -> Alternatives:
-    """Flatten unions: ``A | Annotated[B | C, …] | None`` gives ``(A, B, C)``. A role gives its parts."""
+    """Flatten unions: return ``(A, B, C)`` for ``A | Annotated[B | C, …] | None``. For a role, return its parts."""
     if get_origin(annotation) is Annotated:
         bare, *beside = get_args(annotation)
         return parts_of(beside) or alternatives(bare)
@@ -29,7 +29,7 @@ def alternatives(annotation: Any) -> Alternatives:
 
 
 def parts_of(beside: Iterable[Any]) -> Alternatives:
-    """The parts of the role that stands beside a type; none where none does."""
+    """Return the parts of the role in a type's annotation; none if it has no role."""
     return tuple(part for item in beside if isinstance(item, Role) for part in item.values())
 
 
@@ -84,7 +84,7 @@ def kind_words(model: type[BaseModel]) -> tuple[str, ...]:
 
 
 def fields(here: Alternatives) -> dict[str, FieldInfo]:
-    """The keys that the models among the alternatives know."""
+    """Return the keys of the models among the alternatives."""
     return {name: field for model in here if is_model(model) for name, field in model.model_fields.items()}
 
 

@@ -11,7 +11,7 @@ _EMPTY = re.compile(r"[ ]*(#.*)?$")
 
 
 class _Key(NamedTuple):
-    """A line's first key. line, column: from 0. valued: whether a value stands behind it on the line."""
+    """A line's first key. line, column: from 0. valued: whether a value follows it on the line."""
 
     line: int
     column: int
@@ -44,7 +44,7 @@ def misplaced(text: str, line: int) -> tuple[int, str] | None:
     if any(key.column == here.column for key in outer):
         return None
     columns = " or ".join(f'{key.column + 1}, as "{key.name}"' for key in outer)
-    return here.column, f'not YAML: "{here.name}" is indented like no key that it could stand beside: begin it in column {columns}'
+    return here.column, f'not YAML: "{here.name}" is indented unlike any key around it: begin it in column {columns}'
 
 
 def _item(lines: list[str], line: int, column: int) -> tuple[int, str] | None:

@@ -25,7 +25,7 @@ MOST_FILES = MOST_HEADS = 32
 MOST_VALUES = 1_000_000
 """The most values of a document's heads, as often as they are extended, and of all documents of a sweep together."""
 OWN = ("compose", "name")
-"""Keys that every file says itself."""
+"""Keys that every file must set itself."""
 
 
 def merged(base: SpecNode, over: SpecNode, here: Alternatives) -> SpecNode:
@@ -48,7 +48,7 @@ def merged(base: SpecNode, over: SpecNode, here: Alternatives) -> SpecNode:
 
 
 def spelled(node: SpecNode) -> SpecNode:
-    """A bare word as the mapping it stands for."""
+    """Return a bare word as its mapping."""
     if isinstance(node.value, str):
         return SpecNode({"kind": SpecNode(node.value, node.place)}, node.place, node.key)
     return node
@@ -68,14 +68,14 @@ def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple
     path = find_spec(extends.value, folder)
     sweep, separator, variant = extends.value.rpartition(SEPARATOR)
     if path is None and separator and find_spec(sweep, folder) is not None:
-        remedy = f"extend {brief(sweep)} with `vary: null` and say what {brief(variant)} says differently, or write it out first"
+        remedy = f"extend {brief(sweep)} with `vary: null` and the values of {brief(variant)}, or write the variant to a file first"
         command = f"`compose show {sweep} --expand -o FOLDER`"
         raise SpecError(at(extends.where, ("extends",), f"a variant of a sweep cannot be extended: {remedy}: {command}"))
     if path is None:
         through = f" (through {_arrows(chain)})" if len(chain) > 1 else ""
         raise SpecError(at(extends.where, ("extends",), not_found(extends.value, folder) + through))
     if path.resolve() in (file.resolve() for file in chain):
-        raise SpecError(at(extends.where, ("extends",), f"goes round in a circle: {_arrows((*chain, path))}"))
+        raise SpecError(at(extends.where, ("extends",), f"extends itself: {_arrows((*chain, path))}"))
     if len(chain) >= MOST_FILES or sum(file.stat().st_size for file in chain) > MOST_BYTES:
         most = f"more than {MOST_FILES} files or {MOST_BYTES:,} bytes"
         raise SpecError(at(extends.where, ("extends",), f"a chain of {most}, which began with {shown(chain[0])}"))
@@ -88,7 +88,7 @@ def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple
 def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
     """The document with each of its ``heads`` merged over the head that it extends: ``head``, or another of them. Raises SpecError.
 
-    That comes after the file's own ``extends`` and after overrides, so what they say of a head is said of those that extend it.
+    This is done after the file's own ``extends`` and after overrides, so changes to a head also apply to the heads that extend it.
     """
     heads_node = document.child("heads")
     if heads_node is None or not isinstance(heads_node.value, dict):
@@ -119,7 +119,7 @@ def heads_extended(document: SpecNode) -> set[str]:
 def _head(path: FieldPath, heads: dict[str, SpecNode], here: Alternatives, chain: tuple[str, ...] = ()) -> SpecNode:
     name = str(path[-1])
     node, extends = heads[name], heads[name].child("extends")
-    if extends is None or name == "head":  # `head` extends none, and its schema says so
+    if extends is None or name == "head":  # `head` extends none, as its schema requires
         return node
 
     def error(message: str) -> SpecError:
@@ -129,7 +129,7 @@ def _head(path: FieldPath, heads: dict[str, SpecNode], here: Alternatives, chain
         guess = nearest(extends.value, heads) or "."
         raise error(f"expected the name of a head, got {brief(plain(extends))}{guess} Heads: {listed(heads)}")
     if extends.value in (*chain, name):
-        raise error(f"goes round in a circle: {' → '.join((*chain, name, extends.value))}")
+        raise error(f"extends itself: {' → '.join((*chain, name, extends.value))}")
     if len(chain) >= MOST_HEADS:
         raise error(f"a chain of more than {MOST_HEADS} heads, which began with {chain[0]}")
     base = _head(("heads", extends.value), heads, here, (*chain, name))
@@ -145,10 +145,10 @@ def _check_own(parent: SpecNode, child: SpecNode, extends: SpecNode) -> None:
     """Raises SpecError where two files of a chain have different versions: defaults belong to a version."""
     for key in OWN:
         if parent.child(key) is None:
-            raise SpecError(at(parent.where, (key,), "missing: every file says its own"))
+            raise SpecError(at(parent.where, (key,), "missing: every file needs its own"))
     ours, theirs = child.child("compose"), parent.child("compose")
     if ours and theirs and ours.value != theirs.value:
-        message = f"{theirs.where} says compose: {brief(theirs.value)}, and this file says compose: {brief(ours.value)}"
+        message = f"{theirs.where} has compose: {brief(theirs.value)}, and this file has compose: {brief(ours.value)}"
         raise SpecError(at(extends.where, ("extends",), message))
 
 

@@ -16,7 +16,7 @@ from composer.spec.places import nearest
 from composer.words import layers_in_words, ranges
 from converters.bounded import listed
 
-TWICE = "names a head twice: give all its query heads to one group"
+TWICE = "names a head twice: put all its query heads into one group"
 SOURCE = "source"
 """The name that layers use to keep the source's own attention: softmax, with the window and the caps of the model around it."""
 
@@ -33,7 +33,7 @@ class Group(Closed):
 
 
 def layers_of(spec: Spec, dimensions: Dimensions, heads: Mapping[str, HeadSpec]) -> tuple[tuple[Group, ...], ...]:
-    """Which heads each layer has: ``head`` where no rule says otherwise, then the rules in order. Layers without attention have
+    """Return the heads of each layer: ``head`` without a rule, otherwise by the rules in order. Layers without attention have
     none."""
     every = groups_of("head", dimensions, heads, ("layers",)) if spec.head is not None else None
     groups: dict[int | None, tuple[Group, ...] | None] = {None: every}
@@ -61,8 +61,8 @@ def check_rule(at: int | tuple[int, ...] | str, dimensions: Dimensions, path: Fi
     absent = [layer for layer in layers if layer in without]
     if absent and (not isinstance(at, str) or len(absent) == len(layers)):
         raise GraphError(
-            f"layer {absent[0]} of the source has no attention, and stays as it is. The layers with attention are "
-            f"{ranges(dimensions.with_attention)}: name some of these",
+            f"layer {absent[0]} of the source has no attention, so it has no heads to replace. The layers with attention are "
+            f"{ranges(dimensions.with_attention)}: choose among these",
             path,
         )
 
@@ -73,8 +73,8 @@ def notes_on_kept_layers(dimensions: Dimensions) -> tuple[str, ...]:
     if not without:
         return ()
     return (
-        f"The source has no attention in {layers_in_words(without)}: they stay as they are, with states of their own. Figures of "
-        "heads leave these states out.",
+        f"The source has no attention in {layers_in_words(without)}: they are kept unchanged, with their own states. The figures "
+        "of heads do not include these states.",
     )
 
 
@@ -86,7 +86,7 @@ def last_rules(spec: Spec, layers: int) -> list[int | None]:
         if not left:
             break
         at = layers_at(spec.layers[number].at, layers, ("layers", number, "at"))
-        # Of a long range, only the layers that are left are looked up, so that many rules for all layers take no longer than one.
+        # Of a long range, only the remaining layers are visited, so that many rules for all layers are as fast as one.
         hit = {layer for layer in left if layer in at} if isinstance(at, range) and len(at) > len(left) else left.intersection(at)
         for layer in hit:
             last[layer] = number
@@ -106,7 +106,7 @@ def named(use: str | tuple[HeadsOf, ...]) -> set[str]:
 
 
 def layers_at(at: int | tuple[int, ...] | str, layers: int, path: FieldPath) -> Sequence[int]:
-    """Return the layers that a rule names. Ranges stay ranges, which take no memory."""
+    """Return the layers that a rule names. Ranges are kept as ranges, which need no memory."""
     if isinstance(at, str):
         if at == "all":
             return range(layers)
@@ -146,9 +146,9 @@ def _count(group: HeadsOf, heads: int, per_key: int, path: FieldPath) -> int:
     if count % per_key:
         described = f"{count} query heads" if whole else f"{group.heads} of {heads} query heads, which is {count}"
         wanted = (
-            f"{per_key} of them share each key head: take a multiple of {per_key}" if per_key > 1 else "it can take whole ones only"
+            f"{per_key} of them share each key head: choose a multiple of {per_key}" if per_key > 1 else "expected a whole number"
         )
-        raise GraphError(f'"{group.head}" takes {described}, and {wanted}', path)
+        raise GraphError(f'"{group.head}" has {described}; {wanted}', path)
     return int(count)
 
 
@@ -176,13 +176,13 @@ def unused_heads(spec: Spec, used: Container[str], layers: int) -> Iterator[Grap
 
 
 def _overridden(naming: list[int], overriding: list[int]) -> GraphError:
-    """The error of a head that rules name, on layers that later rules give to other heads."""
+    """Return the error of a head that rules name, on layers for which later rules name other heads."""
     first, later = (" and ".join(_some_rules(numbers)) for numbers in (naming, overriding))
     named_by = f"{first} {'names' if len(naming) == 1 else 'name'}"
     overridden_by = f"{later} {'gives' if len(overriding) == 1 else 'give'}"
     return GraphError(
-        f"no layer is left with this head: {named_by} it, and {overridden_by} all of those layers another. A later rule overrides "
-        "an earlier one: let the rule for fewer layers come last, or remove this head and its rule",
+        f"no layer has this head: {named_by} it, and {overridden_by} all of its layers another one. A later rule overrides an "
+        "earlier one: put the rule for fewer layers last, or remove this head and its rule",
         ("layers", overriding[0]),
     )
 

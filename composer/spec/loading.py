@@ -106,7 +106,7 @@ def names_a_spec(word: str) -> bool:
 
 
 def _split(source: SpecLike) -> tuple[SpecLike, str | None]:
-    """The sweep and its variant, where the source is one. A file of the whole name comes first. Raises SpecError."""
+    """Return the sweep and its variant, if the source names one. A file with the whole name has precedence. Raises SpecError."""
     if not isinstance(source, Spec | Mapping | str | Path):
         raise SpecError(f"a spec is a name, a file, a mapping or a `Spec`, not {brief(source)}")
     if isinstance(source, Spec | Mapping) or find_spec(str(source), Path()) is not None:
@@ -160,5 +160,5 @@ def checked(document: SpecNode, model: type[Validated]) -> Validated:
 
 
 def locate(error: GraphError, spec: Spec) -> SpecError:
-    """The error with file, line, column and path in front of its message, as far as the spec knows them."""
+    """Return the error with file, line, column and path before its message, as far as the spec has them."""
     return SpecError(at(spec.place(error.path), error.path, str(error)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULT = "head"
-"""The name that ``resolve`` gives the head of all layers that no rule names."""
+"""The name in a resolved spec of the head of all layers that no rule names."""
 
 
 def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,7 +246,7 @@ def _one_of(fault: Fault) -> str:
 
 
 def _bounded(fault: Fault) -> str:
-    """The bounds of a number, both of them where other things than numbers may stand there, too."""
+    """Return the bounds of a number; both of them if the place accepts other types than numbers, too."""
     field = fields(fault.around).get(fault.key) if fault.fork is not None else None
     bounds = limits(field.annotation) if field is not None else {}
     if fault.fork is None or len(bounds) < 2:

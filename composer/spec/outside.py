@@ -23,7 +23,7 @@ PartReference = str | os.PathLike[str]
 
 
 class StoredPart(Closed):
-    """Where a part from outside came from: an installed package and its version, or a file and its SHA-256."""
+    """The origin of a part from outside: an installed package and its version, or a file and its SHA-256."""
 
     module: str
     package: str | None = Field(default=None, exclude_if=lambda package: package is None)

@@ -41,14 +41,14 @@ def each(overrides: Overrides) -> tuple[str, ...]:
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise SpecError(f"overrides: {path} is {brief(value)}; expected what YAML can say") from error
+            raise SpecError(f"overrides: {path} is {brief(value)}; expected a value that YAML can hold") from error
     return tuple(f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in overrides.items())
 
 
 def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNode:
     """The document after ``path=value``. here: the alternatives of its top. Raises SpecError, also on an index out of range.
 
-    ``head.memory.0.size=32`` says the same as a child with that memory's size; lists keep their other items; null removes.
+    ``head.memory.0.size=32`` has the effect of a child with that memory's size; lists keep their other items; null removes a value.
     """
     option = f"--set {shortened(override, LONGEST)}"
     path, separator, text = override.partition("=")
@@ -56,7 +56,7 @@ def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNod
     if not separator or not all(steps):
         raise SpecError(f"{option}: expected path=value, such as head.memory.0.size=32")
     if steps == ("extends",):
-        raise SpecError(f"{option}: extends is settled before overrides: say it in a file")
+        raise SpecError(f"{option}: extends is read before overrides: write it in a file")
     return setting(document, steps, read_value(text, option), here, Place(option))
 
 
@@ -64,7 +64,7 @@ def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternative
     """The document with ``value`` at this place. place: of the override. Raises SpecError where there is no such place."""
     if len(steps) > DEEPEST:
         raise SpecError(at(place, steps[:4], f"nested deeper than {DEEPEST} levels"))
-    whole = heads_inherited(document, here)  # the items of a list that a head has taken over are counted there
+    whole = heads_inherited(document, here)  # the items of an inherited list are counted in the head that defines it
     return merged(document, _child(whole, steps, value, here, place), here)
 
 
@@ -88,7 +88,7 @@ def _child(
     if node is not None and node.value is not None and not isinstance(node.value, dict):
         raise SpecError(at(place, done, f'is {brief(node.value)} and has no key "{step}"'))
     if re.fullmatch(r"-?\d+", step):
-        why = "it is no list" if node is not None and node.value is not None else "the spec says nothing there"
+        why = "it is no list" if node is not None and node.value is not None else "the spec has no value there"
         raise SpecError(at(place, done, f"has no item {step}: {why}"))
     if rest and fields(here) and not under(here, step):
         raise SpecError(at(place, (*done, step), unknown_key((*done, step), here)))
@@ -118,7 +118,7 @@ def _index(items: tuple[SpecNode, ...], step: str, place: Place | None, done: Fi
     count = len(items)
     choices = f"0 to {count - 1}, or -1 for the last" if count else "none: it is empty"
     if not re.fullmatch(r"-?\d{1,9}", step):
-        raise SpecError(at(place, done, f'is a list of {count}: say an index ({choices}), not "{step}"'))
+        raise SpecError(at(place, done, f'is a list of {count}: use an index ({choices}), not "{step}"'))
     index = int(step)
     if not -count <= index < count:
         raise SpecError(at(place, done, f"has no item {step}; its items are {choices}"))

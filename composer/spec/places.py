@@ -1,4 +1,4 @@
-"""A document as a tree that remembers where each value was said, through ``extends`` and overrides."""
+"""A document as a tree with the place of each value, through ``extends`` and overrides."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Places:
         return hash(Places)
 
     def find(self, path: FieldPath) -> Place | None:
-        """The place of ``path``, or of the nearest thing around it that the document says."""
+        """Return the place of ``path``, or of the nearest element around it in the document."""
         node, place = self.root, None
         for step in (None, *path):
             node = node.child(step) if node and step is not None else node
@@ -150,7 +150,7 @@ def plain(node: SpecNode) -> Any:
 
 
 def from_plain(data: object, path: FieldPath = (), place: Place | None = None) -> SpecNode:
-    """A document that comes from Python. place: the file that all of it is from. Raises SpecError on what YAML could not say."""
+    """Convert a document from Python. place: the file of all its values. Raises SpecError for values that YAML cannot hold."""
     if len(path) > DEEPEST:
         raise SpecError(at(place, path[:4], f"nested deeper than {DEEPEST} levels"))
     if isinstance(data, Mapping):

@@ -54,11 +54,11 @@ def without_source(spec: Spec) -> Iterator[GraphError]:
         yield from _of_rule(rule, ("layers", number), heads)
     yield from unused_heads(spec, set[str]().union(*(named(rule.use) for rule in spec.layers)), 0)
     if not heads:
-        yield GraphError("no layer has a head: say a `head:`, or `heads:` and rules that give them to layers", ("layers",))
+        yield GraphError("no layer has a head: add `head:`, or `heads:` and rules in `layers:` that use them", ("layers",))
 
 
 def heads_with_paths(spec: Spec) -> Iterator[tuple[FieldPath, HeadSpec]]:
-    """All heads, and where the spec says them."""
+    """Yield all heads, and their places in the spec."""
     if spec.head is not None:
         yield ("head",), spec.head
     yield from ((("heads", name), head) for name, head in spec.heads.items())

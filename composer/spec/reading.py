@@ -1,7 +1,7 @@
 """YAML text becomes a document: YAML 1.2's core schema, no repeated keys, and the place of every key and value.
 
 PyYAML follows YAML 1.1, where ``1e-3`` is text and ``on`` is true. Anchors, tags and merge keys are refused: ``extends`` and
-``heads`` say the same in a way that an error can point at.
+``heads`` have the same use, and errors can name their places.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNLIKE = re.compile("[\t\ufeff?]|[|>][-+0-9]*#")
 """Characters for which libyaml is more lenient than PyYAML, or counts other columns."""
 LARGEST = 2**63
 MOST_BYTES = 2**18
-"""The size of a file, or of a chain of them. Shipped specs have a few thousand bytes; reading 30,000 takes about a second."""
+"""The size of a file, or of a chain of them. Shipped specs have a few thousand bytes; reading 30,000 needs about a second."""
 LONGEST = 32
 """The most characters of a whole number."""
 
@@ -44,7 +44,7 @@ _CORE = {
     ),
 }
 _PLAINER = {
-    "mapping values are not allowed here": "a `:` where no key can stand: is a space missing after another one?",
+    "mapping values are not allowed here": "a `:` where no key is allowed: is a space missing after another one?",
     "found unexpected end of stream": "a quote is not closed",
     "could not find expected ':'": "a key without `: ` after it",
     "'<stream end>'": "the end of the file",
@@ -91,7 +91,7 @@ if yaml.__with_libyaml__:
     from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
 
     class _LibYAMLReader(_Nodes, CParser):
-        """libyaml's reader, ten times as fast. It gives the same events and places as PyYAML's, and other messages of errors."""
+        """libyaml's reader, ten times as fast. It has the same events and places as PyYAML's, and other error messages."""
 
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
@@ -100,7 +100,7 @@ if yaml.__with_libyaml__:
 
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             node = super().compose_node(parent, index)
-            if node is not None and node.start_mark.index == node.end_mark.index:  # libyaml gives empty values another place
+            if node is not None and node.start_mark.index == node.end_mark.index:  # libyaml has other places for empty values
                 raise yaml.YAMLError
             return node
 
@@ -128,12 +128,12 @@ def read_file(path: Path, shown: str) -> SpecNode:
 
 
 def read_spec(text: str, shown: str) -> SpecNode:
-    """Read the text of one spec, which has to say its version. Raises SpecError, which quotes nothing of a text that is no spec."""
+    """Read the text of one spec, which must have its version. Raises SpecError. The error does not quote a text that is no spec."""
     try:
         root = read_text(text, shown)
     except SpecError:
         if text.strip() and not VERSION.search(text):
-            raise SpecError(at(Place(shown, 1, 1), (), "no spec: nothing in it says `compose: 1`")) from None
+            raise SpecError(at(Place(shown, 1, 1), (), "no spec: it has no `compose: 1`")) from None
         raise
     if root.child("lock") is not None and (spec := root.child("spec")) is not None and isinstance(spec.value, dict):
         root = spec  # of a lock
@@ -158,7 +158,7 @@ def read_value(text: str, option: str) -> SpecNode:
     """Read the value of an override; messages name ``option`` as the place of everything in it. Raises SpecError."""
     root = _Document(text, option, lines=False).read()
     if root is None:
-        raise SpecError(f"{option}: nothing stands after `=`; to remove a key, say null")
+        raise SpecError(f"{option}: no value after `=`; to remove a key, write null")
     return root
 
 
@@ -189,7 +189,7 @@ class _Document:
         match = FORBIDDEN.search(self.text)
         if match:
             place = self.count(match.start()) if self.lines else Place(self.shown)
-            raise SpecError(at(place, (), f"the character U+{ord(match[0]):04X} may not stand in YAML: remove it"))
+            raise SpecError(at(place, (), f"the character U+{ord(match[0]):04X} is not allowed in YAML: remove it"))
         root = self.by_pyyaml() if UNLIKE.search(self.text) or not yaml.__with_libyaml__ else self.by_libyaml()
         return None if root is None else self.node(root)
 
@@ -253,7 +253,7 @@ class _Document:
                 raise self.error(key.start_mark, "merge keys (<<) are no part of YAML 1.2: use `extends`")
             if name in items:
                 first = f", first at {items[name].key}" if self.lines else ""
-                raise self.error(key.start_mark, f"the key {json.dumps(name)} is said twice{first}")
+                raise self.error(key.start_mark, f"the key {json.dumps(name)} is set twice{first}")
             items[name] = self.node(value, self.place(key.start_mark))
         return items
 
@@ -269,7 +269,7 @@ class _Document:
             base = {"0o": 8, "0x": 16}.get(text[:2], 10)
             number = int(text[2:] if base != 10 else text, base) if len(text) <= LONGEST else LARGEST
             if not -LARGEST <= number < LARGEST:
-                raise self.error(node.start_mark, "the number takes more than 64 bits")
+                raise self.error(node.start_mark, "the number needs more than 64 bits")
             return number
         if SURROGATE.search(text):
             raise self.error(node.start_mark, "half a character (a surrogate escape): write the whole one")

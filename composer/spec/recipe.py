@@ -32,7 +32,8 @@ class Lora(Closed):
 
 
 class Stage(Closed):
-    """What all stages say: AdamW, for how long, at which rate. Of epochs, steps and tokens, what comes first ends it."""
+    """The common fields of all stages: AdamW, the length, the learning rate. The stage ends at the first of epochs, steps and
+    tokens."""
 
     lr: PositiveFloat
     """The learning rate, once it is warm."""
@@ -41,13 +42,14 @@ class Stage(Closed):
     steps: PositiveInt | None = None
     """Updates."""
     tokens: PositiveInt | None = None
-    """Tokens seen, as far as whole steps go."""
+    """Number of tokens to train on, rounded to whole steps."""
     batch: PositiveInt = 8
     """Rows of a step, over all processes."""
     accumulate: PositiveInt = 1
-    """Parts that a step's rows are taken in, one after the other; they cost memory in place of time."""
+    """Number of parts of a step's rows that are processed one after the other. More parts need less memory and more time."""
     schedule: Schedule = "constant"
-    """After the warm-up: constant; half a cosine down to ``final``; or halved wherever two evaluations bring nothing (plateau)."""
+    """After the warm-up: constant; half a cosine down to ``final``; or halved after two evaluations in a row without improvement
+    (plateau)."""
     warmup: NonNegativeInt = 0
     """Steps in which the rate rises from nothing."""
     final: Share = 0.0
@@ -59,16 +61,16 @@ class Stage(Closed):
     evaluate: PositiveInt | None = None
     """Steps between evaluations. Left out: ten of them in all."""
     patience: PositiveInt | None = None
-    """Evaluations in a row that bring nothing before it stops. Left out: it does not stop early."""
+    """Number of evaluations in a row without improvement after which the stage stops. Left out: it does not stop early."""
     keep: Literal["best", "last"] = "best"
     """Which parameters it ends with, where there is something to evaluate on: of each layer by itself, where they learn apart."""
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
         if self.epochs is None and self.steps is None and self.tokens is None:
-            raise ValueError("does not say how long: say epochs, steps or tokens")
+            raise ValueError("has no length: set epochs, steps or tokens")
         if self.batch % self.accumulate:
-            raise ValueError(f"takes {self.batch} rows in {self.accumulate} parts: batch must be a multiple of accumulate")
+            raise ValueError(f"splits {self.batch} rows into {self.accumulate} parts: batch must be a multiple of accumulate")
         return self
 
 
@@ -78,11 +80,12 @@ class Transfer(Stage):
     mse: NonNegativeFloat = 1.0
     """Weight of the mean squared error of what is compared."""
     at: Literal["heads", "output", "model"] = "heads"
-    """Where that is compared: head by head; after the output projection; or at the model's end, in the last hidden states, behind
-    the final norm. The first two hand each layer the teacher's hidden states; at the end, all layers learn together."""
+    """The outputs that are compared: of each head; after the output projection; or the last hidden states of the model, after
+    the final norm. With the first two, each layer has the teacher's hidden states as input; with the last, all layers learn
+    together."""
     init: Literal["parts", "calibrated"] = Field(default="parts", exclude_if=lambda value: value == "parts")
-    """parts: fresh parameters start as each part says. calibrated: maps, gates and weights of memories that can start from what the
-    teacher attends to, on the first few rows."""
+    """parts: fresh parameters start at the values of each part. calibrated: maps, gates and weights of memories that support it
+    start from the teacher's attention, measured on the first few rows."""
     cross_entropy: NonNegativeFloat = 0.0
     """Weight of the cross-entropy between attention weights, T × T numbers a head: LoLCATs (workshop), eq. 7."""
 
@@ -91,8 +94,8 @@ class Transfer(Stage):
     def _of_layers_that_learn_apart(cls, weight: float, info: ValidationInfo) -> float:
         if weight and info.data.get("at") == "model":
             raise ValueError(
-                "compares attention weights layer by layer, and `at: model` lets layers differ as long as the model's end does "
-                "not: say 0 and learn by mse, or compare at: heads"
+                "compares attention weights layer by layer, and `at: model` compares the model's last hidden states alone: set it "
+                "to 0 and use mse, or compare `at: heads`"
             )
         return weight
 
@@ -107,8 +110,8 @@ class Language(Stage):
     """What learns the next token."""
 
     average: Average = "tokens"
-    """What the loss is a mean over: all tokens that are asked for; or rows, each with the mean of its own, so that those with few
-    answers count as much as those with many."""
+    """The unit that the loss averages over: all predicted tokens; or rows, each with its own mean, so that rows with few answers
+    count as much as rows with many."""
 
 
 class Finetune(Language):
@@ -119,7 +122,7 @@ class Finetune(Language):
     trunk: bool = False
     """Train all of the trunk itself, in place of adapters."""
     fresh: bool = True
-    """Go on training what the heads brought with them."""
+    """Also train the fresh parameters of the heads."""
     fresh_lr: PositiveFloat | None = None
     """The rate of those. Left out: ``lr``."""
     next_token: NonNegativeFloat = 1.0
@@ -132,9 +135,9 @@ class Finetune(Language):
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
         if self.lora is not None and self.trunk:
-            raise ValueError("trains the trunk and adapters on it: say `lora`, or `trunk: true`")
+            raise ValueError("trains both the trunk and its adapters: set either `lora` or `trunk: true`")
         if self.lora is None and not self.trunk and not self.fresh:
-            raise ValueError("trains nothing: say `lora`, `trunk: true`, or `fresh: true`")
+            raise ValueError("trains nothing: set `lora`, `trunk: true`, or `fresh: true`")
         if self.fresh_lr is not None and not self.fresh:
             raise ValueError("has a rate for fresh parameters (fresh_lr) and does not train them (fresh)")
         if not self.next_token and not self.distill:

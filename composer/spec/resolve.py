@@ -43,7 +43,7 @@ Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]
 
 
 class Resolved(Closed):
-    """A spec with nothing left open. ``heads`` are complete; ``layers`` says which of them each layer has."""
+    """A complete spec. ``heads`` are complete; ``layers`` has the heads of each layer."""
 
     compose: Literal[1]
     name: str
@@ -78,7 +78,7 @@ class Resolved(Closed):
         if self.direction != "causal":
             whole["direction"] = self.direction
         if self.trunk is not None:
-            # Its theta has gone into the positions that turn by it.
+            # Its theta is now part of the positions that rotate by it.
             whole["trunk"] = {name: value for name, value in meaning(self.trunk).items() if name != "theta"}
         text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -109,7 +109,7 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
     heads = dict(spec.heads)
     if spec.head is not None:
         if "head" in heads:
-            raise GraphError("`head:` is itself called head; give this one another name", ("heads", "head"))
+            raise GraphError("`head:` already has the name head; choose another name for this one", ("heads", "head"))
         heads["head"] = spec.head
     if SOURCE not in heads and any(SOURCE in named(rule.use) for rule in spec.layers):
         heads[SOURCE] = HeadSpec.model_validate({"memory": ("full",)})
@@ -134,7 +134,7 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
         path: FieldPath = ("head",) if name == "head" and spec.head is not None else ("heads", name)
         if name not in used:
             if path == ("head",):
-                # The default of a source whose layers are all named: a spec for deeper models stays right on a shallow one.
+                # The default of a source whose layers are all named: a spec for deeper models is also valid on a shallow one.
                 continue
             raise next(unused_heads(spec, used, dimensions.layers))
         if name in RESERVED:
@@ -163,8 +163,8 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
     if spec.trunk is None:
         if source is None:
             raise GraphError(
-                "this spec has no `trunk` that would say what to build from nothing: add one (width, layers, heads, vocabulary), "
-                "or name a source (--from SOURCE)"
+                "this spec has no `trunk` to build from random weights: add one (width, layers, heads, vocabulary), or name a "
+                "source (--from SOURCE)"
             )
         _check_lock(spec, source)
         return source, None
@@ -190,11 +190,11 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
 
 
 def reserved(name: str, path: FieldPath) -> GraphError:
-    return GraphError(f'PyTorch\'s modules have a "{name}" of their own; give this head another name', path)
+    return GraphError(f'PyTorch\'s modules have an attribute "{name}"; choose another name for this head', path)
 
 
 def _check_lock(spec: Spec, size: Dimensions) -> None:
-    """A spec that says the sizes of its source is for such sources alone."""
+    """Raise GraphError if a spec has the sizes of another source."""
     if spec.dimensions is None:
         return
     lacks_values = spec.dimensions.value_dim is None and size.value_dim is None
@@ -210,22 +210,23 @@ def _check_lock(spec: Spec, size: Dimensions) -> None:
         )
     if other:
         raise GraphError(
-            f"this spec was resolved for a model of {', '.join(other)}. Resolve the spec that it was made of on this one, or let "
-            "it go on any: --set dimensions=null",
+            f"this spec was resolved for a model of {', '.join(other)}. Resolve the original spec on this model, or remove the "
+            "sizes: --set dimensions=null",
             ("dimensions",),
         )
 
 
 def refuse_odd(head: HeadSpec, trunk: TrunkSpec, written: TrunkSpec) -> None:
-    """Raises GraphError where positions turn pairs of coordinates, and the trunk's heads have an odd number. written: before its
-    sizes are completed."""
+    """Raise GraphError if positions rotate pairs of coordinates, and the trunk's heads have an odd number of them. written: the
+    trunk before its sizes are completed."""
     odd = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=1)
     turned = head.value_position is not None or any(memory.turn.misfit(odd) for memory in head.memory)
     if turned and trunk.head_dim and trunk.head_dim % 2:
         key = "width" if written.head_dim is None else "head_dim"
-        remedy = "choose another `width`, or say an even `head_dim`" if written.head_dim is None else "make it even"
+        remedy = "choose another `width`, or set an even `head_dim`" if written.head_dim is None else "make it even"
         raise GraphError(
-            f"positions turn pairs of coordinates, and heads of this trunk have {trunk.head_dim}; {remedy}, or, in the head, "
+            f"positions rotate pairs of coordinates, and heads of this trunk have {trunk.head_dim}, an odd number; {remedy}, or, "
+            "in the head, "
             "`position: none`" + (" and no `value_position`" if head.value_position is not None else ""),
             ("trunk", key),
         )
@@ -236,7 +237,7 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
     last, feeds = len(head.memory) - 1, sources_of_pairs(head)
     memories = []
     for memory in head.memory:
-        # Latents have no queries and keys that could be turned.
+        # Latents have no queries and keys to rotate.
         position = NoPosition() if memory.reads is Kind.HIDDEN else memory.position or head.position
         if dimensions:
             position = position.on(dimensions.rope_theta, dimensions.rope_scaling)

@@ -10,8 +10,8 @@ from composer.words import layers_in_words
 from converters.length_rotations import LengthRotation
 
 IN_GENERAL = (
-    "Reading a text in one call, reading it in several, and generating it token by token then give different logits, as they do in "
-    "the source itself; a `theta` under `position`, or `position: none`, avoids it."
+    "The logits then depend on how a text is split into calls, as they do in the source itself. Set a `theta` under `position`, "
+    "or `position: none`, to avoid this."
 )
 
 
@@ -33,7 +33,7 @@ def notes_on_rotations(resolved: Resolved, rotations: Mapping[int, LengthRotatio
 
 
 def _follows(memory: Memory) -> bool:
-    """Whether a memory of bounded size keeps keys or features as the source's own rotation turned them."""
+    """Whether a memory of bounded size keeps keys or features rotated by the source's own rotation."""
     return memory.position is not None and memory.position.follows_source and not memory.grows
 
 
@@ -41,6 +41,7 @@ def _note(rotation: LengthRotation, layers: list[int], memories: list[str]) -> s
     names = " and ".join(f"`{name}`" for name in memories)
     beyond = "a certain length" if rotation.tokens is None else f"{rotation.tokens:,} tokens"
     return (
-        f"In {layers_in_words(layers)} the source's `{rotation.kind}` rotation turns all keys of a call by the length of the text "
-        f"at the end of that call, once the text is longer than {beyond}. {names} keep keys that earlier calls turned. {IN_GENERAL}"
+        f"In {layers_in_words(layers)} the source's `{rotation.kind}` rotation of all keys of a call depends on the length of the "
+        f"text at the end of that call, once the text is longer than {beyond}. {names} keep keys that earlier calls rotated. "
+        f"{IN_GENERAL}"
     )

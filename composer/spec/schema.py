@@ -1,7 +1,6 @@
-"""The JSON schema of a spec as one writes it: bare words for parts, ``extends``, and null where it removes.
-
-Two readings of a mapping stand in ``$defs``: ``Rope`` is complete; ``Rope.over`` is said over a parent, so it requires nothing
-and takes null. Lists are replaced, so their items are complete in both. ``HeadSpec.named`` is a head that may extend another one.
+"""The JSON schema of a spec as users write it: bare words for parts, ``extends``, and null to remove a value. ``$defs`` has two
+versions of a mapping: ``Rope`` is complete; ``Rope.over`` extends a parent, so it requires nothing and accepts null. Lists are
+replaced, so their items are complete in both. ``HeadSpec.named`` is a head that may extend another one.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ OVER, NAMED = ".over", ".named"
 _AROUND = ("title", "description", "default")
 _EXTENDS = {
     "type": "string",
-    "description": "The spec that this one is said over: a file, relative to this one, or the name of a shipped spec.",
+    "description": "The spec that this one extends: a file, relative to this one, or the name of a shipped spec.",
 }
-_EXTENDS_HEAD = {"type": "string", "description": "The head that this one is said over: `head`, or another one of `heads`."}
+_EXTENDS_HEAD = {"type": "string", "description": "The head that this one extends: `head`, or another one of `heads`."}
 _HEAD = "#/$defs/HeadSpec"
 _NAMED_HEADS = {
     _HEAD: {"if": {"required": ["extends"]}, "then": {"$ref": f"{_HEAD}{NAMED}"}, "else": {"$ref": _HEAD}},

@@ -1,4 +1,4 @@
-"""The specs that come with the package: one a paper, and their ablations."""
+"""The specs of the package: one per paper, and their ablations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""``vary``: one document that stands for a table of specs becomes its variants, each a document of its own.
+"""``vary``: expand a document for a table of specs to its variants, each a separate document.
 
-A variant is the document without ``vary``, with the values of its row said over it, in the order in which their paths are
-written, as ``--set`` would say them. ``vary`` itself is inherited like any other mapping: a child adds paths or replaces their
-values, and removes it all with null.
+A variant is the document without ``vary``, with the values of its row as overrides, as by ``--set``, in the order of their paths.
+``vary`` itself is inherited like any other mapping: a child adds paths or replaces their values, and removes it all with null.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LONGEST = 40
 """Characters of a value that may become part of a name."""
 
 Combination = tuple[tuple[str, int], ...]
-"""A variant: which of its values each path takes, by index."""
+"""A variant: the index of the value of each path."""
 
 
 def rows(vary: Vary) -> list[Combination]:
@@ -121,14 +120,14 @@ def refuse_sweep(spec: Spec) -> None:
     if spec.vary is not None:
         names = variant_names(spec.vary)
         raise GraphError(
-            f"{spec.name} is a sweep of {len(names)} specs: {listed(names)}. Name one of them behind a colon, as in "
+            f"{spec.name} is a sweep of {len(names)} specs: {listed(names)}. Name one of them after a colon, as in "
             f"SPEC{SEPARATOR}{names[0]}, or write them out: `compose show SPEC --expand -o FOLDER`",
             ("vary",),
         )
 
 
 def _in(names: list[str], vary: Vary, name_variants: bool) -> str:
-    """Which variants: several by their names, one with what it says, too."""
+    """Return the variants as text: several by their names, a single one with its values, too."""
     names = list(dict.fromkeys(names))
     if len(names) == vary.count > 1 and not name_variants:
         return ""
@@ -153,7 +152,7 @@ def _named(document: SpecNode, name: str) -> SpecNode:
 
 
 def _word(path: str, values: tuple[object, ...], index: int, *, alone: bool) -> str:
-    """A value in a name: a word or a number, with its key where that alone would not say what it is."""
+    """Return a value for a name: a word or a number, with its key if the value is ambiguous."""
     steps, value = setting_steps(path), values[index]
     key = _legal("-".join(steps[-2:] if steps[-1].lstrip("-").isdigit() else steps[-1:]))
     if value is None or isinstance(value, bool):

@@ -45,7 +45,7 @@ MLPConfig = Annotated[GatedMLP | PlainMLP, Field(discriminator="kind"), BeforeVa
 
 
 class TrunkSpec(Closed):
-    """Embedding, layers with a norm before heads and MLP, a last norm, and what stands on top. Names and defaults are Llama's."""
+    """Embedding, layers with a norm before heads and MLP, a last norm, and the output. Names and defaults are Llama's."""
 
     width: TrunkSize
     """Numbers of a hidden state."""
@@ -76,7 +76,7 @@ class TrunkSpec(Closed):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """In training, the share of numbers that is dropped of the embedding and of what heads and MLP add to the hidden state."""
     theta: Annotated[float, Field(gt=0, le=LARGEST_NUMBER)] = 10000.0
-    """The base that a ``position: rope`` without a theta of its own turns by."""
+    """The base of a ``position: rope`` without its own theta."""
     labels: Annotated[int, Field(gt=0, le=MOST_LABELS)] | None = None
     """Makes a classifier of so many classes, out of the mean of the tokens' last hidden states. Left out: a language model."""
 
@@ -84,7 +84,7 @@ class TrunkSpec(Closed):
     def _fits_together(self) -> Self:
         if self.head_dim is None and self.width % self.heads:
             raise FieldError(
-                f"width {self.width} does not divide by {self.heads} heads: change one of them, or say `head_dim`", "width"
+                f"width {self.width} does not divide by {self.heads} heads: change one of them, or set `head_dim`", "width"
             )
         if self.key_heads is not None and self.heads % self.key_heads:
             raise FieldError(
@@ -94,11 +94,12 @@ class TrunkSpec(Closed):
             raise FieldError("`embedding: learned` needs `length`: how many positions there are", "embedding")
         if self.embedding != "learned" and self.length is not None:
             raise FieldError(
-                "`length` says how many positions are learned, and none are: remove it, or say `embedding: learned`", "length"
+                "`length` is the number of learned positions, and none are learned: remove it, or set `embedding: learned`",
+                "length",
             )
         if self.labels is not None and not self.tied:
             raise FieldError(
-                "a classifier (`labels`) has no output matrix that `tied: false` could be said of: remove one of them", "tied"
+                "a classifier (`labels`) has no output matrix, so `tied: false` has no effect: remove one of them", "tied"
             )
         return self
 

@@ -10,7 +10,7 @@ import yaml
 
 WIDTH = 100
 _LEAVES = 3
-"""Mappings of at most so many plain values stand on one line."""
+"""Mappings with at most this many plain values are written on one line."""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,8 +1,9 @@
-"""A stand-in for bAbI's files: people, things and places are simulated, and facts, a question and its answer told in their forms.
+"""A replacement for bAbI's files: people, things and places are simulated, and facts, a question and its answer are written in
+bAbI's forms.
 
-The forms are those of Weston et al. 2015 (bAbI), arXiv:1502.05698, its tasks 1 to 5; the sentences are made here. An answer
-follows from the facts alone: where somebody or something is, is asked only once they tell it, and what may be told more than once
-is asked of its last time.
+The forms are those of Weston et al. 2015 (bAbI), arXiv:1502.05698, its tasks 1 to 5; the sentences are made here. An answer follows
+from the facts alone: a question about a place is asked only after facts have determined it, and refers to the last one of repeated
+events.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """One question, with all facts that are told before it."""
+    """One question, with all facts before it."""
 
     facts: tuple[str, ...]
     text: str
@@ -59,14 +60,14 @@ class Question:
 
 
 def ask(number: int, rng: random.Random, split: Split) -> Question:
-    """A question of bAbI's task 1 to 5 about facts that only this split tells."""
+    """Draw a question of bAbI's task 1 to 5 about facts of this split only."""
     facts = apart(rng, split, lambda rng: tell(number, rng))
     text, answer, supports = rng.choice(ASKED[number](facts))
     return Question(tuple(fact.text for fact in facts), text, answer, supports)
 
 
 def tell(number: int, rng: random.Random) -> tuple[Fact, ...]:
-    """Facts that something can be asked about."""
+    """Draw facts that a question can be about."""
     while True:
         facts = _map(rng) if number == 4 else tuple(_lives(number, rng))
         if ASKED[number](facts):
@@ -74,10 +75,8 @@ def tell(number: int, rng: random.Random) -> tuple[Fact, ...]:
 
 
 def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
-    """People move about, take things, leave them, and give them to each other.
-
-    Everybody is somewhere from the start, though it is not told; a thing that nobody has touched may be anywhere.
-    """
+    """People move, pick things up, leave them, and hand them to each other. Everybody is at a place from the start, though no fact
+    states it; a thing that nobody has touched may be anywhere."""
     people = GIVERS if number == 5 else PEOPLE
     here = {person: rng.choice(PLACES) for person in people}
     been: dict[str, set[str]] = defaultdict(set)
@@ -112,12 +111,12 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
 
 
 def _moved(rng: random.Random, person: str, place: str, been: set[str]) -> str:
-    """The sentence of a move. It may say ``went back`` only of a place where an earlier fact has put the person."""
+    """The sentence of a move. It may be ``went back`` only for a place that an earlier fact gave for the person."""
     return f"{person} {rng.choice((*MOVED, 'went back') if place in been else MOVED)} to the {place}."
 
 
 def _map(rng: random.Random) -> tuple[Fact, ...]:
-    """Two places on two sides of a third, each told from one end or from the other."""
+    """Draw two places on two sides of a third, each described from either end."""
     middle, *others = rng.sample(PLACES, 3)
     facts = []
     for place, side in zip(others, rng.sample(list(OPPOSITE), 2), strict=True):
@@ -138,7 +137,7 @@ class _Known:
         self.trails: dict[str, list[tuple[str, int]]] = {}
         """Places that a thing has been to, one after another."""
         self.touched: dict[str, int] = {}
-        """Who has a thing, or where somebody has left it, is told by this fact."""
+        """Whether this fact determines who has a thing, or where somebody has left it."""
         held: dict[str, set[str]] = defaultdict(set)
         for number, fact in enumerate(facts):
             if fact.deed == "move":
@@ -173,7 +172,7 @@ def _before(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
 
 
 def _sides(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
-    """Where all three places lie in a row, the outer ones lie on the same side of two: these are not asked about."""
+    """If all three places are in a row, the outer ones are on the same side of two places: these are not asked about."""
     first, second = ({fact.who, fact.to} for fact in facts)
     (middle,) = first & second
     sides = {fact.what if fact.to == middle else OPPOSITE[fact.what] for fact in facts}
@@ -204,4 +203,4 @@ def _gifts(facts: Sequence[Fact]) -> list[AnsweredQuestion]:
 
 
 ASKED = {1: _people, 2: _things, 3: _before, 4: _sides, 5: _gifts}
-"""All that can be asked about facts, by task."""
+"""Return all possible questions about facts, by task."""

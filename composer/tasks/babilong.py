@@ -34,14 +34,14 @@ class Babilong(Task):
 
     babi: Literal["simulated"] | Path = "simulated"
     """``simulated``, facts and questions of this project in bAbI's forms (its files do not ship with it), or the folder with bAbI's
-    files, such as ``qa1_single-supporting-fact_train.txt``. Training takes the file ``_train``, and evaluation ``_test``; where
-    there is only one of them, training takes four fifths of its stories, evaluation the rest."""
+    files, such as ``qa1_single-supporting-fact_train.txt``. Training uses the file ``_train``, and evaluation ``_test``. If only
+    one of them exists, training uses four fifths of its stories, evaluation the rest."""
     haystack: HaystackText = "stories"
     """The background: ``stories``, small ones of this project (the original's, PG19, does not ship with it), or a text file, of
-    which training takes the first four fifths and evaluation the rest."""
+    which training uses the first four fifths and evaluation the rest."""
     instruction: str | None = None
-    """Left out: the context, the question and the answer, one after another, as models learn it. Else this is said first, as to
-    models that have not learned it, and the context stands between <context> and </context>."""
+    """An instruction before the context, for models that were not trained on the task; the context is then between <context> and
+    </context>. Left out: the context, the question and the answer, one after another, as models learn it."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         question = self._question(rng, writer, length, split)
@@ -135,7 +135,7 @@ class BabilongQa5(Babilong):
 
 
 def questions_of(babi: str | Path, number: int, split: Split) -> Callable[[random.Random], Question]:
-    """What draws a question of a task that a split may ask. Raises ``TaskError`` as ``of_split`` does."""
+    """Return the function that draws a question of a task for a split. Raises ``TaskError`` as ``of_split`` does."""
     if babi == BUILT_IN:
         return lambda rng: ask(number, rng, split)
     read = of_split(Path(babi), number, split)
@@ -150,7 +150,7 @@ def _origin(babi: str | Path, number: int) -> str:
 
 
 def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
-    """All questions that a split may ask. Raises ``TaskError`` where the folder has none of the task."""
+    """Return all questions of a split. Raises ``TaskError`` if the folder has none of the task."""
     files = files_of(folder, number)
     wanted = files["train" if split == "train" else "test"]
     (path, *_) = wanted or files["train"] or files["test"]
@@ -160,7 +160,7 @@ def of_split(folder: Path, number: int, split: Split) -> tuple[Question, ...]:
 
 @lru_cache(maxsize=16)
 def _of_split(file: Path, split: Split | None, _: tuple[int, int]) -> tuple[Question, ...]:
-    """split: of the file; None takes all of it."""
+    """split: of the file; None uses all of it."""
     stories = read(file)
     cut = int(len(stories) * TRAINING_SHARE)
     if split is not None:
@@ -170,7 +170,7 @@ def _of_split(file: Path, split: Split | None, _: tuple[int, int]) -> tuple[Ques
     questions = tuple(question for story in stories for question in story)
     if not questions:
         raise TaskError(
-            f"{file} asks nothing in the stories for {split or 'training and evaluation'}; expected lines with a question."
+            f"{file} has no question in the stories for {split or 'training and evaluation'}; expected lines with a question."
         )
     return questions
 

@@ -32,24 +32,24 @@ MOST_DRAWS = 1000
 
 @dataclass(frozen=True)
 class Sample:
-    """One text and what can be known of it."""
+    """One text, its answers and their places."""
 
     ids: tuple[int, ...]
     """The whole text, from BOS to the end of the answer."""
     answer: tuple[bool, ...]
-    """Which of them are answers: tokens that can be told from those before them."""
+    """Which of the tokens are answers, which follow from the tokens before them."""
     text: str
     prompt: str | None = None
-    """What stands before the answer. None where a sample has many answers, or none: such tasks are scored by tokens or by loss."""
+    """The text before the answer. None if a sample has many answers, or none: such tasks are scored by tokens or by loss."""
     answers: tuple[str, ...] | None = None
     """What has to be written after the prompt."""
     depth: float | None = None
-    """Share of the haystack that stands before the needle. None where there is no such thing, or more than one."""
+    """Share of the haystack before the needle. None if there is no needle, or more than one."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens before the first answer: what a model goes on from. They are those that it was trained to go on from, also
-        where the tokens of ``prompt`` alone would be others."""
+        """Return the tokens before the first answer, which a model continues. They are the tokens of training, also if the tokens
+        of ``prompt`` alone would differ."""
         return self.ids[: self.answer.index(True)] if True in self.answer else self.ids
 
 
@@ -64,7 +64,7 @@ class Task(Closed, ABC):
     samples: PositiveInt = 1000
     """How many."""
     length: PositiveInt | None = None
-    """Tokens of a sample at most, BOS and answer included. Left out: what the caller says."""
+    """Largest number of tokens of a sample, BOS and answer included. Left out: the caller's."""
     seed: NonNegativeInt = 0
     learn: Learn = "answer"
     """Which tokens a training document learns: those of the answer, or all but BOS."""
@@ -80,8 +80,8 @@ class Task(Closed, ABC):
 
     @property
     def provenance(self) -> dict[str, str]:
-        """What the texts are taken from, where the task does not make all of them itself: a result has to record it. A file stands
-        there with its SHA-256. Raises ``TaskError`` where it cannot be read."""
+        """Return the origin of texts that the task does not make itself, which a result must record. A file is listed with its
+        SHA-256. Raises ``TaskError`` if it cannot be read."""
         return {}
 
     def score(self, sample: Sample, written: str) -> float:
@@ -89,10 +89,10 @@ class Task(Closed, ABC):
         raise TaskError(f"{self.name} is scored by {self.scored}, not by what is written.")
 
     def drawn(self, writer: Writer, length: int | None, split: Split) -> Iterator[Sample]:
-        """All samples of the task. length: tokens of a sample where the task does not say its own."""
+        """Yield all samples of the task. length: tokens of a sample if the task does not set its own."""
         tokens = self.length or length
         if tokens is None:
-            raise TaskError(f"{self.name}: say the length of its samples, in tokens.")
+            raise TaskError(f"{self.name}: set the length of its samples, in tokens.")
         for index in range(self.samples):
             yield self.sample(rng_of(self.seed, split, index), writer, tokens, split)
 

@@ -1,4 +1,4 @@
-"""All tasks, by the name that a recipe gives them."""
+"""All tasks, by their names in recipes."""
 
 from __future__ import annotations
 

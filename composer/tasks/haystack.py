@@ -18,16 +18,16 @@ from composer.tasks.stories import story
 
 BUILT_IN = "stories"
 HaystackText = Literal["stories"] | Path
-"""``stories``, those of ``composer.tasks.stories``, or a text file: training takes its first four fifths, evaluation the rest."""
+"""``stories``, those of ``composer.tasks.stories``, or a text file: training uses its first four fifths, evaluation the rest."""
 
 TRAINING_SHARE = 4 / 5
 
 
 class Haystack:
-    """Sentences, made as they are needed, and taken by the word."""
+    """Sentences, made as they are needed, and cut by the word."""
 
     most: int | None
-    """Words that there are, where they come to an end. No more may be taken."""
+    """Number of words, if it is limited. No more may be used."""
     unit: str
     """What the words are, for a message that they are too few."""
 
@@ -50,8 +50,8 @@ class Haystack:
 
 
 def sentences(text: HaystackText, rng: random.Random, split: Split) -> Iterator[str]:
-    """Stories without end, or every sentence of the file's part once: evaluation begins where the part begins, as RULER does, and
-    training anywhere, where it goes on from the part's end to its beginning."""
+    """Yield stories without end, or every sentence of the file's part once: evaluation begins at the start of the part, as RULER
+    does. Training begins anywhere, and continues from the part's end to its start."""
     if text == BUILT_IN:
         while True:
             yield from split_sentences(apart(rng, split, story))

@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena: nested operations on digits, and the digit that they come to."""
+"""ListOps of the Long Range Arena: nested operations on digits, and the digit that they evaluate to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 """The symbol that begins an operation. A median between two digits is rounded down."""
 END = "]"
 MOST_TREES = 100_000
-"""Trees that are drawn for one expression, before it is given up."""
+"""Largest number of trees that are drawn for one expression."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class ListOps(Task):
     below: PositiveInt = 2000
     """It has fewer than this."""
     depth: PositiveInt = 10
-    """The largest depth of a tree. Its root is 1, and the deepest operations stand one above it."""
+    """The largest depth of a tree. The root has depth 1, and the deepest operations are one above the largest depth."""
     arguments: Annotated[int, Field(ge=2)] = 10
     """The most arguments of an operation; there are at least 2."""
     probability: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Probability of an operation, where there may be one."""
     parentheses: bool = False
-    """Whether those of the original's files are written. They pair an operator with its arguments one by one, say nothing that the
-    brackets do not, are not counted, and its own reader drops them."""
+    """Whether the parentheses of the original's files are written. They pair an operator with its arguments one by one, add nothing
+    to the brackets, are not counted, and the original's own reader drops them."""
 
     @model_validator(mode="after")
     def _some_between(self) -> Self:
@@ -95,7 +95,7 @@ class ListOps(Task):
                 return sample
         raise TaskError(
             f"{self.name}: of {MOST_DRAWS} expressions of more than {self.above} symbols, none fits in {length} tokens. "
-            "Take a longer length, or say a smaller `above`."
+            "Set a longer length, or a smaller `above`."
         )
 
     def tree(self, rng: random.Random, below: int) -> Tree:

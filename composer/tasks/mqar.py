@@ -20,8 +20,8 @@ NOTHING = 0
 class Mqar(Task):
     """Keys are of the lower half of the vocabulary, values of the upper.
 
-    In the original an answer is a label alone, and the symbol after a query is any. Here it is the value, as a text needs it whose
-    tokens are learned from those before them. Each key is asked only once, so that no answer is told by an earlier one.
+    In the original an answer is only a label, and any symbol follows a query. Here the value follows it, as each token of a text is
+    learned from the tokens before it. Each key is asked for only once, so that no answer is known from an earlier one.
     """
 
     source: ClassVar[str] = "Arora et al. 2023 (Zoology), arXiv:2312.04927, section 4; its multiquery_ar"
@@ -34,7 +34,7 @@ class Mqar(Task):
     power: PositiveFloat = 0.01
     """a in p(gap) ∝ gap^(a - 1); 1 makes all gaps as likely."""
     random_non_queries: bool = True
-    """Whether any symbol stands between queries, or the first one always."""
+    """Whether random symbols are between queries; otherwise always the first symbol."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         ordinary = writer.ordinary
@@ -68,11 +68,10 @@ def multiquery_ar(
     *,
     random_non_queries: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels, int64, both (examples, length), as the original draws them from this seed.
-
-    A label is the value for the key at its place, or -100. The symbols between queries are drawn last, from the same generator:
-    the original takes them from torch's, which its seed does not reach. Raises ``TaskError`` where there is no such text. (The
-    original also refuses a vocabulary no larger than the length, which its draws do not need.)
+    """Return inputs and labels, int64, both (examples, length), as the original draws them from this seed. A label is the value for
+    the key at its place, or -100. The symbols between queries are drawn last, from the same generator: the original draws them from
+    torch's, which its seed does not set. Raises ``TaskError`` if no such text exists. (The original also refuses a vocabulary no
+    larger than the length, which its draws do not need.)
     """
     context = 2 * pairs
     if length % 2:

@@ -14,14 +14,14 @@ from composer.tasks.recall import KEYS
 
 
 class Multikey(Needles):
-    """Several names in filler, each with a pass key; one is asked for. Right is the whole key. Who writes any key of the text is
-    right once in ``keys``."""
+    """Several names in filler, each with a pass key; one is asked for. The correct answer is the whole key. A guess among the keys
+    of the text is right once in ``keys``."""
 
     kind: Literal["multikey"] = "multikey"
     keys: Annotated[int, Field(ge=2, le=len(KEYS))] = 4
     """How many are hidden."""
     depth: Depth = None
-    """Share of the filler that stands before the one that is asked for. Left out: at random, as for the others."""
+    """Share of the filler before the requested needle. Left out: at random, as for the others."""
 
     @property
     def chance(self) -> float:

@@ -12,8 +12,8 @@ from composer.tasks.needles import DIGITS, Needle, Needles, keys_of, names_of
 
 
 class Multivalue(Needles):
-    """One name in filler with several pass keys; all are asked for. The answer to learn has them in the order of the text; right is
-    any order of all of them. Who guesses their digits is right once in 10⁵ for each."""
+    """One name in filler with several pass keys; all are asked for. The answer to learn has them in the order of the text; any
+    order of all of them is correct. A guess of their digits is right once in 10⁵ for each."""
 
     question: ClassVar[str] = "What is the pass key of {names}? Find all of them. The pass key of {names} is"
     in_order: ClassVar[bool] = True

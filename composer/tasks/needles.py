@@ -1,4 +1,4 @@
-"""Pass keys that have names, hidden in the filler of ``passkey``: what is shared by the tasks that ask for some of them."""
+"""Pass keys with names, hidden in the filler of ``passkey``: the common part of the tasks that ask for some of them."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Laid:
 
 
 class Needles(Task):
-    """Base of the tasks whose pass keys have names. As much filler as fits; each needle stands anywhere in it, each place as likely
-    as any other."""
+    """Base of the tasks whose pass keys have names. The filler has the largest length that fits. Each needle is at a uniformly
+    random place in it."""
 
     source: ClassVar[str] = "after Hsieh et al. 2024 (RULER), arXiv:2404.06654, in the words of `passkey`"
     scored: ClassVar[Scored] = "written"
     question: ClassVar[str] = QUESTION
     in_order: ClassVar[bool] = False
-    """Whether the answers stand in the order of the text; in that of the question otherwise."""
+    """Whether the answers are in the order of the text; otherwise in that of the question."""
 
     @property
     @abstractmethod
     def chance(self) -> float:
-        """The score of one who knows what a text looks like, and draws pass keys where it would have to remember them."""
+        """The score of a reader who knows the form of the texts, and guesses the pass keys."""
 
     @abstractmethod
     def needles(self, rng: random.Random) -> list[Needle]:
@@ -122,5 +122,5 @@ def keys_of(rng: random.Random, count: int) -> list[str]:
 
 
 def spoken(hidden: Hidden) -> str:
-    """The names that are asked for, each once, as the question says them."""
+    """The names that are asked for, each once, in the form of the question."""
     return " and of ".join(dict.fromkeys(hidden.needles[needle][0] for needle in hidden.queried))

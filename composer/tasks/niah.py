@@ -31,7 +31,7 @@ NEEDLE = "One of the special magic {what}s for {key} is: {value}."
 NOISE = " ".join(FILLER)
 
 DEPTHS = [round(100 * step / 39) for step in range(40)]
-"""Per cent of the sentences that may stand before a needle in a text."""
+"""Per cent of the sentences before a needle in a text."""
 
 KeyedValues = tuple[tuple[str, tuple[str, ...]], ...]
 """Keys, each with its values."""
@@ -44,7 +44,7 @@ class Context:
     lay: Callable[[int], tuple[str, list[float]]]
     """Units of filler to the text, and to how deep each needle lies."""
     most: int | None = None
-    """Units that there are, where they come to an end."""
+    """The number of units, if it is limited."""
     unit: str = ""
 
 
@@ -109,7 +109,7 @@ class InLines(Niah):
     """One needle, a line among lines, and never the last one."""
 
     depth: Depth = None
-    """Share of the lines that stands before the needle; 1 makes it the last one. Left out: at random, as RULER draws it."""
+    """Share of the lines before the needle; 1 makes it the last one. Left out: at random, as RULER draws it."""
 
     @abstractmethod
     def lines(self, rng: random.Random, keys: Sequence[str]) -> Iterator[str]:
@@ -170,18 +170,18 @@ class UuidsNiah(AmongNeedles):
 
 
 class InText(Niah):
-    """In a text, between two sentences. (Where nothing stands before a needle, or after it, RULER has a space all the same.)"""
+    """In a text, between two sentences. (RULER writes a space also at the start and the end of a text.)"""
 
     haystack: HaystackText = "stories"
     """``stories``, small ones that are made for each sample (RULER's own text, Paul Graham's essays, does not ship with the
-    project), or a text file, of which training takes the first four fifths and evaluation the rest."""
+    project), or a text file, of which training uses the first four fifths and evaluation the rest."""
 
     @property
     def provenance(self) -> dict[str, str]:
         return super().provenance | {"haystack": haystack_origin(self.haystack)}
 
     def shares(self, rng: random.Random) -> list[float]:
-        """The share of the sentences that stand before each needle, ascending: different ones of RULER's 40."""
+        """The share of the sentences before each needle, ascending: different ones of RULER's 40."""
         return [place / 100 for place in sorted(rng.sample(DEPTHS, self.keys * self.values))]
 
     def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:
@@ -204,7 +204,7 @@ class Single(InText):
     """One needle, which may be put anywhere."""
 
     depth: Depth = None
-    """Share of the sentences that stands before the needle. Left out: at random, as RULER draws it."""
+    """Share of the sentences before the needle. Left out: at random, as RULER draws it."""
 
     def shares(self, rng: random.Random) -> list[float]:
         return super().shares(rng) if self.depth is None else [self.depth]

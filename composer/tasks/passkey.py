@@ -23,7 +23,7 @@ Wording = Literal["plain", "original"]
 
 
 class Passkey(Task):
-    """As much filler as fits; the needle stands anywhere in it, each place as likely as any other."""
+    """The filler has the largest length that fits. The needle is at a uniformly random place in it."""
 
     source: ClassVar[str] = "Mohtashami & Jaggi 2023, arXiv:2305.16300; LAWCAT trains on it"
     scored: ClassVar[Scored] = "written"
@@ -33,7 +33,7 @@ class Passkey(Task):
     """plain: one line of whole sentences, and a key of five digits. original: as the paper's code has it, five lines, filler cut at
     any character and begun anew after the needle, and a key from 1 to 50,000."""
     depth: Depth = None
-    """Share of the filler that stands before the needle. Left out: at random."""
+    """Share of the filler before the needle. Left out: at random."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         key = apart(rng, split, five_digits if self.form == "plain" else number)
@@ -82,9 +82,8 @@ FORMS: dict[Wording, Callable[[str, int, int], str]] = {"plain": plain, "origina
 def write_prompt(
     rng: random.Random, key: str, form: Wording, tokens: int, count: Callable[[str], int], depth: float | None = None
 ) -> tuple[str, float]:
-    """The longest text up to the question that has at most ``tokens`` with its answer, and how deep in the filler the needle is.
-
-    rng: says where the needle stands, and takes one number whatever is tried.
+    """Return the longest text up to the question that has at most ``tokens`` with its answer, and the depth of the needle in the
+    filler. rng: draws the needle's place; exactly one number is drawn.
     """
 
     def placed(filler: int) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""Multi-query associative recall in words: pairs are told once, and then each key is asked again and again."""
+"""Multi-query associative recall in words: pairs are written once, and then each key is asked for repeatedly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from composer.tasks.base import Sample, Scored, Split, Task, apart
 from composer.tasks.writer import Writer, fullest
 
-# These words appear in no other text of the teacher's, so that a key tells which kind of text it is.
+# These words appear in no other text of the teacher's, so that a key identifies the kind of text.
 KEY_WORDS = """
 otter heron badger falcon lizard turtle walrus beaver donkey parrot pigeon spider salmon oyster lobster panther
 jackal gibbon ferret weasel magpie raven swan stork moth cricket beetle hornet viper cobra gecko newt
@@ -29,7 +29,7 @@ Pair = tuple[str, str]
 
 
 class Recall(Task):
-    """Every key is asked once, in random order, before any is asked again, as far as there is room."""
+    """Every key is asked for once, in random order, before any is repeated, as far as there is room."""
 
     source: ClassVar[str] = (
         "after Arora et al. 2023 (Zoology), arXiv:2312.04927, with dense queries; the shipped teacher learned it"
@@ -61,7 +61,7 @@ def draw_pairs(rng: random.Random, pairs: int) -> list[Pair]:
 
 
 def draw_queries(rng: random.Random, pairs: list[Pair], queries: int) -> list[Pair]:
-    """As many pairs as there are queries, in random order; each pair comes once before any is repeated."""
+    """Return as many pairs as queries, in random order; each pair occurs once before any is repeated."""
     order = rng.sample(pairs, len(pairs)) + rng.choices(pairs, k=max(0, queries - len(pairs)))
     return order[:queries]
 
@@ -71,7 +71,7 @@ def text_of(words: list[Pair]) -> str:
 
 
 def value_spans(words: list[Pair], first: int) -> list[tuple[int, int]]:
-    """Where the values stand in the text, each with the space before it, from the pair ``first`` on."""
+    """Return the places of the values in the text, each with the space before it, from the pair ``first`` on."""
     spans, place = [], 0
     for key, value in words:
         spans.append((place + len(key), place + len(key) + 1 + len(value)))

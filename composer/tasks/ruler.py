@@ -21,7 +21,7 @@ class Ruler(Task):
     scored: ClassVar[Scored] = "written"
 
     def score(self, sample: Sample, written: str) -> float:
-        """Share of the answers that stand anywhere in what is written, in any case: RULER's ``string_match_all``."""
+        """Share of the answers that occur anywhere in the generated text, in any case: RULER's ``string_match_all``."""
         assert sample.answers
         return sum(answer.lower() in written.lower() for answer in sample.answers) / len(sample.answers)
 
@@ -32,7 +32,7 @@ def source(script: str) -> str:
 
 @lru_cache(maxsize=3)
 def words(part: PartOfSpeech) -> tuple[str, ...]:
-    """One of the lists of the package wonderwords, which RULER takes its words from, in the list's order."""
+    """Return one of the lists of the package wonderwords, the source of RULER's words, in the list's order."""
     listed = resources.files("wonderwords.assets").joinpath(f"{part}list.txt").read_text(encoding="utf-8")
     return tuple(word.rstrip() for word in listed.splitlines())
 
@@ -62,7 +62,7 @@ def letters(rng: random.Random, alphabet: str, count: int) -> str:
 
 
 def distinct(count: int, draw: Callable[[], str]) -> list[str]:
-    """The first so many different draws, in the order in which they came."""
+    """Return the first so many different draws, in their order."""
     draws: dict[str, None] = {}
     while len(draws) < count:
         draws[draw()] = None

@@ -1,4 +1,4 @@
-"""Small grammar-made stories: who and what a story begins with comes back at its end."""
+"""Small grammar-made stories: the people and things at the start of a story occur again at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import model_validator
 from composer.tasks.base import Learn, Sample, Scored, Split, Task, apart
 from composer.tasks.writer import Writer
 
-# Name, then the words that stand for the name: he, his, him.
+# Name, then its pronouns: he, his, him.
 BOY = ("he", "his", "him")
 GIRL = ("she", "her", "her")
 PEOPLE = {

@@ -9,8 +9,8 @@ from composer.tasks.needles import Needle, Needles, keys_of, names_of
 
 
 class TwoNeedles(Needles):
-    """Two names in filler, each with a pass key; both are asked for, in either order. Right are both keys, in the order of the
-    question. Who writes both keys of the text in any order is right once in two."""
+    """Two names in filler, each with a pass key; both are asked for, in either order. The correct answer is both keys, in the order
+    of the question. A guess with both keys of the text in random order is right once in two."""
 
     kind: Literal["two-needles"] = "two-needles"
 

@@ -25,8 +25,8 @@ def hardly_written(what: str, ids: np.ndarray | Sequence[int], unknown: int | No
     if share <= MOST_UNKNOWN:
         return None
     return (
-        f"{share:.0%} of the tokens of {what} are the one that the tokenizer has for what it cannot write, so they are hardly "
-        "there. Take texts that the model's tokenizer can write."
+        f"{share:.0%} of the tokens of {what} are the tokenizer's token for unknown text, so most of their content is lost. Use "
+        "texts that the model's tokenizer can write."
     )
 
 
@@ -39,5 +39,5 @@ def without_embedding(what: str, ids: np.ndarray | Sequence[int], vocabulary: in
     wrong = int(ids.max()) if ids.max() >= vocabulary else int(ids.min())
     return (
         f"{what}: token {wrong:,} is not among the model's {vocabulary:,}: the tokenizer ({len(tokenizer):,} tokens) does not fit "
-        "the model; take the model's own"
+        "the model. Use the model's own tokenizer"
     )

@@ -14,7 +14,7 @@ from composer.tasks.niah import NOISE
 from composer.tasks.ruler import Ruler, distinct, letters, source
 from composer.tasks.writer import Writer, fit
 
-# The space at the end is RULER's, so that two stand before the first variable, in the example and in the answer.
+# The space at the end is RULER's: there are two spaces before the first variable, in the example and in the answer.
 TEMPLATE = (
     "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}\n"
     "Question: Find all variables that are assigned the value {value} in the text above. "
@@ -30,9 +30,9 @@ VariableChain = tuple[str, tuple[str, ...]]
 
 
 class VariableTracking(Ruler):
-    """The first chain's value is asked for. Each assignment is a line, at a place of its own among the lines of noise, of which
-    there are at least as many. An example of at most 500 tokens comes first, whose variables are shorter. RULER lets a model
-    write 30 tokens."""
+    """The first chain's value is asked for. Each assignment is a line, at a separate place among the lines of noise, of which there
+    are at least as many. An example of at most 500 tokens precedes it, whose variables are shorter. RULER lets a model write 30
+    tokens."""
 
     source: ClassVar[str] = source("variable_tracking.py")
 
@@ -41,7 +41,7 @@ class VariableTracking(Ruler):
     hops: PositiveInt = 4
     """Assignments of one variable to another in a chain."""
     example: bool = True
-    """Whether one stands before the question. RULER's always does."""
+    """Whether an example precedes the question. RULER's always does."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         chains = apart(rng, split, lambda draws: self.drawn_chains(draws, 5))

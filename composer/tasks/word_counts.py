@@ -1,4 +1,4 @@
-"""RULER's aggregation: which words of a long list stand there most often."""
+"""RULER's aggregation: the most frequent words of a long list."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ FREQUENT_TEMPLATE = (
 COMMON = 10
 """Words that are asked for."""
 LONG = 4096
-"""From here on, in tokens, RULER repeats words as often as its settings say, and below it less often."""
+"""Number of tokens from which words are repeated as often as in RULER's settings; below it, less often."""
 DOTS = "..."
-"""What stands most often in a coded text, and is no answer."""
+"""The most frequent symbol of a coded text, which is no answer."""
 CODED_LETTERS = 6
 ZETA_TERMS = 20
 
 
 class CommonWords(Ruler):
     """Ten words are repeated more often than all others, in random order (RULER orders those of all samples by one seed), as many
-    others as fit. An example with its answer comes first. RULER lets a model write 120 tokens."""
+    others as fit. An example with its answer precedes them. RULER lets a model write 120 tokens."""
 
     source: ClassVar[str] = source("common_words_extraction.py")
 
     kind: Literal["common-words"] = "common-words"
     common: PositiveInt | None = None
-    """How often each common word stands there. Left out: as in RULER, 30 times, and 6 times below 4,096 tokens."""
+    """How often each common word occurs. Left out: as in RULER, 30 times, and 6 times below 4,096 tokens."""
     uncommon: PositiveInt | None = None
     """How often each of the others. Left out: 3 times, and once below 4,096 tokens."""
     example: bool = True
-    """Whether one stands before the question. RULER's always does."""
+    """Whether an example precedes the question. RULER's always does."""
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -59,7 +59,10 @@ class CommonWords(Ruler):
         long = length >= LONG
         often, seldom = self.common or (30 if long else 6), self.uncommon or (3 if long else 1)
         if often <= seldom:
-            raise TaskError(f"{self.name}: common words stand there {often} times, and others {seldom}: it has to be more often.")
+            raise TaskError(
+                f"{self.name}: common words occur {often} times, and others {seldom} times; expected common words to "
+                "occur more often."
+            )
         first = shown(rng, known, long=long) if self.example else ""
         common = apart(rng, split, lambda draws: tuple(draws.sample(known, COMMON)))
         rest = [word for word in rng.sample(known, len(known)) if word not in common]
@@ -76,7 +79,7 @@ class CommonWords(Ruler):
             f"words besides the {COMMON} common ones, each {seldom} times,",
         )
         if others == 0:
-            raise TaskError(f"{self.name} needs room for a word that is less common: take more than {length} tokens.")
+            raise TaskError(f"{self.name} needs room for a less common word: set a length above {length} tokens.")
         for word in (*common, *rest[:others]):
             writer.check(word)
         return answered(writer, prompt(others), reply, common)
@@ -102,7 +105,7 @@ def numbered(entries: tuple[str, ...] | list[str]) -> str:
 class FrequentWords(Ruler):
     """Random words of six letters, the one of rank k ⌊n k^-alpha / ζ(alpha)⌋ times, for the largest n that fits, in random order.
     Three dots have the first rank, and the next three are the answer. Unlike RULER, which leaves it to chance, n is such that the
-    third answer stands there more often than the word after it. RULER lets a model write 50 tokens, and counts none of them."""
+    third answer occurs more often than the word after it. RULER lets a model write 50 tokens, and counts none of them."""
 
     source: ClassVar[str] = source("freq_words_extraction.py")
 
@@ -115,7 +118,8 @@ class FrequentWords(Ruler):
         size = self.vocabulary or length // 50
         if size < 4:
             raise TaskError(
-                f"{self.name} needs at least 4 different words, not {size}: take 200 tokens or more, or say `vocabulary`."
+                f"{self.name} needs at least 4 different words, not {size}: set a length of 200 tokens or more, or set "
+                "`vocabulary`."
             )
         first = apart(rng, split, lambda draws: tuple(self.coded(draws, 3)))
         rest = [word for word in self.coded(rng, size) if word not in first]
@@ -137,7 +141,7 @@ class FrequentWords(Ruler):
         most = fit(lambda total: writer.count(f"{prompt(total)} {reply}"), length, self.name)
         total = next((total for total in range(most, 0, -1) if clear(total)), None)
         if total is None:
-            raise TaskError(f"{self.name} needs more than {length} tokens for a third word that stands there most often.")
+            raise TaskError(f"{self.name} needs more than {length} tokens for a third most frequent word.")
         for word in ranked:
             writer.check(word)
         return answered(writer, prompt(total), reply, first)

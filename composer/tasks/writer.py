@@ -15,13 +15,12 @@ Span = tuple[int, int]
 
 
 class Writer:
-    """A tokenizer of transformers, with special tokens only where they are asked for."""
+    """A tokenizer of transformers, with special tokens only on request."""
 
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise TaskError(
-                f"{type(tokenizer).__name__} does not say which characters a token stands for: take a fast tokenizer, "
-                "one that has a tokenizer.json."
+                f"{type(tokenizer).__name__} does not map tokens to characters. Use a fast tokenizer, which has a tokenizer.json."
             )
         self.tokenizer = tokenizer
         self._checked: set[str] = set()
@@ -67,7 +66,7 @@ class Writer:
         return len(self.encode(text))
 
     def round_trips(self, text: str) -> bool:
-        """Whether the tokens of a text say all of it."""
+        """Whether the tokens of a text decode to all of it."""
         return self.decode(self.encode(text)).strip() == text.strip()
 
     def check(self, text: str) -> None:
@@ -77,20 +76,18 @@ class Writer:
         if not self.round_trips(text):
             decoded = self.decode(self.encode(text)).strip()
             raise TaskError(
-                f'The tokenizer cannot write "{text}": it comes back as "{decoded}". '
-                "Take a tokenizer that has the words and characters of the task, or another task."
+                f'The tokenizer cannot write "{text}": it decodes to "{decoded}". '
+                "Use a tokenizer that has the words and characters of the task, or choose another task."
             )
         self._checked.add(text)
 
 
 def fit(count: Callable[[int], int], limit: int, name: str, most: int | None = None, unit: str = "") -> int:
-    """How many units of filler keep a text within ``limit`` tokens: n with count(n) ≤ limit < count(n + 1).
+    """Return the number of units of filler that keeps a text within ``limit`` tokens: n with count(n) ≤ limit < count(n + 1). most:
+    the largest number of units, if it is limited. unit: their name.
 
-    most, unit: how many units there are, where they come to an end, and what they are.
-
-    By bisection, which goes where a straight line through both ends would have it, and to the middle every third time: tokens are
-    nearly proportional to filler, so a few counts do. Raises ``TaskError`` where not even the text without filler fits, or where
-    all filler leaves room.
+    The search interpolates linearly between both ends, and bisects every third time: tokens are nearly proportional to filler, so a
+    few counts suffice. Raises ``TaskError`` if not even the text without filler fits, or if all filler leaves room.
     """
     low, at_low = 0, count(0)
     least = at_low
@@ -102,7 +99,7 @@ def fit(count: Callable[[int], int], limit: int, name: str, most: int | None = N
             if at_high == limit:
                 return high
             raise TaskError(
-                f"{name}: all {most} {unit} make {at_high} tokens, not {limit}. Take a shorter length, or give it more."
+                f"{name}: all {most} {unit} make {at_high} tokens, not {limit}. Set a shorter length, or provide more text."
             )
         low, at_low = high, at_high
         rate = max((at_high - least) / high, 1e-9)

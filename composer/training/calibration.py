@@ -1,6 +1,6 @@
 """Calibration: before attention is transferred, parts compute their first values from the teacher's attention.
 
-A few rows go through the teacher once. As soon as a layer of the teacher has run, the student's layer is calibrated and the
+The teacher processes a few rows once. As soon as a layer of the teacher has run, the student's layer is calibrated and the
 measurements are dropped, so that memory holds the attention weights of one layer and some tokens only.
 """
 
@@ -102,8 +102,8 @@ def _head_calls(attention: ComposedAttention, lesson: Lesson, backend: str) -> l
 
 
 class _Calibration:
-    """Calibrates one group of heads on its teacher's attention weights at some queries, B Q H T. Gates come first, as the values of
-    maps depend on them; then maps; then the weights of memories, which depend on both."""
+    """Calibrate one group of heads on its teacher's attention weights at some queries, B Q H T. Gates are calibrated first, as the
+    values of maps depend on them; then maps; then the weights of memories, which depend on both."""
 
     def __init__(self, head: Head, call: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
         self._head, self._call, self._queries, self._wanted, self._backend = head, call, queries, wanted, backend

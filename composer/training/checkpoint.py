@@ -2,9 +2,8 @@
 
 - ``process-N.safetensors``: parameters, the best of them, and optimiser states. Of a sharded tensor each process writes its own
   rows; all other tensors are in the first process's file.
-- ``facts.json``: all that is no tensor, random states, the SHA-256 of every file, and its own.
-
-Nothing in it is code, so a checkpoint may come from anybody.
+- ``facts.json``: everything except tensors, random states, the SHA-256 of every file, and its own. It has no code, so a checkpoint
+  may be from an untrusted source.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ class CheckpointFacts(Closed):
 
 
 def save(folder: Path, step: int, units: Sequence[Unit], state: Mapping[str, Any], again: str = AGAIN) -> None:
-    """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError where it cannot be written, whose
-    message tells the user to make room, and ``again``."""
+    """Write a checkpoint after ``step`` steps, then remove the one before. Raises TrainingError if it cannot be written. The
+    message asks the user to free space, and ends with ``again``."""
     target = folder / NAME.format(step)
     partial = partial_of(target)
     failed = f"The checkpoint of step {step} could not be written to {folder}"
-    with failing_as(TrainingError, failed, f"The one before it stands; make room, and {again}."):
+    with failing_as(TrainingError, failed, f"The previous checkpoint is kept. Free some space, and {again}."):
         try:
             by_first(lambda: _begin(folder, partial))
             processes = tuple(by_all(lambda: _write(partial / TENSORS.format(rank()), units)))
@@ -225,7 +224,7 @@ def _cuda(units: Sequence[Unit]) -> torch.device | None:
 def damaged(checkpoint: Path, problem: str) -> TrainingError:
     """The error for a checkpoint that cannot be continued from."""
     return TrainingError(
-        f"The checkpoint {checkpoint} is damaged: {problem}. Remove it to take the stage from its start, or begin anew with "
+        f"The checkpoint {checkpoint} is damaged: {problem}. Remove it to repeat the stage from its start, or start again with "
         "--force."
     )
 

@@ -1,4 +1,4 @@
-"""Distillation of a built model from its teacher, as its recipe says, and training from nothing."""
+"""Distillation of a built model from its teacher by its recipe, and training from random weights."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalL
 def _check_stored(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
     """Raises TrainingError where a run cannot learn from stored logits."""
     if options.teacher is not None:
-        raise TrainingError("--teacher-logits takes the place of --teacher: leave one of the two out.")
+        raise TrainingError("--teacher-logits replaces --teacher: leave one of the two out.")
     stage = next(iter(stages.values()))
     if len(stages) != 1 or not isinstance(stage, Finetune):
-        raise TrainingError("--teacher-logits: attention transfer needs the teacher itself. Say --stage finetune.")
+        raise TrainingError("--teacher-logits: attention transfer needs the teacher itself. Set --stage finetune.")
     if not stage.distill:
-        raise TrainingError("--teacher-logits: the recipe does not learn from logits. Say --set recipe.finetune.distill=1")
+        raise TrainingError("--teacher-logits: the recipe does not learn from logits. Set --set recipe.finetune.distill=1")
 
 
 def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
@@ -138,12 +138,12 @@ def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> No
             "the models, or run it without torchrun."
         )
     if list(stages) != [STAGE]:
-        raise TrainingError("Only attention transfer is streamed: say --stage transfer, and fine-tune its result afterwards.")
+        raise TrainingError("--stream supports attention transfer only: set --stage transfer, and fine-tune its result afterwards.")
     stage = stages[STAGE]
     if isinstance(stage, Transfer) and stage.at == "model":
         raise TrainingError(
             "--stream holds one layer at a time, and recipe.transfer.at: model needs all of them at once: leave --stream out, or "
-            "say --set recipe.transfer.at=heads. Less memory: --gradient-checkpointing"
+            "pass --set recipe.transfer.at=heads. Less memory: --gradient-checkpointing"
         )
     if options.device != "cpu":
         raise TrainingError(f"What is streamed runs on the cpu: leave --device {options.device} out, or --stream.")

@@ -38,7 +38,7 @@ MODEL = "model"
 
 
 class FinetuneCourse(WholeCourse):
-    """teacher: None where the loss does not use its distribution, and where its logits come with the batches."""
+    """teacher: None if the loss does not use its distribution, or if its logits are part of the batches."""
 
     def __init__(self, student: ComposedForCausalLM, unit: Unit, stage: Finetune, teacher: nn.Module | None) -> None:
         super().__init__(student, unit)
@@ -67,7 +67,7 @@ class FinetuneCourse(WholeCourse):
 
 
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits for the N tokens of a batch that are predicted, N V, in the dtype that the model gives, and these tokens, N."""
+    """Return the logits of the N tokens of a batch that are predicted, N V, in the model's dtype, and these tokens, N."""
     cache, is_predicted = cache_of(model, batch), batch.predicted
     outputs = model(**batch.inputs(), past_key_values=cache, use_cache=cache is not None)
     logits = outputs.logits[:, : is_predicted.shape[1]][is_predicted]
@@ -175,7 +175,7 @@ def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
 
 
 def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
-    """The weights that adapters stand on, with the adapters folded in, by their names in the model."""
+    """Return the weights that have adapters, with the adapters folded in, by their names in the model."""
     from peft.tuners.lora import LoraLayer
 
     weights = {}
@@ -195,7 +195,7 @@ SERVED = frozenset({"float32", "bfloat16"})
 
 
 def next_token_losses(logits: Tensor, targets: Tensor, backend: str = AUTO) -> Tensor:
-    """-log p(target), N float32, of logits N V. backend: what runs the model's heads; auto takes the kernel on a GPU."""
+    """Return -log p(target), N float32, of logits N V. backend: that of the model's heads; auto uses the kernel on a GPU."""
     if why_not_fused(logits, backend) is None:
         try:
             return ENTROPY(logits, targets)[0]
@@ -207,7 +207,7 @@ def next_token_losses(logits: Tensor, targets: Tensor, backend: str = AUTO) -> T
 def why_not_fused(logits: Tensor, backend: str) -> str | None:
     """Why the kernel does not compute the losses of these logits, or None."""
     if backend not in (AUTO, FLA) or (backend == AUTO and logits.device.type != "cuda"):
-        return "auto takes it on a GPU"
+        return "auto uses it on a GPU"
     dtype = dtype_name(logits.dtype)
     if dtype not in SERVED:
         return f"it does not serve {dtype}"

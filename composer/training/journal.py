@@ -32,7 +32,7 @@ MOST_NAMED = 12
 """The most curves that a plot's legend names; of more, it names every second, third and so on."""
 EVENTS: Any = event_pb2
 SUMMARIES: Any = summary_pb2
-"""The classes of TensorBoard's protocol are generated at import, so type checkers do not know them."""
+"""The classes of TensorBoard's protocol are generated at import, so type checkers cannot see them."""
 VERSION = "brain.Event:2"
 """The first event of every file has it: tensorboard/compat/proto/event.proto."""
 
@@ -77,9 +77,8 @@ class LogLine(Closed):
 
 
 class Journal:
-    """The log of one run; a continued run appends to it. Of several processes only the first writes. again: how the user goes on.
-
-    Where writing fails, all processes raise TrainingError, here and in the methods.
+    """The log of one run; a continued run appends to it. Of several processes only the first writes. again: how the user continues.
+    If writing fails, all processes raise TrainingError, here and in the methods.
     """
 
     def __init__(self, folder: Path, again: str = AGAIN) -> None:
@@ -117,10 +116,9 @@ class Journal:
 
 
 def draw(log: Path, target: Path, again: str = AGAIN) -> None:
-    """Plots the losses of each stage over its steps: thin lines on training data, dots on held-out rows. Layers that were streamed,
-    whose stages are called ``transfer 0`` and so on, are one stage. An empty log has no plot. again: how to go on.
-
-    Raises TrainingError where it cannot be written.
+    """Plot the losses of each stage over its steps: thin lines on training data, dots on held-out rows. Layers that were streamed,
+    whose stages are called ``transfer 0`` and so on, are one stage. An empty log has no plot. again: how to continue. Raises
+    TrainingError if it cannot be written.
     """
     with _writable("curve", target.parent, again):
         from composer.plotting import WIDTH, by_powers, plotting, save, titled, whole_ticks
@@ -170,7 +168,7 @@ def _lines(log: Path) -> list[LogLine]:
 
 
 def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures as JSON, which has no NaN and no infinity: None takes their place."""
+    """Return the figures as JSON, which has no NaN and no infinity: None replaces them."""
     return {
         name: {part: number if math.isfinite(number) else None for part, number in figure.items()}
         if isinstance(figure, Mapping)
@@ -191,5 +189,5 @@ def _writable(what: str, folder: Path, again: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        mend = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
+        mend = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Fix that"
         raise TrainingError(f"The {what} in {folder} could not be written: {problem_with(error)}. {mend}, and {again}.") from error

@@ -62,7 +62,7 @@ def likeness_of(
     described = read_student(model, overrides, recipe)
     held_out = rows_of(described, options)[1]
     if held_out is None:
-        raise TrainingError("Nothing is held out, so there is nothing to compare on: say --held-out, or a --share above 0.")
+        raise TrainingError("Nothing is held out, so there is nothing to compare on: set --held-out, or a --share above 0.")
     teacher = open_teacher(described.record, options.teacher).load(options.device, options.backend)
     student = load_student(described, options).eval()
     average = "tokens" if described.recipe.finetune is None else described.recipe.finetune.average

@@ -74,11 +74,9 @@ def write_logits(teacher: Teacher, out: Path, training: TrainingOptions, options
     """
     trunk, folder = teacher.source.trunk, teacher.source.folder
     if options.top_k > trunk.vocabulary_size:
-        raise TrainingError(
-            f"--top-k {options.top_k:,}: the teacher has {trunk.vocabulary_size:,} tokens. Ask for at most as many."
-        )
+        raise TrainingError(f"--top-k {options.top_k:,}: the teacher has {trunk.vocabulary_size:,} tokens. Set at most as many.")
     rows, held_out = both_sides(tokenizer_of(folder), trunk.vocabulary_size, trunk.max_positions, options.recipe, training)
-    check_positions(trunk, teacher.reference, rows.sequence, "say --sequence of at most", TrainingError)
+    check_positions(trunk, teacher.reference, rows.sequence, "the largest possible --sequence is", TrainingError)
     record = LogitsRecord(
         teacher=teacher.reference,
         model=fingerprint(teacher.source),

@@ -39,7 +39,7 @@ EVALUATIONS = 10
 class StepProgress:
     """The progress of the loop after a step.
 
-    tokens_per_second: of training alone; seconds_left: with evaluations; evaluating: the share of the time so far that they took.
+    tokens_per_second: of training alone; seconds_left: with evaluations; evaluating: their share of the time so far.
     """
 
     stage: str
@@ -58,11 +58,11 @@ class StageSetting:
     - folder: of the run; the stage's checkpoints are in a folder of its name there.
     - journal: the run's log.
     - seed: of the order of the rows.
-    - checkpoint_seconds: at least so many pass between two checkpoints.
-    - autocast: the type that projections compute in; None: float32.
+    - checkpoint_seconds: the smallest time between two checkpoints.
+    - autocast: the dtype of the projections; None: float32.
     - watch: called after each step.
     - tell: called with messages to the user.
-    - again: what they tell the user to do to go on with a stage that was stopped.
+    - again: how the user continues a stage that was stopped, for messages.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ class Outcome(Closed):
     before: dict[str, Measured]
     after: dict[str, Measured]
     start: Start | None = Field(default=None, exclude_if=lambda start: start is None)
-    """The parts that calibration gave their first values, where the recipe asks for it."""
+    """The parts whose first values were calibrated, if the recipe sets it."""
 
 
 class StageState(Closed):
@@ -137,7 +137,7 @@ class _StageRun:
         )
 
     def _to_the_end(self, signalled: Callable[[], int]) -> None:
-        """Run the remaining steps. Raises Stopped after the step in which a signal came."""
+        """Run the remaining steps. Raises Stopped after the step in which a signal was received."""
         began = saved = time.monotonic()
         before = self.seconds
         if not self.taken:
@@ -158,13 +158,13 @@ class _StageRun:
                 saved = time.monotonic()
             if since < 0:
                 raise Stopped(
-                    f"Stopped behind step {self.taken:,} of {self.steps:,} of {self.name}. What it has reached is in "
-                    f"{self.setting.folder}: {self.setting.again} to go on.",
+                    f"Stopped after step {self.taken:,} of {self.steps:,} of {self.name}. Checkpoint: {self.setting.folder}. To "
+                    f"continue, {self.setting.again}.",
                     -int(since),
                 )
 
     def _step(self) -> dict[str, float]:
-        """Take one step with every unit that has not stopped; their losses."""
+        """Run one step of every unit that has not stopped. Return their losses."""
         stage, step, began = self.stage, self.taken, time.monotonic()
         indices = rows_of_step(step, stage.batch, len(self.rows), self.setting.seed)
         batch = self.rows.batch(indices)
@@ -201,7 +201,7 @@ class _StageRun:
         return max(1, sum(map(self.course.count, self._parts())))
 
     def _parts(self) -> Iterator[Batch]:
-        """The held-out rows, as many at a time as are learned from. No more are in memory: hidden states may come with them."""
+        """Yield the held-out rows in batches of the size of training. No more rows are in memory: they may have hidden states."""
         size = max(1, self.stage.batch // self.stage.accumulate)
         return iter(()) if self.held_out is None else self.held_out.in_order(size)
 
@@ -250,8 +250,8 @@ class _StageRun:
         different = [what for what, now in self._identity().items() if reached.identity.get(what) != now]
         if different:
             raise TrainingError(
-                f"{self.folder} was begun with another {' and another '.join(different)}: say the same as then to go on, or start "
-                "anew with --force."
+                f"{self.folder} was begun with another {' and another '.join(different)}. Use the same to continue, or start "
+                "again with --force."
             )
         problem = self._problem_of(reached, newest.name)
         if problem is not None:
@@ -262,7 +262,7 @@ class _StageRun:
         self.before, self.after = reached.before, reached.after
         self.setting.journal.rewind(self.name, self.taken)
         if not self.done:
-            self.setting.tell(f"Going on behind step {self.taken:,} of {self.steps:,} of {self.name}.")
+            self.setting.tell(f"Continuing after step {self.taken:,} of {self.steps:,} of {self.name}.")
 
     def _problem_of(self, reached: StageState, name: str) -> str | None:
         """Why the counters of a checkpoint cannot be those of this stage; None where they can. name: of its folder."""
@@ -299,10 +299,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def awaited(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
-    """A function that returns the number of the signal that was received, 0 where none was.
+    """Yield a function that returns the number of the signal that was received, 0 if none was.
 
-    tell: called with a message to the user when a signal arrives. A signal that other code handles is left alone, and so are both
-    outside of the main thread.
+    tell: called with a message to the user when a signal arrives. A signal that other code handles is not changed, and neither are
+    both outside of the main thread.
     """
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     mine = [number for number in SIGNALS if signal.getsignal(number) is usual[number]]
@@ -315,7 +315,7 @@ def awaited(tell: Callable[[str], None]) -> Iterator[Callable[[], int]]:
         came = number
         for other in mine:
             signal.signal(other, usual[other])
-        tell("Stopping behind this step; once more ends it at once.")
+        tell("Stopping after this step. Press Ctrl-C again to stop now.")
 
     for number in mine:
         signal.signal(number, take)

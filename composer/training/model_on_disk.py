@@ -75,8 +75,8 @@ class StoredModel:
         outside = [name for name in missing if not name.startswith(f"{self._prefix}{self._path}.")]
         if outside:
             raise TrainingError(
-                f"{source.folder} has {outside[0]} under another name, and what stands outside of the layers is streamed by the "
-                "names of the model's parameters alone: leave --stream out."
+                f"{source.folder} has {outside[0]} under another name. Outside the layers, --stream needs the names of the "
+                "model's parameters: leave --stream out."
             )
         self._joined = {
             index for index in range(len(self._layers)) if any(name.startswith(self._within(index)) for name in missing)
@@ -117,7 +117,7 @@ class StoredModel:
             self._config, index, {name: self._read(name) for name in self._tensors if name.startswith(prefix)}
         )
         if missing:
-            raise TrainingError(f"No tensor under {prefix} brings {missing[0]}, so this model is not streamed: leave --stream out.")
+            raise TrainingError(f"No tensor under {prefix} has {missing[0]}, so this model cannot be streamed: leave --stream out.")
         return tensors
 
     def _within(self, index: int) -> str:

@@ -13,8 +13,8 @@ from composer.shared_options import InBfloat16, OfData, OnDevice, Replacing, See
 if TYPE_CHECKING:
     from composer.training.loop import StepProgress
 
-AGAIN = "say the same again with --resume"
-"""How the user goes on with a run that was stopped, where the command that runs it says nothing else."""
+AGAIN = "run the same command with --resume"
+"""How the user continues a run that was stopped, if its command does not set another text."""
 
 
 @options_class
@@ -23,7 +23,7 @@ class LearningOptions(OfData, InBfloat16, Replacing, WithBackend, OnDevice, Seed
 
     error: ClassVar[type[ComposerError]] = TrainingError
     held_out_rows: int | None = option(
-        "Largest number of held-out rows to evaluate on. Left out, evaluation takes about a fifth of the run's time.",
+        "Largest number of held-out rows to evaluate on. Default: as many as need about a fifth of the run's time.",
         default=None,
         least=1,
         metavar="N",
@@ -69,7 +69,7 @@ class TrainingOptions(TeachingOptions):
     """All options of a run, beside its recipe.
 
     Of the fields without a flag, ``watch`` is called after each step, ``tell`` with messages, and ``warn`` with warnings (None:
-    ``tell`` is called with them). ``again`` is how messages tell the user to continue a run.
+    ``tell`` is called with them). ``again`` is the text in messages on how to continue a run.
     """
 
     watch: Callable[[StepProgress], None] | None = option("Called after each step.", default=None, is_checked=False)

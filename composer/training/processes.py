@@ -33,7 +33,7 @@ from composer.errors import TrainingError
 
 Result = TypeVar("Result")
 COMPUTE = "compute_with_whole_parameters"
-"""The method that ``shard`` gives a module, for ``within``."""
+"""The method that ``shard`` adds to a module, for ``within``."""
 
 
 def count() -> int:
@@ -96,11 +96,11 @@ def together() -> Iterator[None]:
 
 
 def take_gpu(device: str) -> None:
-    """Gives each process a GPU of its own, where they compute on GPUs. Raises TrainingError."""
+    """Assign a GPU to each process, if they compute on GPUs. Raises TrainingError."""
     if count() == 1 or device == "cpu":
         return
     if device != "cuda":
-        raise TrainingError(f"--device {device} is one GPU, and {count()} processes need one each: say --device cuda")
+        raise TrainingError(f"--device {device} is one GPU, and {count()} processes need one each: set --device cuda")
     here, gpus = int(os.environ.get("LOCAL_RANK", rank())), torch.cuda.device_count()
     if here >= gpus:
         raise TrainingError(f"Each process needs a GPU of its own, and this machine has {gpus}: torchrun --nproc-per-node {gpus}")
@@ -127,7 +127,7 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
         piece.set_gradient_divide_factor(1.0)
         piece.set_force_sum_reduction_for_comms(True)  # with gloo, only this leaves gradients undivided
         piece.set_reduce_scatter_unused_params(True)  # a parameter may be needed by the rows of some processes alone
-        # torch gathers parameters for methods that it is given by their names, so that the module must have one.
+        # torch gathers parameters for methods that are registered by name, so the module must have one.
         setattr(module, COMPUTE, MethodType(_call, module))
         register_fsdp_forward_method(module, COMPUTE)
     left = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
@@ -136,7 +136,8 @@ def shard(model: nn.Module, pieces: Iterable[nn.Module], device: str) -> None:
 
 
 def within(module: nn.Module, function: Callable[..., Result], *arguments: Any) -> Result:
-    """``function(module, *given)``, with the module's parameters gathered. Gradients flow only through the returned value."""
+    """Return ``function(module, *given)``, with the module's parameters gathered. Gradients flow only through the returned
+    value."""
     compute: Callable[..., Result] | None = getattr(module, COMPUTE, None)
     return function(module, *arguments) if compute is None else compute(function, *arguments)
 
@@ -154,11 +155,10 @@ def _mesh(device_type: str) -> DeviceMesh:
 
 
 def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, float]]:
-    """This process's rows of a batch that is taken in ``parts``: for each part its rows, and the divisor of their losses.
-
-    There are fewer parts where some process would have no row in one of them. In a batch with fewer rows than processes, a process
-    without a row computes another's row, as all processes have to take part in the communication. Its divisor is infinity, so that
-    neither losses nor gradients count. Processes that share rows have the same rows, and a piece of them each.
+    """Return this process's rows of a batch in ``parts``: for each part its rows, and the divisor of their losses. There are fewer
+    parts if some process would have no row in one of them. In a batch with fewer rows than processes, a process without a row
+    computes another's row, as all processes must join the communication. Its divisor is infinity, so that neither losses nor
+    gradients count. Processes that share rows have the same rows, and a piece of them each.
     """
     shared = row_processes()
     groups, group = count() // shared, rank() // shared
@@ -254,7 +254,7 @@ def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str
 
 
 def meet(seconds: float) -> bool:
-    """Wait for all other processes, at most ``seconds``; whether they came."""
+    """Wait for all other processes, at most ``seconds``. Return whether they arrived."""
     try:
         distributed.monitored_barrier(timeout=timedelta(seconds=seconds))
     except RuntimeError:

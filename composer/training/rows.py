@@ -72,11 +72,11 @@ def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
 
 
 def bounded(held_out: PackedRows, stages: Mapping[str, Stage], rows: PackedRows, options: TrainingOptions) -> PackedRows:
-    """The held-out rows to evaluate on. Where they are not all, a message says how many they are."""
+    """Return the held-out rows to evaluate on. If these are not all, print their number."""
     count = options.held_out_rows
     few = some(held_out, rows_to_evaluate(stages.values(), rows) if count is None else count)
     if count is None and len(few) < len(held_out) and is_first():
-        options.tell(f"Evaluating on {len(few):,} of {len(held_out):,} held-out rows, to take about a fifth of the time.")
+        options.tell(f"Evaluating on {len(few):,} of {len(held_out):,} held-out rows, which needs about a fifth of the time.")
     return few
 
 
@@ -90,13 +90,14 @@ def warn_or_raise(warnings: Iterable[str], options: TrainingOptions) -> None:
 
 
 FIFTH = 0.25
-"""Evaluated rows per trained row with which evaluation takes a fifth of a stage, if a row takes as long in either."""
+"""Evaluated rows per trained row at which evaluation is a fifth of a stage's time, if a row needs the same time in both."""
 MOST_PASSES = 20
 """The number of passes over the same tokens above which a stage warns."""
 
 
 def rows_to_evaluate(stages: Iterable[Stage], rows: PackedRows) -> int:
-    """The number of held-out rows, the same for all stages, whose evaluation takes about a fifth of each stage's time at most."""
+    """Return the number of held-out rows, the same for all stages, whose evaluation needs at most about a fifth of each stage's
+    time."""
     most = []
     for stage in stages:
         steps = length_of(stage, rows)
@@ -118,12 +119,12 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
             continue
         most = MOST_PASSES * len(rows) // stage.batch
         needed = max(stage.batch, ceil(steps * stage.batch / MOST_PASSES))
-        often = f", and goes through them {passes:,.0f} times: it may learn them by heart" if passes > MOST_PASSES else ""
+        often = f", and repeats them {passes:,.0f} times: it may memorise them" if passes > MOST_PASSES else ""
         fewer = f", or at most {plural(most, 'step')}: --set recipe.{name}.steps={most}" if passes > MOST_PASSES and most else ""
         yield (
             f"{name} has data of {plural(rows.tokens, 'token')} in {plural(len(rows), 'row')}{often}. {plural(steps, 'step')} of "
             f"{plural(stage.batch, 'row')} of {rows.sequence:,} tokens need data of {plural(needed, 'row')}, about "
-            f"{needed * rows.sequence:,} tokens, or more. Give it more{fewer}."
+            f"{needed * rows.sequence:,} tokens, or more. Add data{fewer}."
         )
 
 
@@ -132,9 +133,9 @@ def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], ro
     for outcome in outcomes:
         worse = all(outcome.after[name] >= before for name, before in outcome.before.items())
         if outcome.before and worse and any(outcome.after.values()):  # losses of 0 have nothing to gain
-            kept = "came below where it began, and what it began with was kept"
-            ended = kept if stages[outcome.stage].keep == "best" else "ended below where it began"
+            kept = "fell below its start, so the weights of the start were kept"
+            ended = kept if stages[outcome.stage].keep == "best" else "fell below its start"
             advice = f"A lower learning rate may help, or more steps: --set recipe.{outcome.stage}.lr=…"
             if len(rows) < stages[outcome.stage].batch:
-                advice = f"Its data are {plural(rows.tokens, 'token')}, and do not fill a step: give it more."
+                advice = f"Its data are {plural(rows.tokens, 'token')}, and do not fill a step: add data."
             yield f"{outcome.stage} made nothing better: no loss on the held-out rows {ended}. {advice}"

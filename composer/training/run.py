@@ -41,8 +41,8 @@ from composer.words import quantity
 
 
 class TrainingReport(Readable, Closed):
-    """The result of a run. loss, teacher_loss: next-token losses on the held-out rows, in nats, averaged over tokens or rows as
-    the recipe says. None where nothing is held out, or where no stage learns the next token."""
+    """The result of a run. loss, teacher_loss: next-token losses on the held-out rows, in nats, averaged over tokens or rows by the
+    recipe. None if nothing is held out, or if no stage learns the next token."""
 
     out: Path
     stages: tuple[Outcome, ...]
@@ -223,9 +223,9 @@ def load_student(student: Student, options: TrainingOptions) -> ComposedForCausa
 
 
 def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
-    """Prepare a model to be trained as a whole, in place: its layers are sharded, and checkpointed where that is asked for."""
+    """Prepare a model to be trained as a whole, in place: its layers are sharded, and checkpointed if the options set it."""
     if options.gradient_checkpointing:
-        # transformers gave it another name in 5.2x. Not the reentrant form: it loses gradients where nothing below a layer learns.
+        # transformers renamed it in 5.2x. The reentrant form would lose gradients if nothing below a layer learns.
         enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
     shard(student, layers_of(student.base)[1], options.device)

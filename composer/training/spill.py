@@ -24,12 +24,12 @@ from converters.bounded import reason
 TOKENS = 1024
 """Tokens of a batch that runs through a layer of the teacher to make the next layer's inputs; one row at least."""
 DIGEST = hashlib.sha256().digest_size
-"""Bytes behind the numbers of a file: their SHA-256."""
+"""Bytes after the numbers of a file: their SHA-256."""
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenBatch(Batch):
-    """Rows, and the hidden states that the layer takes for them: B T C float32."""
+    """Rows, and the hidden states that are the layer's input for them: B T C float32."""
 
     hidden: Tensor
 
@@ -39,7 +39,7 @@ class HiddenBatch(Batch):
 
 @dataclass(frozen=True, eq=False)
 class HiddenRows(PackedRows):
-    """Rows whose hidden states are read batch by batch: ``hidden`` takes the indices of n rows, and returns n T C."""
+    """Rows whose hidden states are read batch by batch: ``hidden`` returns n T C for the indices of n rows."""
 
     hidden: Callable[[np.ndarray], Tensor] = None  # pyright: ignore[reportAssignmentType] - fields before it have defaults
 
@@ -92,7 +92,7 @@ class Spill:
             self._fill(0, lambda batch, _: teacher.layer_inputs(batch).hidden)
 
     def rows(self) -> HiddenRows:
-        """The rows, with the hidden states that the next layer takes."""
+        """Return the rows, with the hidden states that are the next layer's input."""
         arrays, at = {field.name: getattr(self._rows, field.name) for field in fields(PackedRows)}, self.at
         return HiddenRows(**arrays, hidden=lambda indices: self._read(at, self._place[indices]))
 
@@ -115,7 +115,7 @@ class Spill:
         """Write a file; it appears whole or not at all."""
         digest = hashlib.sha256()
         failed = f"The hidden states for layer {index} could not be written to {self._folder}"
-        mend = f"They take {self.bytes:,} bytes. What is finished stands; make room, and go on with --resume."
+        mend = f"They need {self.bytes:,} bytes. Finished layers are kept. Free some space, and continue with --resume."
         # Written, not mapped: on a full disk a map kills the process, and a write raises an error.
         with failing_as(TrainingError, failed, mend), whole(self._path(index)) as partial, partial.open("wb") as stream:
             for places in np.array_split(np.arange(len(self._used)), self._parts()):
@@ -132,7 +132,9 @@ class Spill:
                 read_rows(path, 0, np.empty((len(places), math.prod(row)), np.float32), places).reshape(-1, *row)
             )
         except OSError as error:
-            raise TrainingError(f"{path} cannot be read ({reason(error)}). Go on with --resume, which makes it anew.") from error
+            raise TrainingError(
+                f"{path} cannot be read ({reason(error)}). Continue with --resume, which computes it again."
+            ) from error
 
     def _parts(self) -> int:
         return math.ceil(len(self._used) / max(1, TOKENS // self._rows.sequence))
@@ -161,5 +163,5 @@ def _undamaged(path: Path, size: int) -> bool:
 
 def _remove(path: Path) -> None:
     """Remove a file of a stopped run. Raises TrainingError."""
-    with failing_as(TrainingError, f"{path}, of a stopped run, cannot be removed", "Remove it, and go on with --resume."):
+    with failing_as(TrainingError, f"{path}, of a stopped run, cannot be removed", "Remove it, and continue with --resume."):
         path.unlink()

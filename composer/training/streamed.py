@@ -105,13 +105,14 @@ class LayerCourse:
 
 
 def disk_needed(run: TrainingRun, stage: Transfer, student: StoredModel) -> int:
-    """Bytes that the run folder takes at most: checkpoints, and hidden states, of one set of rows for two layers at once."""
+    """Return the largest number of bytes of the run folder: checkpoints, and hidden states, of one set of rows for two layers at
+    once."""
     spills = _spills(run, stage, student.trunk.hidden_size)
     return sum(spill.bytes for spill in spills) + max(spill.bytes for spill in spills) + SAVED * 4 * student.fresh
 
 
 def check_disk(run: TrainingRun, stage: Transfer, student: StoredModel) -> None:
-    """Tell how much disk the run takes, before it begins. Raises TrainingError where there is less."""
+    """Print the disk space that the run needs, before it begins. Raise TrainingError if there is less."""
     needed, above = disk_needed(run, stage, student), next(path for path in run.folder.parents if path.exists())
     # Files of the run folder are free space, too: they count in what is needed, or will be removed.
     free = shutil.disk_usage(above).free + sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
@@ -122,18 +123,17 @@ def check_disk(run: TrainingRun, stage: Transfer, student: StoredModel) -> None:
     )
     if needed > free:
         raise TrainingError(
-            f"Streaming takes up to {what}, and {free:,} are free. Make room, choose an --out on a larger disk, or take fewer "
-            "steps or rows."
+            f"Streaming needs up to {what}, and {free:,} are free. Free some space, choose an --out on a larger disk, or use "
+            "fewer steps or rows."
         )
-    run.options.tell(f"Streaming takes up to {what}; {free:,} are free.")
+    run.options.tell(f"Streaming needs up to {what}; {free:,} are free.")
 
 
 def transfer_streamed(
     run: TrainingRun, stage: Transfer, student: StoredModel, teacher: StoredModel, journal: Journal
 ) -> tuple[Outcome, dict[str, Tensor]]:
-    """The stage as a whole, and the parameters that it ends with. Layers that are finished are not trained again.
-
-    Files of a stopped run that are damaged are made anew, which takes time and changes no number. Raises TrainingError.
+    """Run the whole stage. Return its outcome and its final parameters. Finished layers are not trained again. Damaged files of a
+    stopped run are computed again, with the same result. Raises TrainingError.
     """
     setting, count = run.setting(journal), teacher.trunk.layers
     spills, trained = _spills(run, stage, teacher.trunk.hidden_size), teacher.with_attention
@@ -155,7 +155,7 @@ def transfer_streamed(
                 give_back()
             for spill in () if last else spills:
                 spill.advance(index, teacher, above, _autocast(setting.autocast))
-            del above  # before the next one comes
+            del above  # before the next one is loaded
             give_back()
     layers = [layer for layer in finished if layer is not None]
     learned = {name: tensor for tensors, _ in layers for name, tensor in tensors.items()}
@@ -204,7 +204,7 @@ def _autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
 
 
 def _used(rows: PackedRows, stage: Transfer, seed: int) -> np.ndarray:
-    """The rows that the stage's steps take."""
+    """Return the rows of the stage's steps."""
     steps = range(length_of(stage, rows))
     return np.unique([row for step in steps for row in rows_of_step(step, stage.batch, len(rows), seed)])
 
@@ -221,7 +221,8 @@ def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome |
             save_file(tensors, partial, {**metadata, DIGEST: _digest(tensors, metadata.get(OUTCOME))})
     except (OSError, SafetensorError) as error:
         raise TrainingError(
-            f"What {target.stem} ends with could not be written to {target.parent}: {error}. Make room, and go on with --resume."
+            f"The result of {target.stem} could not be written to {target.parent}: {error}. Free some space, and continue with "
+            "--resume."
         ) from error
 
 
@@ -238,8 +239,8 @@ def _read_finished(run: TrainingRun, index: int) -> Layer | None:
             return tensors, Outcome.model_validate_json(metadata[OUTCOME], strict=True) if OUTCOME in metadata else None
     except (OSError, SafetensorError, ValueError):
         pass
-    run.options.tell(f"{path} is damaged, and is made anew from the layer's last checkpoint.")
-    with failing_as(TrainingError, f"{path} cannot be removed", "Remove it, and go on with --resume."):
+    run.options.tell(f"{path} is damaged. It is computed again from the layer's last checkpoint.")
+    with failing_as(TrainingError, f"{path} cannot be removed", "Remove it, and continue with --resume."):
         path.unlink()
     return None
 

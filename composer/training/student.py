@@ -33,7 +33,7 @@ def check_stage(resolved: Resolved, stage: Stage) -> None:
     if isinstance(stage, Finetune) and stage.lora is None and not stage.trunk and not fresh_parameters(resolved):
         raise TrainingError(
             f'The heads of "{resolved.name}" have no fresh parameters, and recipe.finetune trains nothing else: there is nothing '
-            "to train. Say --set recipe.finetune.lora.rank=8, or --set recipe.finetune.trunk=true"
+            "to train. Pass --set recipe.finetune.lora.rank=8, or --set recipe.finetune.trunk=true"
         )
 
 
@@ -49,8 +49,8 @@ def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
         needs += [("patience", "patience=null")] if stage.patience is not None else []
         for what, remedy in needs:
             raise TrainingError(
-                f"recipe.{name} has {what}, which goes by held-out rows, and nothing is held out. Name some with --held-out, say a "
-                f"--share above 0, or --set recipe.{name}.{remedy}"
+                f"recipe.{name} has {what}, which needs held-out rows, and nothing is held out. Set --held-out, a --share above "
+                f"0, or --set recipe.{name}.{remedy}"
             )
 
 
@@ -71,9 +71,9 @@ def check_transfer(resolved: Resolved, stage: Stage) -> None:
 
 
 def without_weights(head: HeadSpec) -> str | None:
-    """Why a head's output is no weighted mean of the values that its memories are given and bring; None where it is one."""
+    """Return why a head's output is no weighted mean of its memories' values; None if it is one."""
     if head.value_position is not None:
-        return "its values are turned by their position"
+        return "its values are rotated by their position"
     if head.output is not None:
         return "its answer is normalised" if head.output.normalises else "its answer passes a gate"
     for memory in head.memory:
@@ -97,7 +97,7 @@ class Student:
 
 
 def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Recipe | None = None) -> Student:
-    """The model of a folder, and the recipe to train it by: the given one, or its own with these overrides.
+    """Return the model of a folder, and its recipe: the argument, or the model's own with these overrides.
 
     Raises TrainingError, BuildError and SourceError.
     """
@@ -120,7 +120,7 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
         missing = "transfer" if which == "all" else which
         nothing = "" if recipe.train is None else " It has a stage `train`, for a model from nothing: compose train."
         raise TrainingError(
-            f'The recipe of "{record.resolved.name}" has no {missing}.{nothing} Say one: --set recipe.{missing}.lr=… '
+            f'The recipe of "{record.resolved.name}" has no {missing}.{nothing} Pass --set recipe.{missing}.lr=… '
             f"--set recipe.{missing}.steps=…"
         )
     for stage in wanted.values():
@@ -133,7 +133,7 @@ def stage_from_nothing(student: Student) -> Train:
     resolved, stage = student.record.resolved, student.recipe.train
     if stage is None:
         raise TrainingError(
-            f'The recipe of "{resolved.name}" has no train. Say one: --set recipe.train.lr=… --set recipe.train.steps=…, or '
+            f'The recipe of "{resolved.name}" has no train. Pass --set recipe.train.lr=… --set recipe.train.steps=…, or '
             "learn from a teacher: compose distill"
         )
     check_stage(resolved, stage)
@@ -148,7 +148,7 @@ def _recipe(record: Record, overrides: Overrides) -> Recipe:
     spec = load_spec(record.spec, overrides)
     if spec.recipe is None:
         raise TrainingError(
-            f'"{spec.name}" has no recipe: nothing says how to train it. Say so: '
+            f'"{spec.name}" has no recipe, so there is no stage to train. Pass '
             "--set recipe.transfer.lr=1e-2 --set recipe.transfer.steps=200"
         )
     return spec.recipe

@@ -40,9 +40,8 @@ class Teacher:
     source: Source
 
     def load(self, device: str, backend: str = AUTO) -> ComposedForCausalLM:
-        """The teacher in float32, frozen. A source has softmax attention in all of its heads; a built model is loaded as it is.
-
-        backend: the student's; where a part of the teacher has no form on it, that part falls back to another.
+        """The teacher in float32, frozen. A source has softmax attention in all of its heads; a built model is loaded unchanged.
+        backend: the student's; a part of the teacher without a form on it falls back to another backend.
         """
         folder = self.source.folder
         if self.source.is_composed:
@@ -61,7 +60,7 @@ def open_teacher(record: Record, name: str | os.PathLike[str] | None, *, student
     the student's vocabulary. None: hidden states or heads are compared, so all sizes have to be equal.
     """
     reference = os.fspath(name) if name is not None else _reference(record)
-    # The revision that the student was built from goes with its repository.
+    # The revision belongs to the repository that the student was built from.
     revision = record.source.commit if record.source is not None and reference == record.source.repo_id else None
     revision = None if Path(reference).expanduser().is_dir() else revision
     teacher = open_language_model(reference, revision, record.plan.dtype)
@@ -107,7 +106,7 @@ def check_vocabulary(teacher: Teacher, student: Path, embeddings: int) -> None:
 
 def tokens_of(folder: Path) -> dict[int, str]:
     """The tokens of a folder's tokenizer by their numbers. Raises TrainingError where there is none."""
-    problem = f"{folder} has no tokenizer that transformers can read, so nothing says what its logits mean"
+    problem = f"{folder} has no tokenizer that transformers can read, so its logits cannot be matched to tokens"
     return {number: token for token, number in load_tokenizer(folder, TrainingError, problem).get_vocab().items()}
 
 
@@ -123,8 +122,8 @@ def open_language_model(reference: str, revision: str | None = None, dtype: Dtyp
 
 
 def _reference(record: Record) -> str:
-    """The folder that the student was built from, or the quantised weights that it was unpacked from. Raises TrainingError where it
-    is gone, or holds another model now."""
+    """Return the folder that the student was built from, or the quantised weights that it was unpacked from. Raises TrainingError
+    if it is missing, or has another model now."""
     source = record.source
     if source is None:
         raise TrainingError(
@@ -135,12 +134,12 @@ def _reference(record: Record) -> str:
     if not Path(source.folder).is_dir():
         named = f" It was {source.repo_id}: --teacher {source.repo_id}" if source.repo_id else ""
         raise TrainingError(
-            f"The source of the model is not at {source.folder} any more. Say where it is: --teacher SOURCE.{named}"
+            f"The source of the model is not at {source.folder} any more. Name its new place: --teacher SOURCE.{named}"
         )
     if describe_model(source.folder).config_sha256 != source.config_sha256:
         raise TrainingError(
-            f"{source.folder}, which the model was built from, has another config.json since. Say where the source is now; to "
-            f"learn from what stands there, name it: --teacher {source.folder}"
+            f"{source.folder}, which the model was built from, has another config.json since then. Name the source's new place "
+            f"with --teacher; to learn from the new model, use --teacher {source.folder}"
         )
     return source.folder
 
@@ -163,5 +162,5 @@ def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
     where = f" It was {hub}: --teacher {hub}" if source.repo_id else ""
     raise TrainingError(
         f"The source of the model was unpacked from {path}, which {problem}, and the unpacked weights are not at {source.folder} "
-        f"any more. Say where the same weights are: --teacher SOURCE.{where}"
+        f"any more. Name the place of the same weights: --teacher SOURCE.{where}"
     )

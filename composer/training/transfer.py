@@ -48,7 +48,7 @@ class Lesson:
     heads: Tensor
     """The output of the heads, B T H D, before the output projection."""
     attended: Tensor
-    """The output of the layer's attention, B T C, behind that projection."""
+    """The output of the layer's attention, B T C, after that projection."""
     projected: Projected | None = None
     """The inputs of the teacher's heads. Heads whose host projects as the teacher's does can have them, too."""
 
@@ -155,7 +155,7 @@ def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Trans
 
 
 VisitLayer = Callable[[int, ComposedAttention, Lesson], None]
-"""A callback: it takes a layer's index, the teacher's attention there, and that attention's inputs and output."""
+"""A callback. Its arguments are a layer's index, the teacher's attention there, and that attention's inputs and output."""
 
 
 @torch.no_grad()
@@ -206,8 +206,8 @@ def answers(
     values: Tensor | None = None,
     projected: Projected | None = None,
 ) -> Tensor:
-    """The output of an attention's heads on the inputs of a lesson, B T H D. values: in place of the layer's own. projected: what
-    the layer's host would compute for the heads, where it is known."""
+    """Return the output of an attention's heads on the inputs of a lesson, B T H D. values: in place of the layer's own. projected:
+    the host's inputs of the heads, if known."""
     return attention.of_heads(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values, projected)
 
 
@@ -233,9 +233,8 @@ def transfer_loss(
 
 
 def _outputs(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
-    """The output of a layer's attention on the inputs of a lesson, B T C.
-
-    Where the teacher's projections serve it, the layer's host is needed for what it computes behind the heads alone.
+    """Return the output of a layer's attention on the inputs of a lesson, B T C. If the layer has the teacher's projections, its
+    host only computes what follows the heads.
     """
     projection = None if lesson.projected is None else _only_projection(attention, lesson)
     if projection is None:
@@ -245,7 +244,7 @@ def _outputs(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tens
 
 @torch.no_grad()
 def _only_projection(attention: ComposedAttention, lesson: Lesson) -> nn.Module | None:
-    """The output projection of a layer whose host computes nothing else behind the heads, such as a gate. None: it does.
+    """Return the output projection of a layer whose host computes nothing else after the heads, such as a gate; None if it does.
 
     The layer must have the weights of the lesson's teacher. It is compared with the teacher's output once.
     """
@@ -270,10 +269,9 @@ def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, les
 
 
 def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, projected: Projected | None = None) -> Tensor:
-    """The weight of every token s in the answer to every token t, B T H T. projected: as ``answers`` has it.
-
-    Answers are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
-    and the memories' part taken off, the answers are the weights: of as many tokens at a time as a value has numbers.
+    """Return the weight of every token s in the answer to every token t, B T H T. projected: as in ``answers``. Answers are linear
+    in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values, and without the
+    memories' part, the answers are the weights: of as many tokens at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
     width, heads = attention.facts.value_dim, attention.facts.key_heads
@@ -318,7 +316,7 @@ class ModelTransferCourse(WholeCourse):
 
 
 def last_hidden(model: ComposedForCausalLM, batch: Batch) -> Tensor:
-    """The hidden states behind a model's last norm, which logits are computed from, B T C."""
+    """Return the hidden states after a model's last norm, from which logits are computed, B T C."""
     return model.base(**batch.inputs(mask=True), use_cache=False).last_hidden_state
 
 

@@ -20,7 +20,7 @@ from composer.state import Count, Measured
 from composer.training.processes import norm as norm_of
 
 RECENT = 20
-"""Steps over which losses are averaged before a run is said to diverge."""
+"""Steps over which losses are averaged to detect divergence."""
 DIVERGED = 10.0
 """A run has diverged where its recent loss is so many times its first losses."""
 PLATEAU = 2
@@ -79,7 +79,7 @@ class Unit:
         return share_of_rate(self._stage, step, steps) * self.progress.factor
 
     def update(self, step: int, steps: int, loss: float) -> float:
-        """Take an optimiser step with the gradients that have been added up, and clear them; their norm. Raises TrainingError."""
+        """Run an optimiser step with the accumulated gradients, and clear them. Return their norm. Raises TrainingError."""
         gradients = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
         norm = norm_of(list(gradients.values()))
         self._check(step, loss, norm, gradients)
@@ -93,8 +93,8 @@ class Unit:
         return norm
 
     def judge(self, loss: float) -> None:
-        """Take the loss of an evaluation: keep the best parameters, lower the rate on a plateau, stop when patience ends. Raises
-        TrainingError where it is not finite."""
+        """Update by the loss of an evaluation: keep the best parameters, lower the rate on a plateau, stop when patience ends.
+        Raises TrainingError if the loss is not finite."""
         if not math.isfinite(loss):
             raise TrainingError(
                 f"{self.name}: the loss of an evaluation is {loss}. Learn more slowly: a lower lr, a longer warmup."
@@ -131,7 +131,7 @@ class Unit:
         return UnitFacts(progress=progress, best=bool(self.best), moved=moved)
 
     def restore(self, facts: UnitFacts) -> None:
-        """Allocate the tensors of a checkpoint with these facts, and take over its progress."""
+        """Allocate the tensors of a checkpoint with these facts, and restore its progress."""
         self.progress = facts.progress
         self.best = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()} if facts.best else {}
         self._optimizer.state.clear()
@@ -166,7 +166,7 @@ class Unit:
 
 
 def share_of_rate(stage: Stage, step: int, steps: int) -> float:
-    """The share of the learning rate that warm-up and schedule give in a step, counted from 0."""
+    """Return the factor of warm-up and schedule on the learning rate in a step, counted from 0."""
     if step < stage.warmup:
         return (step + 1) / stage.warmup
     if stage.schedule != "cosine":
@@ -183,7 +183,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 Losses = dict[str, Tensor]
-"""The loss of each unit, by its name: a sum over a batch, divided by the total that the loop gives."""
+"""The loss of each unit, by its name: a sum over a batch, divided by the loop's total."""
 
 
 class Course(Protocol):

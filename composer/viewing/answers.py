@@ -54,4 +54,4 @@ def mistakes(message: str, text: str, called: str) -> str:
         number = int(match[1])
         source_line = lines[number - 1] if 0 < number <= len(lines) else ""
         rows.append(f"<p><b>line {number}</b> {escape_html(match[2])}</p><pre>{number:>4}  {escape_html(source_line[:200])}</pre>")
-    return f'<div class="wrong" role="alert">{"".join(rows)}<p>What stands below is of the last text without a mistake.</p></div>'
+    return f'<div class="wrong" role="alert">{"".join(rows)}<p>The page below shows the last spec without a mistake.</p></div>'

@@ -1,7 +1,7 @@
-"""Guards the live page: it answers this machine's browser alone, with the token of its address, and to requests of a bounded size.
+"""Guard the live page: it answers only this machine's browser, with the token of its address, and requests of a bounded size.
 
 A page on another site can make a browser send requests to a local port, under its own name after DNS rebinding. So the ``Host`` and
-the ``Origin`` of a request must be this machine, and the address has a token, as Jupyter's has, which the first answer turns into a
+the ``Origin`` of a request must be this machine, and the address has a token, as Jupyter's has, which the first answer stores in a
 cookie.
 """
 
@@ -22,16 +22,16 @@ HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 MOST_BODY = 2**20
 """Bytes of a request."""
 PATIENCE = 30.0
-"""Seconds that the body of a request may take."""
+"""Largest number of seconds to receive the body of a request."""
 CLOSED = ("upload", "file=", "file/", "proxy=", "component_server", "deep_link", "/mcp", "monitoring", "/stream/")
-"""Parts of the paths of Gradio that serve files, take them, or fetch other addresses. The page has no use for them."""
+"""Parts of Gradio's paths that serve files, accept uploads, or fetch other addresses. The page does not use them."""
 STARTED = "/gradio_api/startup-events"
-"""Gradio asks its own server for this as it starts. It says nothing of the page, and needs no token."""
+"""Gradio requests this path from its own server at its start. It reveals nothing about the page, and needs no token."""
 TOKEN = "token"
 
 
 class Guard:
-    """ASGI middleware. token: what the address of the page has behind ``?token=``."""
+    """ASGI middleware. token: the value of ``?token=`` in the page's address."""
 
     def __init__(self, app: Any, token: str) -> None:
         self.app, self.token, self.cookie = app, token, f"compose-view-{secrets.token_hex(4)}"
@@ -64,9 +64,9 @@ class Guard:
         if not headers.get("content-length", "0").isdecimal() or int(headers.get("content-length", "0")[:20]) > MOST_BODY:
             return 413, f"a request has {MOST_BODY:,} bytes at most"
         if any(part in scope["path"] for part in CLOSED):
-            return 404, "this page serves no files and takes none"
+            return 404, "this page neither serves nor accepts files"
         if scope["path"] != STARTED and not self._has_token(scope, headers):
-            return 401, "the address of this page ends with its token: take it from where `compose view` has printed it"
+            return 401, "the address of this page ends with its token: copy the address that `compose view` printed"
         return None
 
     def _has_token(self, scope: Scope, headers: dict[str, str]) -> bool:

@@ -41,7 +41,7 @@ def made_with() -> Any:
     if version is None:
         raise ComposerError(f"the page is made with Gradio, which is not installed: {INSTALL}")
     if int(version.partition(".")[0]) < OLDEST:
-        raise ComposerError(f"the page takes Gradio {OLDEST} or later, and {version} is installed: {INSTALL}")
+        raise ComposerError(f"the page needs Gradio {OLDEST} or later, and {version} is installed: {INSTALL}")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     import gradio
@@ -96,7 +96,7 @@ def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
 
 
 def launch(made: Blocks, *, port: int | None = None, open_browser: bool = False) -> str:
-    """Serves the page on this machine alone, in threads of its own, and gives its address, which ends with a token.
+    """Serve the page on this machine only, in separate threads, and return its address, which ends with a token.
 
     Raises ComposerError.
     """

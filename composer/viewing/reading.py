@@ -1,6 +1,5 @@
-"""Resolves a spec that a user has typed, within bounds, as the text may come from anybody.
-
-Nothing in the text is executed. It can only extend shipped specs and, where the page was opened on a file, files in its folder.
+"""Resolve a spec that a user has typed, within bounds, as the text may be from anybody. Nothing in the text is executed. It can
+only extend shipped specs and, if the page was opened on a file, files in its folder.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def version_problem() -> str | None:
 
 
 def register() -> None:
-    """Register composed models with vLLM. Where its version does not fit, they are not, and a line in the log says why."""
+    """Register composed models with vLLM. If its version is not supported, log a warning with the reason instead."""
     if problem := version_problem():
         logging.getLogger("vllm.composer").error(problem)
         return

@@ -57,7 +57,7 @@ def check_served(folder: Path, texts: Sequence[list[int]] = (), **options: Any) 
 def served(folder: Path, texts: Sequence[list[int]], **options: Any) -> Iterator[Written]:
     """What vLLM writes after these texts. options: further arguments of its engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # longer texts than the source was trained on say as much here
+    os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # longer texts than the source was trained on are as informative here
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams  # pyright: ignore

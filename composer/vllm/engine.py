@@ -7,7 +7,7 @@ recomputes them as it does Mamba's.
 """
 
 # pyright: reportMissingImports=false
-# vLLM brings packages of versions of its own, so that an environment of tests and checks is without it.
+# vLLM needs its own versions of packages, so the environment of tests and checks does not have it.
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StateMetadata:
 
 
 class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
-    """Makes it out of what vLLM says of a step."""
+    """Make it from vLLM's description of a step."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
 
@@ -151,7 +151,7 @@ class ServedModel(nn.Module):
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
-        """vLLM asks once the layers are made, so that pages of its attention are as long as theirs."""
+        """vLLM reads this after the layers are made, so that pages of its attention are as long as theirs."""
         layers = vllm_config.compilation_config.static_forward_context.values()
         return ((max((layer.page for layer in layers if isinstance(layer, LayerStates)), default=0),),)
 
@@ -203,18 +203,19 @@ class ServedModel(nn.Module):
         return self.composed.logits_of(hidden_states[None])[0]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """They are loaded already, as the folder says. One is taken of vLLM's own reader, which starts its clock."""
+        """Return the names of all parameters: they are already loaded from the folder. One tensor is read from vLLM's own reader,
+        which starts its clock."""
         next(iter(weights), None)
         return {name for name, _ in self.named_parameters()}
 
 
 class ComposedFolders(VerifyAndUpdateConfig):
-    """What vLLM has to know of a model before it is built."""
+    """The facts that vLLM needs about a model before it is built."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: ModelConfig) -> None:
-        """vLLM takes a model for one with states by its class, unless its configuration says that all layers are softmax: here the
-        spec decides. A window in the configuration would be that of every layer without one of its own; each layer has its own.
+        """vLLM decides by a model's class whether it has states, unless its configuration lists all layers as softmax: here the
+        spec decides. A window in the configuration would apply to every layer without its own; here each layer has its own.
         """
         config = model_config.hf_config
         check_servable(config)
@@ -223,8 +224,8 @@ class ComposedFolders(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
-        """On a CPU vLLM sets its default size of blocks anew after it has cut its memory by another. Then it splits texts elsewhere
-        than at the ends of blocks, and cached states are of other tokens. A size that counts as the user's stays.
+        """On a CPU vLLM resets its default size of blocks after it has divided its memory by another size. Then it splits texts at
+        other places than the ends of blocks, and cached states belong to other tokens. A size that counts as the user's is kept.
         """
         _check_engine(vllm_config)
         cache = vllm_config.cache_config
@@ -243,7 +244,7 @@ class ComposedConfigurations(ConfigParserBase):
 
 
 def register_with_vllm() -> None:
-    """Make the architectures of composed models, their configurations and their layers of states known. It may be called again."""
+    """Register the architectures of composed models, their configurations and their layers of states. It may be called again."""
     names = {"ComposedForCausalLM"}
     names |= {f"Composed{name}" for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
     for name in sorted(names - set(ModelRegistry.get_supported_archs())):
@@ -264,7 +265,7 @@ def _check_engine(vllm_config: VllmConfig) -> None:
         "--enable-lora": vllm_config.lora_config is not None,
     }
     reasons = {
-        "--speculative-config": "a state cannot go back to an earlier token",
+        "--speculative-config": "a state cannot be rewound to an earlier token",
         "--enable-lora": "adapters are part of the folder: compose merge",
     }
     for option, is_wanted in refused.items():

@@ -1,4 +1,4 @@
-"""The folder that vLLM is asked to serve: its configuration, whether it can be served, and its model."""
+"""The folder that vLLM serves: its configuration, whether it can be served, and its model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def _load_export(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:
         folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
     )
     if missing := sorted({*report["missing_keys"], *report["mismatched_keys"]}):
-        raise SourceError(f"{folder} lacks parameters of its spec, {missing[0]} among them; `compose verify {folder}` says more")
+        raise SourceError(
+            f"{folder} lacks parameters of its spec, {missing[0]} among them. Run `compose verify {folder}` for details"
+        )
     return model.eval()
 
 
@@ -90,6 +92,6 @@ def _check_rotations(model: ComposedForCausalLM) -> None:
         for _, head in groups_of(attention.composed):
             if any(memory.turn.by_call for _, memory in anatomy(head).graph.memories):
                 raise ValueError(
-                    f"{name} turns queries and keys by the longest text of a call (rope_type dynamic or longrope), and a step of "
+                    f"{name} rotates queries and keys by the longest text of a call (rope_type dynamic or longrope), and a step of "
                     "vLLM holds several texts. Serve it with `compose serve`, one text at a time"
                 )

@@ -58,7 +58,7 @@ def slots_of(heads: ComposedHeads) -> dict[str, Slot]:
 
 
 class ServedHeads(nn.Module):
-    """Stands in the place of a layer's ``ComposedHeads``. A call of it has one row: the tokens of a step."""
+    """Replaces a layer's ``ComposedHeads``. A call of it has one row: the tokens of a step."""
 
     def __init__(self, name: str, heads: ComposedHeads, softmax: Mapping[str, PlainSoftmax], current: CurrentStep) -> None:
         """name: of the layer, as the step's pages have it. softmax: the groups that the engine computes."""
@@ -127,7 +127,8 @@ class ServedHeads(nn.Module):
     def _over_calls(
         self, run: Callable[[Tokens, list[Tensor], State], tuple[list[Tensor], State]], inputs: list[Tensor]
     ) -> list[Tensor]:
-        """run: a call's tokens, inputs ``B T …`` and state to outputs ``B T …`` and a new state. Gives the outputs, ``1 N …``."""
+        """Return the outputs, ``1 N …``. run: a function of a call's tokens, inputs ``B T …`` and state, which returns outputs ``B
+        T …`` and a new state."""
         step = self.current.step
         assert step is not None, "the model has set it"
         pages, memory, lines = step.pages.get(self.name), self.pages, []
@@ -148,7 +149,7 @@ class ServedHeads(nn.Module):
 def serve_heads(
     model: ComposedForCausalLM, softmax_for: Callable[[ComposedAttention, str, Anatomy], Softmax], current: CurrentStep
 ) -> list[ServedHeads]:
-    """Put ``ServedHeads`` into every layer of a model. Gives them in the order of the layers, each called like its attention.
+    """Put ``ServedHeads`` into every layer of a model. Return them in the order of the layers, each with the name of its attention.
 
     softmax_for: the engine's attention for a group of heads that is plain softmax, by its layer's attention and its name.
     """

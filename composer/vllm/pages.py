@@ -1,4 +1,4 @@
-"""States in an engine: each request has a page of bytes for a layer, with the tensors of its state one behind the other."""
+"""States in an engine: each request has a page of bytes for a layer, with the tensors of its state one after the other."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Field:
 
     @property
     def bytes(self) -> int:
-        """What it takes in a page."""
+        """The number of its bytes in a page."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 def layout(slots: Mapping[str, Slot], dtype: torch.dtype, longest: int) -> tuple[tuple[Field, ...], int]:
-    """The fields of a page with these tensors, and its bytes. The widest numbers stand first, so that all are aligned.
+    """The fields of a page with these tensors, and its bytes. The widest numbers are first, so that all are aligned.
 
     dtype: of the model's keys and values. longest: tokens of the longest text.
     """
@@ -55,7 +55,7 @@ class Pages:
     """The fields of all pages of a layer, as views of the engine's memory."""
 
     def __init__(self, fields: tuple[Field, ...], memory: Tensor) -> None:
-        """memory: ``pages bytes`` int8, at least as many bytes as the fields take."""
+        """memory: ``pages bytes`` int8, with at least the bytes of the fields."""
         self.fields = fields
         self._views = {
             each.name: memory[:, each.offset : each.offset + each.bytes].view(each.dtype).unflatten(1, each.shape or (1,))

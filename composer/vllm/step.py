@@ -1,6 +1,6 @@
 """One step of an inference engine: the tokens of several requests in one line, cut into calls of the heads.
 
-Each request stands at a place of its own in its text: the heads take rows of one length, or padded to it, each with its own state.
+Each request is at its own position in its text: the heads receive rows of one length, or padded to it, each with its own state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_PADDING = 1.5
 
 @dataclass(frozen=True)
 class EngineCall:
-    """Some requests of a step, as one call of the heads takes them: ``B`` rows of ``T`` places.
+    """Some requests of a step, as inputs of one call of the heads: ``B`` rows of ``T`` places.
 
     - rows: the requests, ``B``, by their number in the step.
     - place: of each token in the line, ``B T``; padding has that of its row's first token.
@@ -55,7 +55,7 @@ class EngineCall:
 
 @dataclass(frozen=True)
 class EngineStep:
-    """The requests of a step, one behind the other.
+    """The requests of a step, one after the other.
 
     - position: of each token in its text, ``N``.
     - starts: where each request begins in the line, and the end of the last: ``R + 1`` numbers.

@@ -53,10 +53,10 @@ from converters.trunk import Dtype, Trunk
 
 MOST_PROBLEMS = 8
 """The largest number of problems of a host's weights in a message."""
-ACTIONS = {"link": "kept as it is", "rewrite": "rewritten", "leave": "left behind"}
+ACTIONS = {"link": "kept as it is", "rewrite": "rewritten", "leave": "not copied"}
 
 Progress = Callable[[str, int, int], None]
-"""A callback for progress: it takes a file's name, its bytes written so far, and its size."""
+"""A callback for progress. Its arguments are a file's name, its bytes written so far, and its size."""
 
 
 class BuildReport(Readable, Closed):
@@ -91,7 +91,7 @@ class BuildReport(Readable, Closed):
         shared = "" if is_fresh else f" {size(self.bytes_shared)} shared with the source,"
         remarks = [f"{size(self.bytes_written)} written,{shared} {self.seconds:.1f} s", short_hashes(f"spec {self.spec_hash}")]
         if is_fresh:
-            remarks.append(f"Every parameter is random{seed}: it says nothing until it is trained.")
+            remarks.append(f"Every parameter is random{seed}. Train the model before use.")
         elif self.untrained:
             remarks.append(f"{plural(len(self.untrained), 'tensor')} untrained{seed}: do not expect the source's quality yet.")
         return remarks
@@ -119,12 +119,12 @@ def build_folder(
     - source: of the weights. None: the spec describes the trunk, and every parameter is fresh.
     - spec_document: the spec as it was read, to be stored.
     - dtype: of every tensor. None: each keeps its own, and without a source all are float32.
-    - seed: of the fresh parameters. The same seed gives the same bytes.
+    - seed: of the fresh parameters. The same seed leads to the same bytes.
     - tokenizer: for a model without a source. Its files are copied.
-    - copy: gives the output bytes of its own instead of links to the source's.
+    - copy: copies the source's bytes instead of linking them.
     - hash_contents: reads linked files to note their SHA-256, so that ``verify`` can check each byte of them later; small models
       (``HASHED_ANYWAY``) are hashed in any case.
-    - force: replaces a model that stands at ``out``.
+    - force: replaces a model at ``out``.
     - dry_run: makes the plan and checks, but writes nothing.
     - lolcats: LoLCATs' checkpoints, with the heads' parameters and adapters to merge.
     - check: called with the record before the folder is in place. An error that it raises leaves nothing written.
@@ -210,7 +210,7 @@ def complete_folder(folder: Path, config: Mapping[str, Any], record: Record, nam
     record = record.model_copy(update={"documents": documents_in(folder, record.files)})
     write_json(folder / RECORD, record.model_dump(mode="json"))
     if problems := problems_of(folder, record.resolved, record.plan):
-        raise BuildError("The output did not come out as planned:\n" + "\n".join(f"  {line}" for line in problems))
+        raise BuildError("The output differs from the plan:\n" + "\n".join(f"  {line}" for line in problems))
     return record
 
 
@@ -253,7 +253,7 @@ class _Writer:
     progress: Progress | None
 
     def write(self) -> dict[str, StoredFile]:
-        """Write all weight files. The small file of fresh parameters is first: behind a large copy it would wait for the disk."""
+        """Write all weight files. The small file of fresh parameters is first: after a large copy it would wait for the disk."""
         fresh = self._write_fresh()
         shards = {}
         for shard in self.plan.shards:

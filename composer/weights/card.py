@@ -120,14 +120,14 @@ def _origin(source: StoredSource | None) -> str:
 
 def _trained(record: Record) -> str:
     if record.source is None:
-        return f"When this was built, every parameter was random (seed {record.seed}): it says nothing until it is trained.\n"
+        return f"When this was built, every parameter was random (seed {record.seed}). Train it before use.\n"
     if record.given and not record.untrained:
         files = ", ".join(
             f"{markdown_code(Path(file).name)} (SHA-256 {markdown_code(digest)})" for file, digest in record.given.items()
         )
-        return f"Every parameter comes from the source, or from {files}.\n"
+        return f"Every parameter is from the source, or from {files}.\n"
     if not record.untrained:
-        return "Every parameter comes from the source, or was trained in it.\n"
+        return "Every parameter is from the source, or was trained in it.\n"
     return (
         f"When this was built, {len(record.untrained)} tensors of its heads were untrained: until they are trained, do not expect "
         "the source's quality.\n"

@@ -66,9 +66,9 @@ def check_positions(
     more: int = 0,
     of: str = "",
 ) -> None:
-    """Raise ``refusal`` where tokens, and ``more``, exceed a model's table of learned positions. Other kinds have no end.
+    """Raise ``refusal`` if tokens, and ``more``, exceed a model's table of learned positions. Other kinds have no end.
 
-    reference: the model. ask: the advice that precedes the largest possible number. of: words that say what the tokens are.
+    reference: the model. ask: the words before the largest possible number. of: words that describe the tokens.
     """
     most = sizes.max_positions - more
     if sizes.learns_positions and tokens > most:
@@ -85,7 +85,7 @@ def trunk_from(resolved: Resolved, dtype: Dtype, tokenizer: Tokenizer | None = N
     if tokenizer is not None and tokenizer.size > spec.vocabulary:
         raise BuildError(
             f"The tokenizer of {tokenizer.folder} has {tokenizer.size:,} tokens, and the trunk has embeddings for "
-            f"{spec.vocabulary:,}. Say `trunk.vocabulary: {tokenizer.size}`, or choose another tokenizer."
+            f"{spec.vocabulary:,}. Set `trunk.vocabulary: {tokenizer.size}`, or choose another tokenizer."
         )
     special = tokenizer.special if tokenizer is not None else {}
     return Trunk(
@@ -139,7 +139,7 @@ def _normal(tensor: torch.Tensor, generator: torch.Generator | None) -> None:
 
 
 def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:
-    """Return the contents of ``config.json`` of a composed model, without transformers, whose import takes seconds.
+    """Return the contents of ``config.json`` of a composed model, without transformers, whose import needs seconds.
 
     They are a host's own fields, or Llama's and those that only our own trunk has, and the resolved spec.
     """

@@ -219,7 +219,7 @@ def _record(
 
 
 def _still_untrained(before: Origin, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yield the named parameters that still have their initial values, or whose initial values are not known."""
+    """Yield the named parameters that still have their initial values, or whose initial values are unknown."""
     initial = initial_values_of(before.record)
     for name in names:
         value = initial(name)
@@ -228,7 +228,7 @@ def _still_untrained(before: Origin, names: Iterable[str], tensors: Mapping[str,
 
 
 def _source_of(model: PreTrainedModel) -> StoredSource:
-    """Return a record's entry for a source in memory, as far as the model knows where it was loaded from."""
+    """Return a record's entry for a source in memory, as far as the model records where it was loaded from."""
     named, config = str(model.name_or_path or ""), model.config
     folder = Path(named).expanduser()
     is_here = bool(named) and (folder / "config.json").is_file()

@@ -52,7 +52,7 @@ def check_heads(source: Source) -> Resolved:
     if resolved.dimensions != dimensions(source.trunk):
         raise SourceError(f"{config} has a spec for a model of other sizes than its own")
     if problems := uncovered(source, resolved):
-        more = f"`compose verify {source.folder}` says more"
+        more = f"run `compose verify {source.folder}` for details"
         raise SourceError(f"{source.folder} lacks parameters of its spec, or has others: {listed(problems)}; {more}")
     return resolved
 
@@ -75,7 +75,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
         if (adapter := source.config.get(ADAPTER_KEY)) is not None:
             check_adapter(folder, adapter)
     except ConverterError as error:
-        raise SourceError(f"{error} `compose verify {folder}` may say more") from error
+        raise SourceError(f"{error} Run `compose verify {folder}` for details") from error
     for change in changed_parts(recorded_parts(folder)):
         warn_user(f"{folder}: {change}.")
     if not source.is_composed:
@@ -86,7 +86,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     check_backend(backend, graphs_of(check_heads(source)))
     keep_records()
     kind = "auto" if dtype is None else getattr(torch, dtype)
-    problem = f"{folder} cannot be loaded; `compose verify {folder}` says what is wrong with it"
+    problem = f"{folder} cannot be loaded; run `compose verify {folder}` for the cause"
     try:
         with refused_by_transformers(problem, SourceError):
             config = configuration_for(str(source.config["model_type"])).from_pretrained(folder, local_files_only=True)
@@ -96,7 +96,7 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     loaded, report = cast("tuple[Composed, dict[str, Any]]", answer)
     if report["missing_keys"] or report["mismatched_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them; `compose verify {folder}` says more")
+        raise SourceError(f"{folder} lacks parameters of its spec, {missing} among them. Run `compose verify {folder}` for details")
     check_loaded(loaded, source)
     loaded.run_on(backend)
     torch.nn.Module.to(loaded, device)
@@ -143,7 +143,7 @@ class Opened:
         from composer.model.mixers import serve_cpu
 
         folder = self.source.folder
-        full = f"{self.reference} does not fit into the memory of {device}. Take a smaller --dtype, or another --device."
+        full = f"{self.reference} does not fit into the memory of {device}. Choose a smaller --dtype, or another --device."
         problem = f"transformers cannot open {self.reference}"
         with refused_by_transformers(problem, self.refusal), room(lambda: self.refusal(full)):
             if self.source.is_composed:
@@ -206,7 +206,7 @@ def check_backends(backend: str, models: Sequence[Opened]) -> None:
 def labels_of(sources: Sequence[Source]) -> list[str]:
     """Return a label for each model: its name on the Hub, or its folder's, with as many parent folders as distinguish it.
 
-    A model that is given twice is numbered.
+    A repeated model is numbered.
     """
     paths = [source.named for source in sources]
     labels: list[str] = []
@@ -223,7 +223,7 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
 
 def _open(reference: str, refusal: type[ComposerError], dtype: Dtype | None) -> Source:
     if not Path(reference).expanduser().is_dir():
-        meant = f"{reference} stands where a model does: {{}} behind one option have commas between them, such as {{}}."
+        meant = f"{reference} is not a model. Separate {{}} of one option by commas, such as {{}}."
         if re.fullmatch("[0-9]+[kK]?", reference):
             raise refusal(meant.format("numbers", "--lengths 512,1k"))
         if reference in TASKS:

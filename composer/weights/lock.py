@@ -1,4 +1,4 @@
-"""A locked spec, ``spec.lock.yaml``: everything that decides the bytes of a build, and the hashes of the files that it gave."""
+"""A locked spec, ``spec.lock.yaml``: everything that determines the bytes of a build, and the hashes of its files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Lock(Closed):
 
     @property
     def yaml(self) -> str:
-        heading = f"# {self.spec.get('name')}, locked. `compose build` gives the same bytes from it, or names what differs.\n"
+        heading = f"# {self.spec.get('name')}, locked. `compose build` makes the same bytes from it, or lists the differences.\n"
         return heading + to_yaml(self.model_dump(mode="json", exclude={"spec"}) | {"spec": self.spec})
 
     def check_parts(self, named: object) -> None:
@@ -87,7 +87,7 @@ class Lock(Closed):
             )
 
     def check_built(self, record: Record) -> None:
-        """Raise BuildError where a build gave other bytes."""
+        """Raise BuildError if a build has other bytes."""
         if differences := list(_differences(self.files, files_of_build(record))):
             here = versions()
             other = [

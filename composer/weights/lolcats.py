@@ -66,7 +66,8 @@ def read_values(files: Sequence[str | os.PathLike[str]], resolved: Resolved, sou
     paths = tuple(Path(file).expanduser().resolve() for file in files)
     if source.is_composed:
         raise BuildError(
-            f"{source.folder} is a student already, and LoLCATs' files stand on a model as it was published: name that."
+            f"{source.folder} is a student already. LoLCATs checkpoints apply to the published base model. Pass that model with "
+            "--from."
         )
     try:
         read = read_lolcats(paths)
@@ -100,7 +101,7 @@ def _values(read: Lolcats, resolved: Resolved) -> tuple[dict[str, Stored], list[
             [_described(stored) for key, stored in read.parameters.items() if full.get(key) not in wanted],
         ),
         *problems_listed(
-            "parameters that no file gives (a checkpoint of two files needs --lolcats twice)",
+            "parameters that no file has (a checkpoint of two files needs --lolcats twice)",
             [f"{name} {list(fresh.shape)}" for name, fresh in wanted.items() if name not in values],
         ),
         *problems_listed("tensors of another shape", misshapen),
@@ -128,7 +129,7 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
     if not keys:
         return {}, []
     if lora is None:
-        why = "a recipe with `finetune: {lora: {rank: …, alpha: …}}` says what they are to be multiplied by, and this one does not"
+        why = "their scale is in a recipe with `finetune: {lora: {rank: …, alpha: …}}`, and this spec has none"
         return {}, [f"{len(keys)} adapters: {why}"]
     if not isinstance(source.trunk, Trunk):
         return {}, [f"{len(keys)} adapters: they are for Llama's matrices, and {source.folder} is of another family"]
@@ -145,7 +146,7 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
                 if stored.shape != expected:
                     misshapen.append(f"{stored.name}: expected {list(expected)}, the file has {list(stored.shape)}")
     targets = ", ".join(lora.targets)
-    recipe = f"recipe.finetune.lora says rank {lora.rank}, alpha {lora.alpha:g}, targets [{targets}]"
+    recipe = f"recipe.finetune.lora has rank {lora.rank}, alpha {lora.alpha:g}, targets [{targets}]"
     strange = [_described(stored) for side in (read.down, read.up) for key, stored in side.items() if key not in wanted]
     lacking = [
         f"lora_{letter} of {_MATRIX.format(layer=layer, projection=projection)}"
@@ -154,9 +155,9 @@ def _products(read: Lolcats, source: Source, lora: Lora | None) -> tuple[dict[st
         if (layer, projection) not in side
     ]
     return products, [
-        *problems_listed(f"adapters that there is no place for ({recipe}; --set says it otherwise)", strange),
-        *problems_listed(f"adapters that are missing ({recipe}; --set says it otherwise)", lacking),
-        *problems_listed(f"adapters of another shape ({recipe}; --set says it otherwise)", misshapen),
+        *problems_listed(f"adapters without a place in the model ({recipe}; change it with --set)", strange),
+        *problems_listed(f"adapters that are missing ({recipe}; change it with --set)", lacking),
+        *problems_listed(f"adapters of another shape ({recipe}; change it with --set)", misshapen),
     ]
 
 
@@ -165,7 +166,7 @@ def _described(stored: Stored) -> str:
 
 
 def value_piece(name: str, stored: Stored, shape: tuple[int, ...], dtype: Dtype) -> TensorToWrite:
-    """Return a parameter of a head, as a file has it, turned into ``dtype`` where it is of another."""
+    """Return a parameter of a head from a file, converted to ``dtype``."""
 
     def contents() -> Iterator[memoryview]:
         yield as_bytes(_finite(f"{stored.name} of {stored.file}", stored.tensor.detach().reshape(shape), dtype))

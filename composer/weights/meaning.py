@@ -1,4 +1,4 @@
-"""The meaning of heads' parameters: a name and a shape alone do not say whether trained values fit another head."""
+"""The meaning of heads' parameters: a name and a shape do not determine whether trained values fit another head."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ READ = {Kind.HIDDEN, Kind.QUERY, Kind.KEY, Kind.PAIRS}
 
 @dataclass(frozen=True)
 class Meaning:
-    """The role that a parameter's values were trained for, in the words of a spec: values fit where all of it is equal.
+    """The role that a parameter's values were trained for, in the words of a spec: values fit if all fields are equal.
 
     part: the parameter's owner, without incidental fields. heads: the layer's heads that it belongs to. seen: the parts that change
-    states before the owner reads them. beside: the read that a memory's weight goes into, or the map whose features a gate decays.
+    states before the owner reads them. beside: the read that uses a memory's weight, or the map whose features a gate decays.
     """
 
     part: str
@@ -47,7 +47,7 @@ class Meaning:
         if self.seen != other.seen:
             return f"its `{self.part}` saw {other.seen}, and sees {self.seen} here"
         if self.beside != other.beside:
-            return f"it stood beside `{other.beside}`, and stands beside `{self.beside}` here"
+            return f"it was beside `{other.beside}`, and is beside `{self.beside}` here"
         return None
 
 
@@ -75,12 +75,10 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
     except ValidationError as error:
         if (kind := unregistered_kind(error)) is not None:
             raise BuildError(f"{needed_part('The source', kind, {})}.") from error
-        raise BuildError(
-            f"The source's config.json says what its heads are, and no spec is like that: {error.errors()[0]['msg']}."
-        ) from error
+        raise BuildError(f"The source's config.json has an invalid spec of its heads: {error.errors()[0]['msg']}.") from error
     if spec_hash is not None and not resolved.has_hash(spec_hash):
         raise BuildError(
-            f"The source's config.json holds a spec of hash {resolved.hash}, and says that its hash is {spec_hash}: one was "
+            f"The source's config.json has a spec of hash {resolved.hash}, but its spec_hash is {spec_hash}: one of them was "
             "changed."
         )
     return resolved
@@ -100,7 +98,7 @@ def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
 
 
 def _seen(graph: HeadGraph, node: Node) -> str:
-    """Return the parts that mix, convolve and turn the states before this node reads them. Memories do not count."""
+    """Return the parts that mix, convolve and rotate the states before this node reads them. Memories are not included."""
 
     def leads(start: str, end: str, key: int) -> bool:
         kind, held = graph.network.edges[start, end, key]["of"].kind, isinstance(graph.nodes[end].part, Memory)
@@ -120,7 +118,7 @@ def _seen(graph: HeadGraph, node: Node) -> str:
 
 
 def _beside(graph: HeadGraph, node: Node) -> str:
-    """Return the read that a memory's weight goes into, or the map whose features decay one by one."""
+    """Return the read that uses a memory's weight, or the map whose features decay one by one."""
     if isinstance(node.part, Memory) and node.part.weight is not None and graph.nodes[READ_NODE].path is not None:
         return _described_at(graph.nodes[READ_NODE])
     if isinstance(node.part, Gate) and node.part.rank_of_decay == "channel":

@@ -124,7 +124,9 @@ def _what_failed(error: OSError, out: Path) -> str:
         free = shutil.disk_usage(_existing(out)).free
         return f"No space left for {out} ({free:,} bytes free there). {nothing}"
     if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-        return f"{out} has come to be since this build began, and stays. Use --force to replace it, or choose another folder."
+        return (
+            f"{out} was created while this build ran; it was not overwritten. Use --force to replace it, or choose another folder."
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"Not allowed to write {error.filename or out}: {reason(error)}. {nothing}"
     where = f" ({error.filename})" if error.filename else ""

@@ -47,14 +47,14 @@ SHARD_SIZE = "5GB"
 UNPACKED_IN_MEMORY = "bitsandbytes"
 """The kind of quantisation that transformers unpacks in a loaded model, and not as it loads one."""
 LAYERS = "block_count"
-"""The key of a GGUF file, behind its architecture, for the number of layers."""
+"""The key of a GGUF file, after its architecture, for the number of layers."""
 FURTHER = "nextn_predict_layers"
-"""The key of a GGUF file, behind its architecture, for the number of layers that predict tokens behind the next one."""
+"""The key of a GGUF file, after its architecture, for the number of layers that predict tokens after the next one."""
 NO_CONFIG = ("_model_name_or_path", "unk_token_id")
 """The keys that transformers' reader of GGUF files adds to a config, and that no model uses."""
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 SCALED = "rope.scaling."
-"""The keys of a GGUF file, behind its architecture, that scale its rotary positions."""
+"""The keys of a GGUF file, after its architecture, that scale its rotary positions."""
 SCALES = ("rope_freqs.", "rope_factors_")
 """How the names of tensors begin that scale rotary positions."""
 
@@ -136,8 +136,8 @@ class PackedFile:
         """Raise SourceError where the file has no tokenizer, or scales its rotary positions, which transformers does not read."""
         if not self.header.has_tokenizer:
             raise SourceError(
-                f"{self.path} has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens), so nothing says what its tokens "
-                "mean. Use a GGUF file with its tokenizer."
+                f"{self.path} has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens), so its tokens cannot be decoded. "
+                "Use a GGUF file with its tokenizer."
             )
         header, prefix = self.header, f"{self.header.architecture}.{SCALED}"
         scaling = header.metadata.get(f"{prefix}type", "none") != "none" and header.metadata.get(f"{prefix}factor", 1) != 1
@@ -150,8 +150,8 @@ class PackedFile:
             )
 
     def _check_fits(self, config: Any, layers: int, dtype: Dtype) -> None:
-        """Raise SourceError, before any weight is read, unless the model has as many weights as the file, and BuildError where
-        memory does not suffice. Layers behind the model's last one that predict further tokens are left out."""
+        """Raise SourceError, before any weight is read, unless the model has as many weights as the file, and BuildError if memory
+        does not suffice. Layers after the model's last one that predict further tokens are left out."""
         further = self.header.metadata.get(f"{self.header.architecture}.{FURTHER}", 0)
         tensors = [tensor for tensor in self.header.tensors if not further or _layer(tensor.name) < layers]
         stored = sum(math.prod(tensor.shape) for tensor in tensors)
@@ -266,8 +266,8 @@ def find_packed(path: Path) -> Packed | None:
 def _config_of(file: Path, size: int, modified_ns: int) -> Any:
     """Return the config that transformers reads from a GGUF file.
 
-    It is kept, as reading it takes seconds: transformers makes an object of every token. size, modified_ns: of the file, so that a
-    changed one is read again.
+    The result is cached, as reading it needs seconds: transformers makes an object of every token. size, modified_ns: of the file,
+    so that a changed one is read again.
     """
     from transformers import AutoConfig
 

@@ -34,7 +34,7 @@ FRESH_FILE = "fresh.safetensors"
 
 
 class Inherited(Closed):
-    """A parameter whose values come from the source."""
+    """A parameter whose values are from the source."""
 
     kind: Literal["inherited"] = "inherited"
     tensor: str
@@ -50,7 +50,7 @@ class Inherited(Closed):
 
 
 class GivenParameter(Closed):
-    """A parameter whose values come from a file beside the source, with its name there."""
+    """A parameter whose values are from a file beside the source, with its name there."""
 
     kind: Literal["given"] = "given"
     tensor: str
@@ -132,11 +132,11 @@ class Typed(Shaped, Protocol):
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights that a student takes parameters from: those of a folder, or of a model in memory.
+    """The weights that a student inherits parameters from: those of a folder, or of a model in memory.
 
     name: in messages. config: the contents of ``config.json``. covered: the tensors by their use. tensors: their shapes and types,
     by the source's names. are_equal: whether two of the tensors, by name, hold equal values. files: the file of each tensor; empty
-    where nobody knows it. shards: the files that a build links or rewrites. notes: on the source.
+    if unknown. shards: the files that a build links or rewrites. notes: on the source.
     """
 
     name: str
@@ -172,7 +172,7 @@ def make_plan(
     beside: LolcatsValues | None = None,
     before: Plan | None = None,
 ) -> Plan:
-    """Give every parameter of a student its origin, and every tensor of its source its use or the reason that it is dropped.
+    """Find the origin of every parameter of a student, and the use of every tensor of its source, or the reason that it is dropped.
 
     A source that is itself a student keeps those parameters of its heads that the new spec has, too, in the same shape and with
     the same meaning.
@@ -181,7 +181,7 @@ def make_plan(
     - weights: of the source. None: there is none, and every parameter is fresh.
     - dtype: of every tensor. None: each keeps its own.
     - beside: values in files beside the source.
-    - before: the plan of the model that was saved as ``weights``. Parameters keep their origins, and stay in their files.
+    - before: the plan of the model that was saved as ``weights``. Parameters keep their origins and their files.
 
     Raises ``BuildError``.
     """
@@ -211,10 +211,10 @@ def make_plan(
 
 @dataclass(frozen=True)
 class _Assignment:
-    """The origin of every parameter, before files come into it.
+    """The origin of every parameter, without files.
 
-    own: the parameters that need no source. inherited: the source's name of each parameter that comes from it. dropped: the reason
-    for each of the source's tensors that is not used. dtype: of all parameters; None: each keeps its own.
+    own: the parameters that need no source. inherited: the source's name of each parameter from the source. dropped: the reason for
+    each of the source's tensors that is not used. dtype: of all parameters; None: each keeps its own.
     """
 
     own: Mapping[str, Fresh]
@@ -260,7 +260,7 @@ def _unfit(resolved: Resolved, own: Mapping[str, Fresh], weights: Weights) -> di
         elif own[name].shape != shape:
             unfit[stored] = f"its shape is {list(shape)}, this spec's is {list(own[name].shape)}"
         elif module not in theirs:
-            unfit[stored] = "the source's config.json does not say what it means"
+            unfit[stored] = "the source's config.json does not describe it"
         elif reason := ours[module].difference(theirs[module]):
             unfit[stored] = reason
     return unfit
@@ -312,7 +312,7 @@ def notes_on(resolved: Resolved, trunk: Sizes, *, fresh: bool) -> tuple[str, ...
 
     notes = []
     if resolved.direction == "bidirectional" and trunk.labels is None:
-        notes.append("The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`.")
+        notes.append("The spec is bidirectional, so this model cannot generate. For a classifier, add a `trunk` with `labels`.")
     if resolved.direction == "bidirectional" and not fresh:
         notes.append("Attention is bidirectional from now on; weights of a causal model were not trained for it.")
     unused = sorted(name for name, head in resolved.heads.items() if not uses_projections(head))
@@ -346,17 +346,17 @@ def _plan_shards(weights: Weights, assignment: _Assignment, beside: LolcatsValue
 
 
 def _change(shard: Shard, names: Mapping[str, str], covered: Covered, dtypes: Mapping[str, Dtype], merged: int) -> str:
-    """Return why a file cannot stay as it is; empty if it can. names: the student's, by the source's. dtypes: in the student, by
-    the source's names. merged: number of tensors that adapters are merged into.
+    """Return why a file must be rewritten; empty if it can be linked. names: the student's, by the source's. dtypes: in the
+    student, by the source's names. merged: number of tensors that adapters are merged into.
 
     Loaders read every tensor of a file, whether the index names it or not, and complain of those without a place. Tensors that they
-    pass over by themselves, and a copy of a tied matrix, do not stand in the way of linking.
+    ignore, and a copy of a tied matrix, do not prevent linking.
     """
     silent = {*covered.passed_over, covered.output_copy}
     dropped = sum(stored not in names and stored not in silent for stored in shard.tensors)
     renamed = sum(names.get(stored, stored) != stored for stored in shard.tensors)
     retyped = Counter(dtypes[stored] for stored, tensor in shard.tensors.items() if tensor.dtype != dtypes[stored])
-    counts = [(count, f"turned into {dtype}") for dtype, count in retyped.items()]
+    counts = [(count, f"converted to {dtype}") for dtype, count in retyped.items()]
     counts += [(renamed, "renamed"), (dropped, "dropped"), (merged, "with adapters merged in")]
     return ", ".join(f"{count} {what}" for count, what in counts if count)
 

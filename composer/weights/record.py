@@ -29,7 +29,7 @@ CARD, CONFIG, TRAINING = "README.md", "config.json", "training"
 READ = (*TOKENIZER, GENERATION_CONFIG, SINGLE, ADAPTER_CONFIG, "adapter_model.*")
 """The files that transformers finds in a folder by their names, beside config and index."""
 HASHED_ANYWAY = 256 * 2**20
-"""Bytes of linked files up to which they are hashed in any case: this takes a few tenths of a second."""
+"""Largest size in bytes of linked files that are hashed in any case, which needs a few tenths of a second."""
 Placement = Literal["linked", "copied"]
 _PACKAGES = ("attention-composer", "torch", "transformers", "safetensors")
 
@@ -53,7 +53,7 @@ class StoredFile(Closed):
 
     how: Placement | Literal["written", "rewritten"]
     origin: str | None
-    """The source's file behind it, for one that was linked or copied."""
+    """The source's file that was linked or copied."""
     bytes: int
     header_sha256: str
     sha256: str | None
@@ -86,7 +86,7 @@ class StoredSource(Closed):
     config_sha256: str
     spec_hash: str | None
     unpacked: StoredUnpacked | None = Field(default=None, exclude_if=lambda unpacked: unpacked is None)
-    """The quantised weights behind ``folder``, which is a folder of the cache; None where the source was not quantised."""
+    """The quantised weights of ``folder``, which is a folder of the cache; None if the source was not quantised."""
 
 
 class Start(Closed):
@@ -134,7 +134,7 @@ class SavedByTransformers(Closed):
 
 
 class Record(Closed):
-    """Enough to say exactly what a checkpoint is, and to check it."""
+    """Enough to identify a checkpoint exactly, and to check it."""
 
     format: Literal[1] = 1
     spec: dict[str, Any]
@@ -151,7 +151,7 @@ class Record(Closed):
     documents: dict[str, str] = Field(default_factory=dict)
     """SHA-256 of every other file of the build, by path."""
     given: dict[str, str] = Field(default_factory=dict, exclude_if=lambda files: not files)
-    """SHA-256 of the files beside the source that parameters came from, by path."""
+    """SHA-256 of the files beside the source that parameters are from, by path."""
     parts: dict[str, StoredPart] = Field(default_factory=dict, exclude_if=lambda parts: not parts)
     """The origins of parts from outside, by kind."""
     untrained: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ def stored_source(source: Source, student: Record | None) -> StoredSource:
 def stored_file(
     path: Path, how: Placement | Literal["written", "rewritten"], *, origin: Path | None, contents: str | None
 ) -> StoredFile:
-    """Return the record's entry for the file at ``path``. contents: its SHA-256, where it is known."""
+    """Return the record's entry for the file at ``path``. contents: its SHA-256, if known."""
     shard, stat = read_shard(path), path.stat()
     return StoredFile(
         how=how,
@@ -235,7 +235,7 @@ def known_sha256(source: Source, student: Record | None, file: str) -> str | Non
 
 
 def versions() -> dict[str, str]:
-    """Versions of what took part in the build, as far as they are installed as packages."""
+    """Return the versions of the packages used in the build, as far as they are installed as packages."""
     return versions_of(_PACKAGES)
 
 

@@ -101,9 +101,9 @@ def write_trained(model: Path, out: Path, trained: Trained, *, force: bool = Fal
 
 
 def _as_stored(model: ComposedForCausalLM, changed: Mapping[str, torch.Tensor], plan: Plan) -> dict[str, torch.Tensor]:
-    """Parameters of a model by their names in its files, and in the shapes that they have there. plan: of these files.
+    """Return parameters of a model by their names and with their shapes in its files. plan: of these files.
 
-    transformers joins and renames some tensors as it loads them, such as those of experts, and gives a prefix to those of a model
+    transformers joins and renames some tensors as it loads them, such as those of experts, and adds a prefix to those of a model
     without its head. Of tied parameters, each that is stored changes.
     """
     from transformers.core_model_loading import revert_weight_conversion
@@ -140,7 +140,7 @@ def _file(target: Path, source: Source, record: Record, changed: Mapping[str, to
     """Link a weight file, or rewrite it if anything in it has changed. Return its entry in the record."""
     shard = source.shards[target.name]
     here = {name for name, entry in record.plan.parameters.items() if entry.output == target.name} & changed.keys()
-    # A stored copy of a tied embedding would no longer be one, and transformers would then take it for a matrix of its own.
+    # A stored copy of a tied embedding would differ from it then, and transformers would load it as a separate matrix.
     outdated = {source.covered.output_copy} & shard.tensors.keys() if EMBEDDING in changed else set()
     if not here and not outdated:
         how, digest = link_or_copy(shard.file, target)
@@ -179,9 +179,8 @@ def _adapter(folder: Path, adapter: Adapter | None) -> dict[str, StoredFile]:
 
 def write_renamed(model: Path, out: Path, spec: Spec, resolved: Resolved) -> Path:
     """Write the model of the folder ``model`` to ``out``, with the name of ``spec``, which means the same, in its record and card.
-    A build that stands at ``out`` is replaced. Raises BuildError.
-
-    resolved: the spec on the model's source. Where it calls the heads by other names than the model does, the model's stay.
+    A build at ``out`` is replaced. Raises BuildError. resolved: the spec on the model's source. If it has other names for the heads
+    than the model, the model's are kept.
     """
     record, config = read_record(model), open_source(model).config
     if record is None or record.resolved.hash != resolved.hash:

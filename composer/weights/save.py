@@ -1,8 +1,8 @@
 """The record of a model that transformers saves: ``save_pretrained``, and what calls it, such as ``Trainer``, keep it.
 
 It is the record of the folder that the model was loaded from, or the one that a build would have written. Added are the save by
-transformers, the number of tensors whose values have changed since, and the hashes of the folder's files. It does not say how the
-values changed.
+transformers, the number of tensors whose values have changed since, and the hashes of the folder's files. It does not record how
+the values changed.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class _Records:
             model._origin = Origin(record, Path(path).parent, sha256(Path(path)))
 
     def saved(self, model: Any, folder: Path) -> None:
-        """Write the record beside the weights. If that fails, a warning says why, and the save itself succeeds."""
+        """Write the record beside the weights. If that fails, log a warning with the reason; the save itself succeeds."""
         if getattr(model, "_hf_peft_config_loaded", False):
             if getattr(model.config, ADAPTER_KEY, None) is not None:
                 warn_caller(
-                    f"{folder} is saved without its model: of one with adapters transformers writes these alone, and nothing else "
-                    "that was trained; fold them into the weights (`compose merge`), and load and save what comes out"
+                    f"{folder} is saved without its model: transformers writes only the adapters of such a model. Fold them into "
+                    "the weights (`compose merge`), and load and save the result"
                 )
             return  # a folder of adapters alone has no record
         if getattr(model.config, "auto_map", None) == AUTO_MAP:
@@ -151,7 +151,7 @@ def _unchanged(origin: Origin, saved: Source, plan: Plan) -> dict[str, bool | No
 
 
 def _values(origin: Origin, folder: Path) -> Mapping[str, StoredTensor]:
-    """Return the stored tensors of the model's origin; none if its folder is gone, has changed, or has just been written over."""
+    """Return the stored tensors of the model's origin; none if its folder is missing, has changed, or was just overwritten."""
     if origin.folder is None or not origin.folder.is_dir() or origin.folder.samefile(folder):
         return {}
     try:

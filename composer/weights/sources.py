@@ -63,11 +63,11 @@ PACKAGES = ("attention-composer", "transformers")
 def open_model(
     reference: str | os.PathLike[str], revision: str | None = None, dtype: Dtype | None = None, *, text_only: bool = False
 ) -> Source:
-    """Open a model to build from, fetching it if need be; a folder that exists here wins over the Hub.
+    """Open a model to build from, fetching it if need be; a folder that exists here has precedence over the Hub.
 
     Headers are read and checked, weights are not, unless they are quantised: then they are unpacked first. dtype: of unpacked
-    weights; None: bfloat16. Weights that are not quantised stay as they are stored. text_only: open the text decoder of a model
-    that reads images or sound, too. Raises ``SourceError`` and ``BuildError``.
+    weights; None: bfloat16. Weights that are not quantised keep their dtype. text_only: open the text decoder of a model that reads
+    images or sound, too. Raises ``SourceError`` and ``BuildError``.
     """
     with _as_source_errors():
         place = _place(reference, revision)
@@ -93,7 +93,7 @@ def _text_decoder(path: Path) -> TextDecoder:
 
 
 def check_merged(source: Source) -> None:
-    """Raise ``SourceError`` if adapters stand beside a model's weights: a reader of the weights alone would miss them."""
+    """Raise ``SourceError`` if adapters are beside a model's weights: a reader of the weights alone would miss them."""
     if source.config.get(ADAPTER_KEY) is not None:
         raise SourceError(f"{source.folder} has adapters beside its weights. Merge them first: compose merge {source.folder}")
 
@@ -177,7 +177,7 @@ def _fetch(place: _OnHub, **options: Any) -> tuple[Path, str | None]:
 
 
 def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _OnHub:
-    """Return the folder, or the model of the Hub, with ``@REVISION`` taken off its name.
+    """Return the folder, or the model of the Hub, without ``@REVISION`` in its name.
 
     Raises SourceError for the path of a folder that does not exist, for a spec, and for two revisions.
     """
@@ -190,7 +190,7 @@ def _place(reference: str | os.PathLike[str], revision: str | None) -> Path | _O
             )
         if tagged := TAGGED.fullmatch(reference):
             if revision is not None:
-                raise SourceError(f"{reference!r} says a revision, and {revision!r} is another: leave one of them out.")
+                raise SourceError(f"{reference!r} has a revision, and {revision!r} is another: leave one of them out.")
             return _place(*tagged.groups())
         if reference.startswith(HUB):
             named = reference.removeprefix(HUB)

@@ -79,7 +79,7 @@ def count_stored(tensor: StoredTensor, seen: Callable[[memoryview], object] = la
 def digest_and_counts(shard: Shard, moved: Callable[[int], object] = lambda _: None) -> tuple[str, dict[str, int]]:
     """Read a weight file once. Return its SHA-256, and the number of values that are not finite of each tensor that has any.
 
-    moved: called with the position behind each tensor that has been read. Raises OSError.
+    moved: called with the position after each tensor. Raises OSError.
     """
     digest, done, counts = hashlib.sha256(), 0, dict[str, int]()
     for name, tensor in shard.tensors.items():
@@ -181,9 +181,8 @@ def fresh_piece(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> TensorToWri
 
 
 def initial_values(name: str, fresh: Fresh, dtype: Dtype, seed: int) -> torch.Tensor:
-    """Return the initial values of a fresh parameter: they follow from seed and name alone, whatever else the model has.
-
-    They are drawn in float32 and then turned into ``dtype``, so that models of two types start alike.
+    """Return the initial values of a fresh parameter: they depend on seed and name only. They are drawn in float32 and then
+    converted to ``dtype``, so that models of two dtypes start alike.
     """
     import torch
 

@@ -27,7 +27,7 @@ from converters.trunk import DTYPE_KEYS, Dtype, dtype_name
 CONFIG = "config.json"
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 WITHIN = re.compile(r"(^|[._])(language_model|text_model|llm)\.")
-"""The names that models give the module of their text decoder."""
+"""The names of the text decoder's module in models."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SECTIONS = ("mrope_section", "mrope_interleaved")
 """Keys of rotary positions of three numbers a token. The three are equal in text, so the rotation is the usual one there."""

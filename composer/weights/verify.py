@@ -1,12 +1,12 @@
-"""Whether a built model still is what its record says: spec, config, coverage, contents of every file, finite values.
+"""Check that a built model still matches its record: spec, config, coverage, contents of every file, finite values.
 
 Nothing in a folder proves its record: a change of files and record that agree with each other is not found here. For that, the
 report has the record's own SHA-256, to compare with the one that the model's maker publishes.
 
 The record is a manifest: it has the SHA-256 of each file, so any changed byte is found. Only a large linked file may have no hash,
-as the build reads such files for ``--hash`` alone, unless the Hub's cache or an earlier student's record knows theirs. While it is
-the very file of the build (same device and inode), it is checked by its time stamp, which every write changes, else by its size and
-its header. The report says that its contents could not be checked.
+as the build reads such files only for ``--hash``, unless the Hub's cache or an earlier student's record has their hash. While it is
+the very file of the build (same device and inode), it is checked by its time stamp, which every write changes, otherwise by its
+size and its header. The report says that its contents could not be checked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Verdict = Literal["passed", "failed", "unknown"]
 
 
 class Check(Closed):
-    """One check. ``unknown``: it could not be made, and ``detail`` says why."""
+    """One check. ``unknown``: it could not be made, for the reason in ``detail``."""
 
     what: str
     subject: str
@@ -95,7 +95,7 @@ class VerifyReport(Readable, Closed):
         """Return the result of all checks in a sentence. name: what the reader calls the model."""
         unchecked = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
         if self.ok:
-            return f"{name} is what its record says{unchecked}"
+            return f"{name} matches its record{unchecked}"
         return f"{name} does not match its record: {plural(len(self.failed), 'check')} failed{unchecked}"
 
     def view(self) -> View:
@@ -137,11 +137,13 @@ def make_check(what: str, subject: str, outcome: Verdict, detail: str = "") -> C
 
 
 def _saves(record: Record) -> Iterator[Check]:
-    """Yield a check for each save by transformers with changed values: the record does not say how they changed."""
+    """Yield a check for each save by transformers with changed values: the record does not describe how they changed."""
     for save in record.saved:
         if save.changed != 0:
-            changed = "it cannot be said how many" if save.changed is None else f"{save.changed:,}"
-            detail = f"transformers saved it: {changed} of {save.tensors:,} tensors had changed by then, and nobody has told how"
+            changed = "an unknown number" if save.changed is None else f"{save.changed:,}"
+            detail = (
+                f"transformers saved it: {changed} of {save.tensors:,} tensors had changed, and the record does not describe how"
+            )
             yield make_check("training", RECORD, "unknown", detail)
 
 
@@ -157,10 +159,10 @@ def _spec(record: Record) -> tuple[Verdict, str]:
     except SpecError as error:
         return "failed", f"the stored spec cannot be resolved: {error}"
     if not again.has_hash(record.spec_hash):
-        return "failed", f"the stored spec comes to the hash {again.hash}, not to {record.spec_hash}"
+        return "failed", f"the stored spec has the hash {again.hash}; expected {record.spec_hash}"
     different = [name for name in ("name", "paper", "recipe") if getattr(again, name) != getattr(record.resolved, name)]
     if different:
-        return "failed", f"the stored spec says something else of {', '.join(different)} than the stored document"
+        return "failed", f"the stored spec and the stored document differ in {', '.join(different)}"
     return "passed", f"hash {record.spec_hash}"
 
 
@@ -184,13 +186,13 @@ def _config(folder: Path, record: Record) -> tuple[Verdict, str]:
     if described.config_sha256 != record.documents.get(CONFIG):
         different += described.notes
     if different:
-        return "failed", f"not what the record says: {', '.join(different)}"
+        return "failed", f"differs from the record: {', '.join(different)}"
     return "passed", "the trunk and the heads of the record"
 
 
 def _comparable(trunk: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trunk, a host's config in it without the dtype: the source may say another, and the trunk has the model's beside
-    it."""
+    """Return a trunk, a host's config in it without the dtype: the source may have another dtype, and the trunk has the model's
+    beside it."""
     config = trunk.get("config")
     return {**trunk, "config": config and {key: value for key, value in config.items() if key not in DTYPE_KEYS}}
 
@@ -247,7 +249,7 @@ def _contents(shard: Shard, stored: StoredFile, digest: str) -> tuple[Verdict, s
         return "unknown", "not hashed at the build, and no longer the file that was linked; size and header are right"
     if stat.st_mtime_ns != stored.modified_ns:
         return "failed", "it has been written to since the build, as its time stamp shows"
-    return "unknown", "not hashed at the build; its time stamp says that nobody has written to it since"
+    return "unknown", "not hashed at the build; its time stamp shows no later change"
 
 
 def _documents(folder: Path, record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
@@ -272,13 +274,13 @@ def _documents(folder: Path, record: Record, present: Mapping[str, Path]) -> Ite
         if is_read(name):
             yield make_check("contents", name, "failed", problem)
         else:
-            yield make_check("contents", name, "unknown", f"{problem}; it decides nothing of what the model says")
+            yield make_check("contents", name, "unknown", f"{problem}; it has no effect on the model's output")
 
 
 def _why_not_of_a_build(path: Path, error: OSError) -> str:
     """Return the problem with a path that is no file of a build, such as a pipe or a link out of the folder.
 
-    Raises BuildError where the system did not let the file be read: whether it matches is then not known.
+    Raises BuildError if the system did not let the file be read: it is then unknown whether it matches.
     """
     if error.errno in (errno.EACCES, errno.EPERM, errno.EIO):
         raise BuildError(f"{path} cannot be read: {reason(error)}, so it cannot be checked.") from error
@@ -295,9 +297,9 @@ def _strangers(record: Record, present: Mapping[str, Path]) -> Iterator[Check]:
         if not is_read(name):
             others.append(name)
         elif is_tokenizer(name) and not tokenized:
-            yield make_check("contents", name, "unknown", "no build put it there: the record knows of no tokenizer")
+            yield make_check("contents", name, "unknown", "not written by a build: the record has no tokenizer")
         else:
-            yield make_check("contents", name, "failed", "no build put it there, and what loads the model reads it")
+            yield make_check("contents", name, "failed", "not written by a build, and read when the model is loaded")
     if others:
         names = ", ".join(others[:_LISTED]) + (f" and {len(others) - _LISTED} more" if len(others) > _LISTED else "")
         detail = f"no build put there {names}: what loads the model reads none of it"

@@ -24,7 +24,7 @@ PARTS = 8
 """Parts of a text in the table of positions. Each has several of an evaluation's buckets."""
 
 Scores = Callable[[Result], Sequence[float] | None]
-"""The scores of a task's rows in a result; None where it has none."""
+"""The scores of a task's rows in a result; None if it has none."""
 
 
 @dataclass(frozen=True)

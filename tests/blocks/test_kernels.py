@@ -110,7 +110,7 @@ def test_triton_runs_on_a_gpu_or_in_its_interpreter(monkeypatch: pytest.MonkeyPa
     assert needs_gpu(Setting("cuda", "bfloat16")) is None
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert needs_gpu(Setting("cpu", "float32")) is None
-    assert needs_gpu(Setting("cuda", "float64")) == "Triton's kernels do not take float64"
+    assert needs_gpu(Setting("cuda", "float64")) == "Triton's kernels do not support float64"
     monkeypatch.delenv("TRITON_INTERPRET")
     assert str(needs_gpu(Setting("cpu", "float32"))).startswith("Triton runs on a GPU")
 

@@ -76,10 +76,10 @@ def test_the_head_starts_as_the_function_that_it_was(head: dict) -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        ({"feature_map": None, "memory": [{"kind": "latents", "size": 8}]}, "latents have no keys; say `inputs:"),
+        ({"feature_map": None, "memory": [{"kind": "latents", "size": 8}]}, "latents have no keys; set `inputs:"),
         (
             {"mix_input": {"kind": "conv", "feeds": "qk"}, "feature_map": "elu", "memory": ["state"]},
-            "keys of each query head's own are projected from the hidden states",
+            "keys per query head are projected from the hidden states",
         ),
     ],
 )

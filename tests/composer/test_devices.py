@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_more_than_there_is_is_refused_before_the_first_byte() -> None:
     check_memory(1, "one byte")
     with pytest.raises(
-        BuildError, match=r"No memory for all of it: that takes 1,152,921,504,606,846,976 bytes, and [\d,]+ are free"
+        BuildError, match=r"Not enough memory for all of it: it needs 1,152,921,504,606,846,976 bytes, and [\d,]+ are free"
     ):
         check_memory(2**60, "all of it")
     assert 0 < free_memory() <= psutil.virtual_memory().total + psutil.swap_memory().total

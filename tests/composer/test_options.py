@@ -116,7 +116,7 @@ def test_other_types_and_words() -> None:
         ({"salt": 1}, "salt: expected True or False, got 1"),
         ({"minutes": True}, "minutes: expected a whole number of at least 1, got True"),
         ({"heat": float("nan")}, "heat: expected a number of at least 0, got nan"),
-        ({"style": "boild"}, 'style: "boild" is not known; did you mean "boiled"? Known: boiled, fried.'),
+        ({"style": "boild"}, 'style: "boild" is unknown; did you mean "boiled"? Known: boiled, fried.'),
     ):
         with pytest.raises(DataError) as caught:
             cook("soup", **keywords)  # pyright: ignore[reportArgumentType]

@@ -96,7 +96,7 @@ def test_a_tokenizers_code_does_not_run_and_is_named(yes: Yes, student: Path, tm
         answer = yes(*command)
         assert answer.exit_code == 2, (command, answer.output)
         words = " ".join(answer.stderr.split())
-        assert "asks for code of its own" in words, (command, words)
+        assert "needs its own code" in words, (command, words)
         assert "tokenizer_config.json" in words
         assert "Nothing in a folder is ever run here" in words
 
@@ -109,7 +109,7 @@ def test_a_models_code_does_not_run_where_ours_is_taken(yes: Yes, student: Path,
     assert yes("sample", teacher, "--out", tmp_path / "texts.jsonl", "--texts", "1", "--length", "8").exit_code == 0
     answer = yes("build", "lolcats", "--from", teacher, "-o", tmp_path / "out")
     assert answer.exit_code == 0
-    assert "asks for code of its own (auto_map); it was not run" in " ".join(answer.stdout.split())
+    assert "needs its own code (auto_map); it was not run" in " ".join(answer.stdout.split())
     assert type(AutoModelForCausalLM.from_pretrained(student, trust_remote_code=True)).__name__ == "ComposedForCausalLM"
     assert not yes.mark.exists()
 
@@ -129,7 +129,7 @@ def test_kernels_of_the_hub_are_code(yes: Yes, student: Path, key: str) -> None:
     edit_config(student, **{key: "somebody/kernels"})
     answer = yes("generate", student, *WRITE)
     assert answer.exit_code == 2
-    assert f"asks for code of its own ({key}: somebody/kernels)" in answer.stderr
+    assert f"needs its own code ({key}: somebody/kernels)" in answer.stderr
 
 
 def with_adapter(student: Path, out: Path, **config: Any) -> Path:

@@ -167,7 +167,7 @@ def test_settings_for_generation_name_tokens_that_have_an_embedding(single: Path
     (single / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 63], "pad_token_id": -1}))
     open_source(single)
     (single / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    assert "generation_config.json says eos_token_id" in refusal(single, ConfigError)
+    assert "generation_config.json has eos_token_id" in refusal(single, ConfigError)
 
 
 @pytest.mark.parametrize("text", [r'{"a": "\ud800"}', r'{"\udfff": 1}', r'[["x", "\ud800y"]]', b'"\xed\xa0\x80"', r'"\ud800"'])

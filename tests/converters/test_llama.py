@@ -150,7 +150,7 @@ def test_positions_that_transformers_alone_has_make_a_llama_a_host(key: str):
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 1.0}}, "no 'factor'"),
-        ({"rope_scaling": {"rope_type": "default", "beta_fast": 32}}, "does not know: beta_fast"),
+        ({"rope_scaling": {"rope_type": "default", "beta_fast": 32}}, "for the type 'default': beta_fast"),
         ({"rope_theta": 0}, "rope_theta: 0; expected a number greater than 0"),
         ({"rope_theta": float("inf")}, "rope_theta: inf; expected"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan; expected"),

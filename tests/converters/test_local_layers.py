@@ -39,5 +39,5 @@ def test_families_without_kinds_of_layers() -> None:
     assert local_layers("mistral", {"sliding_window": 64}, 2) == (64, 64)
     assert local_layers("mistral", {"sliding_window": None}, 2) is None
     assert local_layers("somebody", {"sliding_window": 64}, 2) is None
-    with pytest.raises(ConfigError, match="not one for each of its 2 layers"):
+    with pytest.raises(ConfigError, match="one type for each of its 2 layers"):
         local_layers("gemma2", {"sliding_window": 64, "layer_types": ["full_attention"]}, 2)

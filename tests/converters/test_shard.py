@@ -78,4 +78,4 @@ def test_a_mask_is_passed_over_and_a_quantised_weight_is_not(tmp_path: Path):
     assert read_shard(tmp_path / FILE).masks == {"a"}
     text = text.replace(b'"a"', b'"q_proj.weight"')
     (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
-    assert "A quantised checkpoint has to be turned" in refusal(tmp_path / FILE)
+    assert "Convert a quantised checkpoint" in refusal(tmp_path / FILE)

@@ -138,7 +138,7 @@ def test_a_truncated_shard_is_refused(sharded: Path, keep: int):
 def test_a_shard_with_something_after_its_end_is_refused(single: Path):
     with (single / SINGLE).open("ab") as stream:
         stream.write(b"0")
-    assert "longer than its header says" in refusal(single, WeightsError)
+    assert "longer than its header states" in refusal(single, WeightsError)
 
 
 def test_a_git_lfs_pointer_is_told_from_a_damaged_file(single: Path):
@@ -224,7 +224,7 @@ def test_a_shape_at_odds_with_the_config_names_both(single: Path):
     [
         ({"num_hidden_layers": 1}, ["model.layers.1.", "config.json has 1 layers"]),
         ({"num_hidden_layers": 3}, ["model.layers.2.input_layernorm.weight", "tensors that the source lacks", "and 3 more"]),
-        ({"attention_bias": True}, ["q_proj.bias", "config.json says there are biases"]),
+        ({"attention_bias": True}, ["q_proj.bias", "config.json has biases"]),
         ({"tie_word_embeddings": True, "vocab_size": 65}, ["lm_head.weight", "tie_word_embeddings"]),
     ],
 )
@@ -244,12 +244,12 @@ def test_an_untied_config_of_a_tied_model_is_refused_with_the_cause(tmp_path: Pa
 def test_biases_that_the_config_denies_are_refused(tmp_path: Path):
     folder = llama(tmp_path, attention_bias=True)
     edit_config(folder, attention_bias=False)
-    assert "a bias, and config.json says there is none" in refusal(folder, CoverageError)
+    assert "a bias, and config.json has none" in refusal(folder, CoverageError)
 
 
 def test_a_tensor_that_the_table_does_not_know_is_refused(single: Path):
     edit_tensors(single / SINGLE, lambda tensors: tensors.update({"model.extra": torch.ones(2, 3)}))
-    assert "model.extra [2, 3]: the family's table does not know this name" in refusal(single, CoverageError)
+    assert "model.extra [2, 3]: the family's table does not have this name" in refusal(single, CoverageError)
 
 
 def test_a_bare_model_is_told_by_its_names(single: Path):

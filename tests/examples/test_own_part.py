@@ -34,7 +34,7 @@ def test_the_example_passes() -> None:
         "tests/test_own_part.py::test_queries_see_the_last_multiples PASSED",
         "test_kernel[calls, own_part.strided: each query against the pairs that it sees, in one pass] PASSED",
         "test_law[gate: own_part.between-a text in calls is the whole, uneven] PASSED",
-        "test_law[memory: own_part.strided above a state-rows stay apart] PASSED",
+        "test_law[memory: own_part.strided above a state-rows are independent] PASSED",
     ):
         assert place in output
 
@@ -43,7 +43,7 @@ def test_a_part_that_breaks_a_law(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BROKEN, encoding="utf-8")
     output = laws(tmp_path, "--composer-parts", "mine.py", "-k", "calls or rows")
     assert "test_law[gate: mine.slow-a text in calls is the whole, one by one] FAILED" in output
-    assert "test_law[gate: mine.slow-rows stay apart] PASSED" in output
+    assert "test_law[gate: mine.slow-rows are independent] PASSED" in output
 
 
 def test_parts_that_cannot_be_registered() -> None:

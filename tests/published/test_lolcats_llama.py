@@ -132,6 +132,6 @@ def test_adapters_on_some_projections(compose: Compose, source: Path, tmp_path: 
     files = options([saved(tmp_path / "model.pt", maps() | adapters("qv"))])
     refused = compose("build", SPEC, "--from", source, *files, *SETTINGS, "-o", "cats")
     assert refused.exit_code == 2
-    assert "8 adapters that are missing (recipe.finetune.lora says rank 2, alpha 6, targets [q, k, v, o]" in refused.stderr
+    assert "8 adapters that are missing (recipe.finetune.lora has rank 2, alpha 6, targets [q, k, v, o]" in refused.stderr
     settings = [*SETTINGS, "--set=recipe.finetune.lora.targets=[q,v]"]
     assert compose("build", SPEC, "--from", source, *files, *settings, "-o", "cats").exit_code == 0

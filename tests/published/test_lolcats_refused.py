@@ -38,7 +38,7 @@ LORA_A, LORA_B = (PEFT + attention(0, f"k_proj.lora_{letter}.default.weight") fo
 WRONG: dict[str, tuple[Callable[[State], None], list[str]]] = {
     "a map is missing": (
         without(attention(1, QUERY)),
-        ["1 parameters that no file gives", "model.layers.1.self_attn.composed.head.feature_map.query_weight [4, 8, 4]"],
+        ["1 parameters that no file has", "model.layers.1.self_attn.composed.head.feature_map.query_weight [4, 8, 4]"],
     ),
     "a factor is missing": (without(attention(0, "window_factors")), ["model.layers.0.self_attn.composed.head.window.weight [4]"]),
     "an unknown name": (put("model.layers.0.self_attn.bias", torch.zeros(3)), ["holds 1 that LoLCATs", "self_attn.bias ([3])"]),
@@ -145,7 +145,7 @@ def nested(folder: Path) -> Path:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
-    "a command": (lambda folder: saved(folder / "model.pt", ran(folder)), ["is not read", "mkdir", "Tensors alone are read"]),
+    "a command": (lambda folder: saved(folder / "model.pt", ran(folder)), ["is not read", "mkdir", "Only tensors are read"]),
     "a command beside the weights": (
         lambda folder: saved(folder / "model.pt", {"model_state_dict": maps(), "step": Command(os.mkdir, str(folder / "was-run"))}),
         ["is not read", "mkdir"],
@@ -195,7 +195,7 @@ def test_a_file_that_is_not_there(compose: Compose, source: Path, tmp_path: Path
             SETTINGS[:1],
             ["tensors that mean something else", "saw states after `rope", "sees states as they are"],
         ),
-        ("lawcat", [], ["that the heads have no place for", "that no file gives"]),
+        ("lawcat", [], ["that the heads have no place for", "that no file has"]),
         ("lola", SETTINGS[:1], ["8 adapters: a recipe with `finetune"]),
     ],
 )

@@ -1,17 +1,17 @@
-"""The additive recurrence: S_t = D_t S_{t-1} + k_t v_tᵀ, o_t = q_t S_t, with a decay D of rank none, head or channel.
+"""The additive recurrence: S_t = D_t S_{t-1} + k_tᵀ v_t, o_t = q_t S_t, with a decay D of rank none, head or channel.
 
-Every form takes and returns the same:
+All forms have the same arguments and results:
 
     query      B T H F     head h reads state head h // (H // N)
     key        B T N F
-    value      B T K V     state head n takes the value of key head n // (N // K)
+    value      B T K V     state head n reads the value of key head n // (N // K)
     log_decay  None (no decay), B T N (one a head) or B T N F (one a feature), at most 0
     segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
     state      B N F V
     returns    output B T H V, and the state after the last token
 
-A form of decode is told by ``in_place`` whether it may write over ``state``, and takes what falls at its only token: E pairs, as
-key B E n F (n heads, N or K of them) and value B E K V, or None.
+A form of decode may overwrite ``state`` if ``in_place``. It receives the pairs evicted at its only token: E pairs, as key B E n F
+(n heads, N or K of them) and value B E K V, or None.
 """
 
 from __future__ import annotations

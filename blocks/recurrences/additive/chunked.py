@@ -1,7 +1,7 @@
 """Chunks: quadratic inside a chunk, the recurrence between chunks. The form of training and prefill on any device.
 
-Inside a chunk a pair's weight is q_i · k_j · exp(G_i - G_j), with G the decay summed from the chunk's first token; where a decay is
-given per feature, as ``blocks.recurrences.by_feature`` computes it.
+Inside a chunk a pair's weight is q_i · k_j · exp(G_i - G_j), with G the decay summed from the chunk's first token; for a decay per
+feature, ``blocks.recurrences.by_feature`` computes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
 
 CHUNK = 64
 SPAN = 512
-"""Tokens whose chunks are held at once: what is computed of them stays near the processor, and memory does not grow with T."""
+"""Tokens whose chunks are computed at once. Their intermediate tensors fit into the processor's cache, and memory does not grow
+with T."""
 
 
 def chunked(
@@ -55,7 +56,7 @@ def _span(
     if log_decay is not None and log_decay.dim() == 4 and block == chunk and derives_by_hand(query):
         return _walk(*_undecayed(query, key, log_decay, value, chunk), segment, state, chunk)
 
-    # B K n R … c …: what is shared by the heads of a group stays one copy, and its users become rows of one product.
+    # B K n R … c …: tensors that the heads of a group share are not copied; the heads become rows of one product.
     queries = into_chunks(query, blocks, block, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
     keys = into_chunks(key, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
     values = into_chunks(value, count, chunk, (key_heads,), (0, 3, 1, 2, 4))
@@ -131,7 +132,7 @@ def scan(
     """What each chunk's queries read in the state that enters it, and the state that leaves the last."""
     state = as_dtype(state, added.dtype)
     if whole is None and continues is None and (torch.is_grad_enabled() or not added.is_cpu):
-        # One sum and one product have fewer steps to go back through, and to launch.
+        # One sum and one product have fewer backward steps, and fewer launches.
         sums = torch.cat((state[:, :, None], added), dim=2).cumsum(2)
         return query @ sums[:, :, :-1], sums[:, :, -1]
     left = whole

@@ -1,7 +1,7 @@
-"""The additive recurrence on flash-linear-attention: ``simple_gla`` where a head decays as one or not at all, ``gla`` by feature.
+"""The additive recurrence on flash-linear-attention: ``simple_gla`` for one decay per head or none, ``gla`` for one per feature.
 
-Every query head has its own copy of what it shares with others, its state among them: the kernels know no groups. Products are
-taken in the values' dtype, bfloat16 in a model of bfloat16, and summed in float32.
+Every query head has its own copy of shared tensors, the state included: the kernels do not support groups. Products are computed in
+the values' dtype, bfloat16 in a model of bfloat16, and summed in float32.
 """
 
 from __future__ import annotations

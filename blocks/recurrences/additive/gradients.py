@@ -1,12 +1,13 @@
-"""Chunks of the additive recurrence with their gradients written out: fewer passes over memory than PyTorch's own derivative takes.
+"""Chunks of the additive recurrence with their gradients written out: it needs fewer passes over memory than PyTorch's own
+derivative.
 
-One chunk is computed after the other, and all heads together, so that what a chunk needs stays near the processor. With S the state
-that enters a chunk, A its weights (0 where the key is later than the query), w what decay leaves of the state over the chunk:
+One chunk is computed after the other, and all heads together, so that the tensors of a chunk fit into the processor's cache. With S
+the state that enters a chunk, A its weights (0 where the key is later than the query), w the decay of the state over the chunk:
 
     o = A V + Q S,    A = tril(Q Kᵀ),    S' = w S + Eᵀ V
 
-E are the keys as they are left at the end of the chunk: the keys themselves, where nothing decays. Backward, from the last chunk to
-the first, with dS the gradient of the state that leaves a chunk:
+E are the keys decayed to the end of the chunk; without decay, the keys themselves. Backward, from the last chunk to the first, with
+dS the gradient of the state that leaves a chunk:
 
     dA = tril(dO Vᵀ),  dQ = dA K + dO Sᵀ,  dK = dAᵀ Q,  dE = V dSᵀ,  dV = Aᵀ dO + E dS,  dw = Σ dS ∘ S,  dS ← w dS + Qᵀ dO
 

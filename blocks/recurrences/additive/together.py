@@ -1,7 +1,8 @@
-"""Pairs that fall in groups, on a state without decay: between two falls every token asks the same state.
+"""Pairs that are evicted in groups, on a state without decay: between two evictions every token reads the same state.
 
-A group of pairs is one product that the state takes; of the chunk of tokens among which it falls, those before ask the state that
-enters the chunk, and the others that and the group. No pair meets a query, so nothing is quadratic in the length of a chunk.
+A group of pairs is added to the state as one product. In the chunk of tokens in which the group is evicted, tokens before it read
+the state that enters the chunk, and the others that state and the group. No query is multiplied by single pairs, so nothing is
+quadratic in the length of a chunk.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""The delta rule: S_t = (I - β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ, o_t = q_t S_t, with a decay D of rank none, head or channel.
+"""The delta rule: S_t = (I - β_t k_tᵀ k_t) D_t S_{t-1} + β_t k_tᵀ v_t, o_t = q_t S_t, with a decay D of rank none, head or channel.
 
-What the state answers to k_t is replaced by v_t, in the share β_t, where the additive recurrence would pile v_t on top of it.
-Yang et al. 2024, arXiv:2406.06484 (D = 1), and arXiv:2412.06464, eq. 10 (one decay a head); Kimi team 2025, arXiv:2510.26692 (one a
-feature). In the first two S is this one transposed.
+The state's answer to k_t is replaced by v_t, in the share β_t; the additive recurrence would add v_t to it. Yang et al. 2024,
+arXiv:2406.06484 (D = 1), and arXiv:2412.06464, eq. 10 (one decay a head); Kimi team 2025, arXiv:2510.26692 (one a feature). In the
+first two, S is the transpose.
 
-Every form takes and returns the same:
+All forms have the same arguments and results:
 
     query      B T H F     head h reads state head h // (H // N)
     key        B T N F     of length 1: a longer one would be subtracted more than once
-    value      B T K V     state head n takes the value of key head n // (N // K)
+    value      B T K V     state head n reads the value of key head n // (N // K)
     rate       B T N       β, from 0 (no pair enters, decay still runs) to below 2
     log_decay  None (no decay), B T N (one a head) or B T N F (one a feature), at most 0
     segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
     state      B N F V
     returns    output B T H V, and the state after the last token
 
-A form of decode is told by ``in_place`` whether it may write over ``state``; its key, value and rate are None where no pair falls.
+A form of decode may overwrite ``state`` if ``in_place``; its key, value and rate are None if there is no pair.
 """
 
 from __future__ import annotations

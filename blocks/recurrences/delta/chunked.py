@@ -1,14 +1,14 @@
 """Chunks: one triangular system inside a chunk, the recurrence between chunks. The form of training and prefill on any device.
 
-With G the decay summed from the chunk's first token and S the state that enters the chunk, the rule is additive in what each token
-really enters, u_i = β_i (v_i - what the state before it answers to k_i):
+With G the decay summed from the chunk's first token and S the state that enters the chunk, the rule is additive in the corrected
+values u_i = β_i (v_i - k_i S_{i-1}), where S_{i-1} has decayed to token i:
 
-    S_i = exp(G_i) S + Σ_{j≤i} exp(G_i - G_j) k_j u_jᵀ
+    S_i = exp(G_i) S + Σ_{j≤i} exp(G_i - G_j) k_jᵀ u_j
     (I + A) U = β V - β exp(G) K S    with A_ij = β_i (k_i · k_j) exp(G_i - G_j) for j < i, else 0
 
 Both right-hand sides are solved at once, before S is known: the UT transform of arXiv:2406.06484, with the decay of
-arXiv:2412.06464. Every exponent is a sum of decays, at most 0, so that no decay is too strong. Where each feature has a decay
-of its own (Kimi Delta Attention, arXiv:2510.26692), G is a vector, and the products of features are weighed by ``by_feature``.
+arXiv:2412.06464. Every exponent is a sum of decays, at most 0, so that no decay is too strong. With a decay per feature (Kimi Delta
+Attention, arXiv:2510.26692), G is a vector, and ``by_feature`` weights the products of features.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from blocks.tensors import as_dtype, derives_by_hand
 
 CHUNK = 64
 SPAN = 512
-"""Tokens whose chunks are held at once: what is computed of them stays near the processor, and memory does not grow with T."""
+"""Tokens whose chunks are computed at once. Their intermediate tensors fit into the processor's cache, and memory does not grow
+with T."""
 
 
 def chunked(
@@ -68,7 +69,7 @@ def _span(
     blocks = count * chunk // block
     queries = into_chunks(query, blocks, block, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6))
     keys = into_chunks(key, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
-    # A key asks the keys before it as a query does: it is one more read.
+    # A key reads the keys before it like a query, so it is one more query.
     asking = torch.cat((queries, keys[:, :, :, :, None]), dim=4)
 
     # Products of features times what is left at token i of what token j entered (0 where j is later), and what is left of the
@@ -95,7 +96,7 @@ def _span(
         to_end = to_end * same[:, None, :, None, -1, :, None]
         whole = whole * continues[..., -1:, None]
 
-    # The solver takes the diagonal for ones and never looks above it.
+    # The solver assumes a diagonal of ones and never reads above it.
     overlap, erasing = rates * weights[:, :, :, :, -1], rates * from_start[:, :, :, :, -1]
     sides = torch.cat((rates * values, erasing), dim=-1)
     offered, erased = torch.linalg.solve_triangular(overlap, sides, upper=False, unitriangular=True).split(
@@ -117,7 +118,8 @@ def _scan(
     whole: Float[Tensor, "_ _ n _ _ 1"],
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R q V"], Float[Tensor, "B K R F V"]]:
-    """What each token enters, once the state before its chunk is known; what the chunk's queries read in that; the state after."""
+    """Return the corrected values of the tokens, given the state before the chunk; the answers of that state to the chunk's
+    queries; and the state after."""
     entered, earlier = [], []
     for asks, values, keys, ends, left in zip(*(of.unbind(2) for of in (query, offered, erased, to_end, whole)), strict=True):
         earlier.append(asks @ state)

@@ -1,7 +1,6 @@
-"""The delta rule on flash-linear-attention: ``gated_delta_rule``, without a gate as with one that leaves all, and ``kda``, where
-each feature decays at a pace of its own.
-
-Its ``delta_rule`` takes no float32, and is asked in bfloat16 alone. Query heads that share a state have a copy of it each.
+"""The delta rule on flash-linear-attention: ``gated_delta_rule`` for one decay per head, and without decay with a decay of 1;
+``kda`` for one decay per feature. Its ``delta_rule`` does not support float32, and is used in bfloat16 only. Each query head has
+its own copy of a shared state.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def missing() -> str | None:
 def fits(setting: Setting) -> str | None:
     """Of the chunked form."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
-        return f"its kernel takes {MOST_FEATURES} features at most"
+        return f"its kernel supports {MOST_FEATURES} features at most"
     return fla.fits(setting)
 
 

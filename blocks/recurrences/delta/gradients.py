@@ -1,8 +1,8 @@
-"""Chunks of the delta rule with their gradients written out: fewer passes over memory than PyTorch's own derivative takes.
+"""Chunks of the delta rule with their gradients written out: it needs fewer passes over memory than PyTorch's own derivative.
 
-One chunk is computed after the other, and all heads together, so that what a chunk needs stays near the processor. With S the state
-that enters a chunk, G the logarithm of the decay since its first token, E = exp(G), D_ij = exp(G_i - G_j) for j ≤ i and else 0,
-W = D ∘ Q Kᵀ and A = β ∘ D ∘ K Kᵀ below the diagonal:
+One chunk is computed after the other, and all heads together, so that the tensors of a chunk fit into the processor's cache. With S
+the state that enters a chunk, G the logarithm of the decay since its first token, E = exp(G), D_ij = exp(G_i - G_j) for j ≤ i and
+else 0, W = D ∘ Q Kᵀ and A = β ∘ D ∘ K Kᵀ below the diagonal:
 
     U = (I + A)⁻¹ R,  R = β ∘ (V - E ∘ K S),    o = E ∘ Q S + W U,    S' = E_c S + (L ∘ K)ᵀ U  with  L_i = exp(G_c - G_i)
 
@@ -13,7 +13,7 @@ first, with dS the gradient of the state that leaves a chunk:
     X = β ∘ D ∘ dA below the diagonal,  Y = D ∘ dW,  P = -E ∘ β ∘ dR,  O = E ∘ dO
     dQ = O Sᵀ + Y K,   dK = P Sᵀ + Yᵀ Q + (X + Xᵀ) K + L ∘ U dSᵀ,   dS ← E_c dS + Qᵀ O + Kᵀ P
 
-A decay moves all later tokens of its chunk, and its gradient sums up what it moves. This module imports torch: ``chunked`` imports
+A decay affects all later tokens of its chunk, and its gradient is a sum over them. This module imports torch: ``chunked`` imports
 it at its first use.
 """
 
@@ -31,7 +31,7 @@ from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_o
 from blocks.tensors import put_rows, rows
 
 STEEPEST = -1e4
-"""A decay of one token below it leaves nothing either, and sums and differences of such numbers stay finite."""
+"""The smallest decay of one token. A smaller one is also 0 in float32, and sums and differences of such numbers are finite."""
 
 
 def chunks(
@@ -85,7 +85,7 @@ class _Weights:
             self.from_start, self.to_end = self.from_start * entering, self.to_end * leaving
 
     def reads(self, sizes: ChunkSizes) -> Tensor:
-        """``from_start`` for each row that asks."""
+        """Return ``from_start`` for each row, if needed."""
         return self.from_start.repeat(1, sizes.heads // sizes.state_heads, 1) if self.from_start.shape[1] > 1 else self.from_start
 
     def slope(self, between: Tensor, from_start: Tensor, to_end: Tensor, whole: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class _Chunks(torch.autograd.Function):
             ends, read = keys * weights.to_end, d_output * weights.reads(sizes)
             to_entered = (weighed.mT @ d_output).baddbmm_(ends, slope)
             to_side = _solved(overlap, to_entered, transposed=True)
-            # The solver takes the diagonal for ones, so it has no gradient, nor has what is above it.
+            # The solver assumes a diagonal of ones, so neither the diagonal nor the part above it has a gradient.
             to_overlap = (to_side @ entered.mT).neg_().tril_(-1)
             written = to_side * rates
             held = (written * weights.from_start).neg_()

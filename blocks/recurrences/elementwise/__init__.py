@@ -1,6 +1,6 @@
-"""The elementwise recurrence: h_t = a_t ⊙ h_{t-1} + b_t, one number a channel, with a decay a of its own.
+"""The elementwise recurrence: h_t = a_t ⊙ h_{t-1} + b_t, one number per channel, each with its own decay a.
 
-Every form takes and returns the same:
+All forms have the same arguments and results:
 
     inputs     B T C     b
     log_decay  B T C     log a, at most 0; -inf forgets all

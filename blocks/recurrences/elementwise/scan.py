@@ -1,8 +1,8 @@
 """A scan in three passes of about √T steps each: the form of training and prefill on any device.
 
-The tokens are cut into about √T chunks. All chunks run side by side, one token of each at a time, from a state of 0; what they
-end with takes the state from chunk to chunk; then all run side by side again, each from the state that enters it. Only decays
-are exponentiated, so nothing overflows and nothing small is lost. A document that starts is a decay of -inf.
+The tokens are cut into about √T chunks. All chunks run in parallel, one token of each at a time, from a state of 0. Their last
+states carry the state from chunk to chunk. Then all chunks run in parallel again, each from the state that enters it. Only decays
+are exponentiated, so nothing overflows and nothing small is lost. At the start of a document the decay is -inf.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scan(
         before = torch.cat((torch.zeros_like(segment[:, :1]), segment[:, :-1]), dim=1)
         log_decay = log_decay.masked_fill((segment != before)[..., None], -math.inf)
     chunk = 1 << ((length - 1).bit_length() // 2)  # which a compiler computes of a symbol, where it has no root
-    # Behind the last token nothing decays and nothing enters.
+    # After the last token the state neither decays nor changes.
     filled = (0, 0, 0, -length % chunk)
     inputs, log_decay = (torch.nn.functional.pad(tensor, filled).unflatten(1, (-1, chunk)) for tensor in (inputs, log_decay))
 
@@ -37,7 +37,7 @@ def scan(
 
 
 def _run(decays: Sequence[Tensor], entering: Sequence[Tensor], state: Tensor) -> list[Tensor]:
-    """The recurrence, step by step; each step takes as many states as there are, side by side."""
+    """Run the recurrence step by step. Each step updates all states in parallel."""
     states = []
     for decay, new in zip(decays, entering, strict=True):
         state = torch.addcmul(new, decay, state)

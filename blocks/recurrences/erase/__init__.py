@@ -1,14 +1,14 @@
 """The gated delta rule 2: S_t = (I - k_tᵀ (b_t ∘ k_t)) D_t S_{t-1} + k_tᵀ v_t, o_t = q_t S_t, with a decay D of rank none, head or
 channel.
 
-b_t says feature by feature how much of what the state answers to k_t is taken out. How much of a value is written is in v_t itself.
-Hatamizadeh et al. 2026, arXiv:2605.22791 (Gated DeltaNet-2).
+b_t is the share of the state's answer to k_t that is removed, feature by feature. The share of a value that is written is part of
+v_t. Hatamizadeh et al. 2026, arXiv:2605.22791 (Gated DeltaNet-2).
 
 The arguments are those of ``delta``, but for
 
     key        B T N F     of length 1
-    value      B T K V     times what its write gate lets through
-    erase      B T N F     b, in the place of the rate: from 0 to below 2
+    value      B T K V     times its write gate
+    erase      B T N F     b, in place of the rate: from 0 to below 2
 
 A token whose key is 0 writes nothing, and decay still runs.
 """

@@ -21,7 +21,7 @@ def missing() -> str | None:
 def fits(setting: Setting) -> str | None:
     """Of the chunked form."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
-        return f"its kernel takes {MOST_FEATURES} features at most"
+        return f"its kernel supports {MOST_FEATURES} features at most"
     return fla.fits(setting)
 
 

@@ -1,13 +1,13 @@
 """The generalised delta rule: S_t = (D_t - w_tᵀ r_t) S_{t-1} + k_tᵀ v_t, o_t = q_t S_t, D a decay of rank none, head or channel.
 
 The transition of the state is a diagonal matrix minus a matrix of rank one. The row r_t reads the state before the token, and the
-column w_t takes the answer out of it. Peng et al. 2025, arXiv:2503.14456, eq. 14 to 18, where S is this one transposed.
+column w_t removes the answer from it. Peng et al. 2025, arXiv:2503.14456, eq. 14 to 18, where S is the transpose.
 
 All forms have the same arguments:
 
     query      B T H F     head h reads state head h // (H // N)
     key        B T N F
-    value      B T K V     state head n takes the value of head n // (N // K)
+    value      B T K V     state head n reads the value of head n // (N // K)
     read       B T N F     r
     removed    B T N F     w; None: the key
     log_decay  None (no decay), B T N (one a head) or B T N F (one a feature), at most 0
@@ -15,7 +15,7 @@ All forms have the same arguments:
     state      B N F V
     returns    output B T H V, and the state after the last token
 
-A token whose key and w are 0 writes nothing, and decay still runs. The form of decode may write over ``state`` where ``in_place``.
+A token whose key and w are 0 writes nothing, and decay still runs. The form of decode may overwrite ``state`` if ``in_place``.
 """
 
 from __future__ import annotations

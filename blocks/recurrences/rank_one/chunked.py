@@ -6,9 +6,9 @@ token i, all products of features weighted by the decay between their tokens:
     S_i = exp(G_i) S + Σ_{j≤i} exp(G_i - G_j) (k_jᵀ v_j + w_jᵀ u_j)
     (I + A) U = -B V - R S    with A_ij = r_i·w_j exp(G_{i-1} - G_j), B_ij = r_i·k_j exp(G_{i-1} - G_j) for j < i, else 0
 
-and R_i = r_i exp(G_{i-1}). Both right-hand sides are solved at once, before S is known. A row r_i reads what the token before it
-leaves, so it asks as a query of that token does, and its weights are moved down by one row. Where w is the key, only v_j + u_j
-enters, and (I + A) (V + U) = V - R S.
+and R_i = r_i exp(G_{i-1}). Both right-hand sides are solved at once, before S is known. A row r_i reads the state after the
+previous token, so it has the weights of a query of that token, moved down by one row. Where w is the key, only v_j + u_j enters,
+and (I + A) (V + U) = V - R S.
 
 Every exponent is a sum of decays, at most 0. The products of features are weighted by ``by_feature``, however steep a decay is.
 """
@@ -115,7 +115,7 @@ def _span(
     else:
         offered = -(overlap[:, :, :, :shares] @ values)
         kept = to_end[:, :, :, :shares].mT @ values
-    # The solver takes the diagonal for ones and never looks above it.
+    # The solver assumes a diagonal of ones and never reads above it.
     own = overlap[:, :, :, -shares:]
     offered, erased = torch.linalg.solve_triangular(
         own, torch.cat((offered, erasing), dim=-1), upper=False, unitriangular=True
@@ -140,8 +140,8 @@ def _scan(
     kept: Float[Tensor, "B K n R F V"] | None,
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K n R q V"], Float[Tensor, "B K R F V"]]:
-    """What each token enters once the state before its chunk is known, what the chunk's queries read in that state, and the state
-    after the last chunk. kept: what the chunk's own pairs leave at its end."""
+    """Return the corrected values of the tokens, given the state before the chunk; the answers of that state to the chunk's
+    queries; and the state after the last chunk. kept: the contribution of the chunk's own pairs at its end."""
     entered, earlier = [], []
     pieces = (states.unbind(2) for states in (query, offered, erased, to_end, whole))
     more = repeat(None) if kept is None else kept.unbind(2)

@@ -27,7 +27,7 @@ def fits(setting: Setting) -> str | None:
     if setting.device == "cuda" and setting.dtype == "float32":
         return "its kernel does not support float32 on every GPU"
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
-        return f"its kernel takes {MOST_FEATURES} features at most"
+        return f"its kernel supports {MOST_FEATURES} features at most"
     return fla.fits(setting)
 
 

@@ -7,7 +7,7 @@ All forms have the same arguments:
 
     query      B T H F     head h reads state head h // (H // N)
     key        B T N F     of length 1, so that G has no large entries
-    value      B T K V     state head n takes the value of key head n // (N // K)
+    value      B T K V     state head n reads the value of key head n // (N // K)
     rate       B T N       β, at least 0 (0: no pair enters, decay still runs)
     log_decay  None (no decay) or B T N, at most 0
     segment    B T, not decreasing: the document of each token; 0 continues ``state``. None: all do
@@ -18,7 +18,7 @@ All forms have the same arguments:
 There is no form on flash-linear-attention. Its ``mesa_net`` kernels add 1e-5 to the sizes that they divide by, and so stop short of
 the solution: on random keys by 8e-5 of the largest answer, where float32 rounds 5e-7 of it.
 
-In the form of decode key, value and rate are None where no pair falls, and ``state`` may be written over where ``in_place``.
+In the form of decode, key, value and rate are None if there is no pair, and ``state`` may be overwritten if ``in_place``.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ the product of a row x_i and the matrix G_i + Λ of its token needs no matrix of
     x_i (G_i + Λ) = exp(L_i) x_i G + Σ_j W_ij (x_i·k_j) k_j + x_i ∘ λ
     o_i = exp(L_i) x_i H + Σ_j W_ij (x_i·k_j) v_j    with x_i (G_i + Λ) = q_i
 
-Conjugate gradients take as many such products as steps. In exact arithmetic F steps solve the system; ``STEPS`` at most are taken,
-enough for eigenvalues of G + Λ that differ by factors of hundreds. The published kernels take 30.
-
-The gradient does not go through the steps. With y the solution for the gradient of x as right-hand side, q has the gradient y and
-G_i the gradient -x_iᵀ y_i. Both follow from q_i - x_i (G_i + Λ), which is 0, once its own gradient is replaced by y.
+Conjugate gradients need one such product per step. In exact arithmetic F steps solve the system; at most ``STEPS`` are computed,
+enough for eigenvalues of G + Λ that differ by factors of hundreds. The published kernels compute 30. The gradient is not computed
+through the steps. With y the solution for the gradient of x as right-hand side, q has the gradient y and G_i the gradient -x_iᵀ
+y_i. Both follow from q_i - x_i (G_i + Λ), which is 0, once its own gradient is replaced by y.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _span(
         state = state * left + more
     matrix, answers = torch.stack(earlier, dim=2).split((features, value.shape[3]), dim=-1)
 
-    # The queries of a state head stand one after the other, each with all tokens of the chunk.
+    # The queries of a state head are concatenated, each with all tokens of the chunk.
     weights, survives = weights.repeat(1, 1, 1, reads, 1), survives.repeat(1, 1, 1, reads, 1)
     solution = _solution(queries, survives, matrix, keys, weights, ridge[:, None, None])
     output = (solution * survives) @ answers + ((solution @ keys.mT) * weights) @ values

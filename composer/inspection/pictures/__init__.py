@@ -1,4 +1,4 @@
-"""Pictures of what was found: each drawn from numbers that stand in a JSON file beside it."""
+"""Pictures of the findings: each is drawn from numbers in a JSON file beside it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from composer.plotting import MAP, MARK, STUDENT, TEACHER, label, legend, named_
 LEAST = 1e-4
 """The smallest weight that differs in colour from 0."""
 MOST_HEADS = 8
-"""Heads of a layer that are drawn as maps: the first ones, and all stand in the JSON."""
+"""Largest number of heads of a layer that are drawn as maps: the first ones. The JSON has all."""
 
 
 def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
@@ -42,7 +42,7 @@ def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
 
 
 def answers(pyplot: Any, findings: Findings) -> DrawnFigure:
-    """Weight on where the answer stands, head by head."""
+    """Draw the weight on the answer's columns, head by head."""
     every = each(findings.heads)
     figure, (axis,) = panels(pyplot, 1, height=2.6)
     places, width = np.arange(len(every)), 0.38
@@ -74,7 +74,7 @@ def answers(pyplot: Any, findings: Findings) -> DrawnFigure:
         "answered": findings.answered,
         "teacher_answered": findings.teacher_answered,
     }
-    says = "The weight that each head puts on the tokens that are the answer, where they stand in the text, as it has to say them."
+    says = "The weight of each head on the answer's tokens in the text, when the model has to predict the answer."
     return DrawnFigure("answers", "Found or lost", says, figure, data)
 
 
@@ -146,8 +146,8 @@ def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFin
 
 def _of_answers(findings: Findings) -> str:
     """The legend of a map's answers, if the text has any."""
-    marks = " Orange marks: where the answer stands." if any(findings.found_at) else ""
-    return f"{marks} The query before each token of the answer has to say it." if findings.answers else ""
+    marks = " Orange marks: the answer in the text." if any(findings.found_at) else ""
+    return f"{marks} The query before each token of the answer predicts that token." if findings.answers else ""
 
 
 def shares(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
@@ -212,8 +212,10 @@ def stands(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFind
     figure.legend(handles=patches, loc="outside lower center", ncols=len(names))
     held_by = [{"name": head.name, "first": head.first, "stands": head.stands} for head in heads]
     data = {"layer": layer, "queries": findings.queries, "heads": held_by}
-    says = "Which memory has the pair of each token (across) as a query (down) asks; of several, the one with fewer pairs."
-    return DrawnFigure(f"stands-{layer}", f"Where pairs stand in layer {layer}", says, figure, data)
+    says = (
+        "The memory that holds the pair of each token (across) at each query (down). If several hold it, the one with fewer pairs."
+    )
+    return DrawnFigure(f"stands-{layer}", f"Memories of the pairs in layer {layer}", says, figure, data)
 
 
 def _columns(rows: Sequence[Sequence[Sequence[int]]]) -> int:

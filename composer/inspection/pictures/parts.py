@@ -124,7 +124,7 @@ def likeness(pyplot: Any, findings: Findings) -> DrawnFigure:
     assert stream is not None, "there is a teacher"
     axis.plot(stream.cosine, marker="o", color=colour(0), label="cosine", clip_on=False)
     axis.plot(stream.error, marker="s", linestyle="--", color=colour(5), label="error ‖x - y‖ / ‖y‖", clip_on=False)
-    axis.set(xlabel="hidden states behind so many layers", ylabel="beside the teacher's")
+    axis.set(xlabel="number of layers before the hidden states", ylabel="beside the teacher's")
     axis.set_ylim(0, max(1.05, 1.1 * max(stream.error)))
     whole_ticks(axis)
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
@@ -183,10 +183,10 @@ def recall(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
     legend(figure, axes[0])
     data = [{"layer": head.layer, "head": head.name, "memory": name, "recall": recalled} for head, name, recalled in places]
     says = (
-        "Memory collisions: what a state gives back when it is asked by a stored pair's own key, over how many are stored and, "
-        "at the end of the text, over their age. 0: the value itself; 1 (dotted): as far off as an answer of nothing."
+        "Memory collisions: the error of the value that a state returns for a stored pair's own key, over the number of stored "
+        "pairs and, at the end of the text, over their age. 0: the exact value; 1 (dotted): the error of returning zero."
     )
-    return DrawnFigure("recall", "What the states give back", says, figure, data)
+    return DrawnFigure("recall", "Recall of the states", says, figure, data)
 
 
 def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
@@ -209,8 +209,8 @@ def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
             axis.set_ylabel("share of their sum")
     data = [{"layer": head.layer, "head": head.name, "spectra": head.spectra} for head in heads]
     says = (
-        "Spectra of the Gram matrices of queries, keys and their features, means over heads, with their effective rank: what falls "
-        f"steeply leaves a state few directions to tell its keys apart by. Shares from {LEAST:g} on."
+        "Spectra of the Gram matrices of queries, keys and their features, means over heads, with their effective rank: a steep "
+        f"spectrum leaves a state few directions to distinguish its keys. Shares from {LEAST:g} on."
     )
     return DrawnFigure("spectra", "How many directions keys and features have", says, figure, data)
 

@@ -15,7 +15,7 @@ from composer.plotting import COLOURS, FAINT
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """name: of its files. title, says: above and below it on the page. data: what stands in its JSON."""
+    """name: of its files. title, says: above and below it on the page. data: the contents of its JSON."""
 
     name: str
     title: str
@@ -29,8 +29,8 @@ OF_MEMORIES = tuple(COLOURS[index] for index in (3, 4, 6, 0, 1, 2, 5))
 
 
 def memory_colours(findings: Findings) -> dict[str, str]:
-    """Of each memory by its name; grey for what is none, as attention sinks. Where two memories of a model would have the same one,
-    the second takes the next that is free."""
+    """Return the colour of each memory by its name; grey for others, such as attention sinks. If two memories of a model would have
+    the same colour, the second has the next free one."""
     order = list(MEMORIES)
     kinds = dict(pair for head in findings.heads for pair in zip(head.memories, head.kinds, strict=True))
     taken: dict[str, str] = {}

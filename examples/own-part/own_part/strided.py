@@ -115,7 +115,7 @@ def fits(setting: Setting) -> str | None:
     """Why the kernel cannot run in a setting, or None."""
     reasons = {
         "it has no gradients": setting.gradients,
-        "it gives no largest logit, and the read needs it": setting.needs_maximum,
+        "it returns no largest logit, and the read needs it": setting.needs_maximum,
         "it caps no logits": setting.capped,
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)

@@ -71,7 +71,7 @@ def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
         ({"needs_maximum": True}, "largest logit"),
         ({"capped": True}, "caps no logits"),
         ({"shape": Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)}, "room for 256"),
-        ({"dtype": "float64"}, "do not take float64"),
+        ({"dtype": "float64"}, "do not support float64"),
     ],
 )
 def test_it_says_what_it_cannot_serve(setting: dict[str, Any], said: str) -> None:
@@ -88,7 +88,7 @@ def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
     assert triton.fits(Setting(needs_mass=False)) is None
     gone = Form("fla", "another", lambda: None, missing=lambda: "it is not installed")
     assert triton.fits(Setting(needs_mass=False), gone) is None
-    assert triton.fits(Setting(needs_mass=False), beside) == "nobody asks for the mass, and another answers without one"
+    assert triton.fits(Setting(needs_mass=False), beside) == "no read needs the mass, and another runs without it"
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

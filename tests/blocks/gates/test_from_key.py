@@ -70,5 +70,5 @@ def test_it_reads_the_key_neither_turned_nor_convolved(more: dict[str, Any]) -> 
 
 
 def test_a_map_whose_features_are_no_coordinates_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"each of a key's 8 coordinates, and the feature map gives 12 features"):
+    with pytest.raises(SpecError, match=r"each of a key's 8 coordinates, and the feature map has 12 features"):
         complete(HEAD | {"feature_map": {"kind": "hedgehog", "dim": 6}})

@@ -83,6 +83,6 @@ def test_steps_are_tokens_between_which_no_time_passes() -> None:
 
 def test_steps_are_of_the_token_that_comes_in() -> None:
     window = {"kind": "window", "size": 5}
-    with pytest.raises(GraphError, match="its further steps are of the token"):
+    with pytest.raises(GraphError, match="its further steps belong to the token"):
         complete(HEAD | {"memory": [window, MEMORY], "read": "sum"})
     assert complete(HEAD | {"memory": [window, MEMORY], "read": "sum", "flow": "parallel"})

@@ -145,7 +145,7 @@ def test_weights_that_a_gate_of_coordinates_denies_have_a_large_error() -> None:
 def test_its_gates_are_of_the_token_that_comes_in(kind: str) -> None:
     window = {"kind": "window", "size": 5}
     head = head_of({"kind": kind})
-    with pytest.raises(GraphError, match="its gates are of the token"):
+    with pytest.raises(GraphError, match="its gates belong to the token"):
         complete(head | {"memory": [window, {"kind": kind}], "read": "sum"})
     assert complete(head | {"memory": [window, {"kind": kind}], "read": "sum", "flow": "parallel"})
 

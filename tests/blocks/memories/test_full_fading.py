@@ -143,7 +143,7 @@ def test_far_pairs_do_not_cost_near_ones_their_digits() -> None:
 
 @pytest.mark.parametrize("gate", ["channel", "softplus_channel", "from_key"])
 def test_features_have_no_place_in_it(gate: str) -> None:
-    with pytest.raises(GraphError, match="a `full` memory cannot; it takes `none`"):
+    with pytest.raises(GraphError, match="a `full` memory does not support; it supports `none`"):
         complete({"memory": [{"kind": "full", "gate": gate}]})
 
 

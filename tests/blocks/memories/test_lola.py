@@ -169,9 +169,9 @@ def test_of_equals_the_older_stay(there: int) -> None:
     ("head", "setting", "why"),
     [
         (LOLA, Setting(device="cuda", gradients=True), "no gradient"),
-        ({**LOLA, "memory": [{**WINDOW, "shape": "sliding"}, SPARSE, "state"]}, ON_GPU, "moves on by chunks"),
+        ({**LOLA, "memory": [{**WINDOW, "shape": "sliding"}, SPARSE, "state"]}, ON_GPU, "moves by chunks"),
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 600}, "state"]}, ON_GPU, "pairs compete"),
-        ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 0}, "state"]}, ON_GPU, "a cache with room"),
+        ({**LOLA, "memory": [WINDOW, {**SPARSE, "size": 0}, "state"]}, ON_GPU, "a cache with a size"),
         ({**LOLA, "memory": [WINDOW, {**SPARSE, "position": "none"}, "state"]}, ON_GPU, "alike"),
     ],
 )
@@ -190,7 +190,7 @@ class OwnError(SquaredError):
     """And one that looks at the window."""
 
 
-@pytest.mark.parametrize(("keep", "why"), [(OwnRecall(), "look at the state"), (OwnError(), "look at the window")])
+@pytest.mark.parametrize(("keep", "why"), [(OwnRecall(), "read the state"), (OwnError(), "read the window")])
 def test_scores_that_it_does_not_know_it_does_not_take(keep: Score, why: str) -> None:
     graph = build_graph(kept_by(keep), GROUPED)
     (said,) = (step.why for step in lower(graph, "triton", ON_GPU).steps if step.covers[0].node.name == "sparse")

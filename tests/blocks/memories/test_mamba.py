@@ -81,7 +81,7 @@ def test_padding_and_documents_have_no_part_in_it() -> None:
     ("said", "message"),
     [
         ({"skip": True}, "set normalise: false"),
-        ({"input_scale": "step", "gate": {"kind": "head"}}, "say `gate: softplus`"),
+        ({"input_scale": "step", "gate": {"kind": "head"}}, "set `gate: softplus`"),
     ],
 )
 def test_what_does_not_go_together(said: dict[str, Any], message: str) -> None:
@@ -91,6 +91,6 @@ def test_what_does_not_go_together(said: dict[str, Any], message: str) -> None:
 
 def test_a_step_is_of_the_token_that_comes_in() -> None:
     window = {"kind": "window", "size": 5}
-    with pytest.raises(GraphError, match="pairs fall into this state later"):
+    with pytest.raises(GraphError, match="another memory evicts later"):
         complete(HEAD | {"memory": [window, MEMORY], "read": "sum"})
     assert complete(HEAD | {"memory": [window, MEMORY], "read": "sum", "flow": "parallel"})

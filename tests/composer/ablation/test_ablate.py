@@ -143,7 +143,9 @@ def test_what_is_interrupted_says_how_it_goes_on(
     def interrupt(*_: Any) -> None:
         raise error
 
-    with pytest.raises(Stopped, match=r"Interrupted\. What is done stays in .*steps: say the same again to go on\.") as caught:
+    with pytest.raises(
+        Stopped, match=r"Interrupted\. Finished steps are kept in .*steps\. Run the same command again to continue\."
+    ) as caught:
         ablate([sweep], asked, tmp_path / "out", tell=interrupt)
     assert caught.value.number == number
 

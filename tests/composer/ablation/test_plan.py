@@ -197,36 +197,36 @@ def test_nothing_to_train_is_no_mistake(asked: Request, tmp_path: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
-    "no recipe": ({"recipe": None}, {}, AblationError, '"tiny" has no recipe, and 6 of its parameters are untrained here'),
+    "no recipe": ({"recipe": None}, {}, AblationError, '"tiny" has no recipe, and 6 of its parameters are untrained'),
     "a recipe in words": (
         {"recipe": {"data": "web text"}},
         {},
         AblationError,
-        '"tiny" has a recipe without a stage, and 6 of its parameters are untrained here',
+        '"tiny" has a recipe without a stage, and 6 of its parameters are untrained',
     ),
     "a recipe of rows alone": (
         {"recipe": {"sequence": 16}},
         {},
         AblationError,
-        "build it from a model that has them trained; or say --set recipe.transfer=null to take it as it is built.",
+        "build it from a model with trained ones; or pass --set recipe.transfer=null to use it untrained.",
     ),
     "of another origin": (
         {"recipe": {"train": {"lr": 1e-2, "steps": 2}}},
         {},
         AblationError,
-        'The recipe of "tiny" has but `train`, for a model from nothing (--fresh). Say what to train: --set recipe.transfer.lr=',
+        'The recipe of "tiny" has only `train`, for a model from nothing (--fresh). Set a stage: --set recipe.transfer.lr=',
     ),
     "of a source": (
         {"trunk": TRUNK},
         {"source": None, "tokenizer": "TEACHER"},
         AblationError,
-        "has but `transfer` and `finetune`, for a model that has a teacher (--from)",
+        "has only `transfer` and `finetune`, for a model that has a teacher (--from)",
     ),
     "nothing held out": (
         {"recipe": {**RECIPE, "transfer": {**RECIPE["transfer"], "patience": 1}}},
         {"share": 0.0},
         TrainingError,
-        "recipe.transfer has patience, which goes by held-out rows",
+        "recipe.transfer has patience, which needs held-out rows",
     ),
     "a trunk": ({"trunk": TRUNK}, {}, SpecError, "trunk"),
     "no trunk": ({}, {"source": None, "tokenizer": "TEACHER"}, SpecError, "trunk"),

@@ -112,7 +112,7 @@ def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, m
 
     started: list[int] = []
     monkeypatch.setattr(runner, "wait", kill)
-    with pytest.raises(AblationError, match="take fewer --jobs") as raised:
+    with pytest.raises(AblationError, match="with fewer --jobs") as raised:
         run()
     assert isinstance(raised.value.__cause__, BrokenProcessPool)
 
@@ -189,7 +189,7 @@ def test_warnings_are_told_as_their_step_ends(asked: Request, tmp_path: Path, ca
     (tmp_path / MARK).touch()
     with caplog.at_level("WARNING", "composer"), one_process() as workers:
         results = run_chains(made, tmp_path, workers)
-    (said,) = [what for what in results[steps_of["transfer"]][WARNINGS] if "tokenizer has for what it cannot write" in what]
+    (said,) = [what for what in results[steps_of["transfer"]][WARNINGS] if "are the tokenizer's token for unknown text" in what]
     assert said in results[steps_of["finetune"]][WARNINGS]
     assert WARNINGS not in results[steps_of["build"]]
     assert [one.getMessage() for one in caplog.records].count(f"tiny, transfer: {said}") == 1

@@ -117,7 +117,7 @@ def test_an_evaluation_that_is_not_the_one_asked_for_is_not_done(
 def test_a_model_that_is_gone_is_told(steps: Steps, folder: Path) -> None:
     kept(steps["finetune"], folder, json.dumps(GOOD["finetune"]))
     (folder / steps["finetune"].name).rmdir()
-    with pytest.raises(AblationError, match=r"does not exist, and finetune-\w+\.json says that it was made\. Remove it"):
+    with pytest.raises(AblationError, match=r"does not exist, but finetune-\w+\.json records it as finished\. Remove it"):
         finished(steps["finetune"], folder)
 
 

@@ -20,7 +20,7 @@ from composer.errors import BenchError
 TRIAL = Trial(prefill=(8, 512), decode=(16,), batches=(1,), repeats=2, steps=2, seed=0, vocabulary=64, device="cpu")
 
 
-@pytest.mark.skipif(not can_tell_resident(), reason="this system does not say what is resident")
+@pytest.mark.skipif(not can_tell_resident(), reason="this system does not report resident memory")
 def test_peaks_of_a_model(folders: list[Path]) -> None:
     heard: list[Workload] = []
     peaks = peaks_of(folders[0], BenchOptions(dtype="float32"), TRIAL, heard.append)
@@ -46,14 +46,15 @@ def test_a_process_that_the_system_ends(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "raise ValueError('that model is broken')")
     with pytest.raises(
-        BenchError, match=r"measures the memory of mine failed: ValueError: that model is broken\. Leave --memory out"
+        BenchError,
+        match=r"measures the memory of mine failed: ValueError: that model is broken\. Fix the cause, or leave --memory out",
     ):
         peaks_of(Path("mine"), BenchOptions(), TRIAL, lambda _: None)
 
 
 def test_a_process_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said_by(monkeypatch, "raise SystemExit(3)")
-    with pytest.raises(BenchError, match="it said nothing"):
+    with pytest.raises(BenchError, match="it printed no message"):
         peaks_of(Path(), BenchOptions(), TRIAL, lambda _: None)
 
 

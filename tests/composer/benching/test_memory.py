@@ -33,7 +33,7 @@ def test_nothing_is_measured() -> None:
     assert unmeasured(lambda: 7, 5) == (7, None)
 
 
-@pytest.mark.skipif(not can_tell_resident(), reason="this system does not say what is resident")
+@pytest.mark.skipif(not can_tell_resident(), reason="this system does not report resident memory")
 def test_what_is_resident() -> None:
     """16 and 16 MiB at once, beside a cache of 4, each time; 8 were there before. To a MiB or so."""
     done = subprocess.run([sys.executable, "-c", RUN], env=os.environ | AT_ONCE, capture_output=True, text=True, check=True)

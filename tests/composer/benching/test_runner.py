@@ -72,7 +72,7 @@ def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
     options = {"wanted": BenchOptions(**QUICK, backend="triton"), "everywhere": BenchOptions(**QUICK, backend="torch")}
     said = {name: bench(folders[:2], [8], options=how).remarks for name, how in options.items()}
     assert said == {
-        "wanted": ("lawcat: state ran on torch, not on triton; `compose explain --backend triton` says why.",),
+        "wanted": ("lawcat: state ran on torch, not on triton; run `compose explain --backend triton` for the reasons.",),
         "everywhere": (),
     }
 
@@ -124,11 +124,11 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("prefill", "decode", "changes", "message"),
     [
-        ([], [], {}, "Nothing says what to time"),
+        ([], [], {}, "There is nothing to time"),
         ([0], [], {}, "--prefill: expected a whole number of at least 1, got 0"),
         ([], [8, -1], {}, "--decode: expected a whole number of at least 1, got -1"),
         ([8], [], {"batch": (0,)}, "batch: expected a whole number of at least 1, got 0"),
-        ([8], [], {"batch": ()}, "--batch says nothing"),
+        ([8], [], {"batch": ()}, "--batch is empty"),
         ([8], [], {"repeats": 0}, "repeats: expected"),
         ([8], [], {"steps": 0}, "steps: expected"),
         ([8], [], {"threads": 0}, "threads: expected"),
@@ -169,7 +169,9 @@ def test_learned_positions_end(tmp_path: Path) -> None:
     folder = tmp_path / "short"
     composer.build_folder(spec, out=folder, fresh=True)
     options = BenchOptions(**QUICK)
-    with pytest.raises(BenchError, match="--prefill: .*short has learned 32 positions, too few for 33 tokens: ask for at most 32"):
+    with pytest.raises(
+        BenchError, match="--prefill: .*short has learned 32 positions, too few for 33 tokens: the largest possible value is 32"
+    ):
         bench([folder], [8, 33], options=options)
     with pytest.raises(BenchError, match="--decode: .*too few for 30 tokens, with 3 more for what is decoded there: .* most 29"):
         bench([folder], [], [30], options)
@@ -179,7 +181,7 @@ def test_learned_positions_end(tmp_path: Path) -> None:
 
 def test_memory_that_the_system_does_not_tell(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "can_tell_resident", lambda: False)
-    with pytest.raises(BenchError, match="--memory: this system does not say"):
+    with pytest.raises(BenchError, match="--memory: this system does not report"):
         bench(folders, [8], options=BenchOptions(memory=True))
 
 
@@ -188,7 +190,7 @@ def test_models_without_room_for_a_few_tokens(folders: list[Path], monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(runner_module, "warm", full)
-    with pytest.raises(BenchError, match="The models leave no room in the memory of cpu.*Bench fewer"):
+    with pytest.raises(BenchError, match="The memory of cpu is too small for all models.*Bench fewer"):
         bench(folders, [8], options=BenchOptions())
 
 

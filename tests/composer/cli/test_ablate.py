@@ -108,7 +108,7 @@ def test_a_variant_that_fails(compose: Compose, inputs: Path) -> None:
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no specs": (["--from", "teacher", *DATA, "-o", "out"], "Missing argument 'SPEC'"),
     "no out": ([SWEEP, "--from", "teacher", *DATA], "Missing option '-o'"),
-    "no origin": ([SWEEP, *DATA, "-o", "out"], "Say what to build from: --from SOURCE, or --fresh"),
+    "no origin": ([SWEEP, *DATA, "-o", "out"], "Set --from SOURCE to build from a model, or --fresh"),
     "two origins": ([SWEEP, "--from", "teacher", "--fresh", *DATA, "-o", "out"], "One of the two, not both."),
     "a variant": (
         [f"{SWEEP}:medium", "--from", "teacher", *DATA, "-o", "out"],
@@ -122,7 +122,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
         "The tokenizer cannot write",
     ),
     "too short": ([SWEEP, "--from", "teacher", "--tasks", "mqar", "--lengths", "8", "-o", "out"], "mqar"),
-    "nothing to do": ([SWEEP, "--from", "teacher", "-o", "out"], "say --data to train them on, --tasks to score them on"),
+    "nothing to do": ([SWEEP, "--from", "teacher", "-o", "out"], "Set --data to train the variants, --tasks to score them"),
     "no lengths": ([SWEEP, "--from", "teacher", "--tasks", "mqar", "-o", "out"], "--lengths 512,1024"),
     "lengths": ([SWEEP, "--from", "teacher", *DATA, "--lengths", "9", "-o", "out"], "--lengths is for tasks"),
     "a file": ([SWEEP, "--from", "teacher", *DATA, "--text", "texts.jsonl", "-o", "out"], "--text is for tasks"),
@@ -160,7 +160,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
         "a source has its own tokenizer",
     ),
     "a teacher": ([SWEEP, "--from", "teacher", "--teacher", "other", *DATA, "-o", "out"], "has 64 channels, the student 32"),
-    "a teacher of nothing": (["fresh.yaml", "--fresh", "--teacher", "teacher", *DATA, "-o", "out"], "--teacher is for variants"),
+    "a teacher of nothing": (["fresh.yaml", "--fresh", "--teacher", "teacher", *DATA, "-o", "out"], "--teacher needs --from"),
     "no such source": ([SWEEP, "--from", "./missing", *DATA, "-o", "out"], "missing"),
     "a device": ([SWEEP, "--from", "teacher", *DATA, "--device", "abacus", "-o", "out"], 'no device "abacus"'),
     "jobs of a cluster": (

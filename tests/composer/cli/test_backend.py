@@ -116,6 +116,6 @@ def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(asked: Any, mo
     with own_backend(monkeypatch, lambda _: "it fits nowhere"):
         result = asked("generate", "--prompt", "once upon a time", "--backend", NAME)
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith(f"{NAME} was asked for, and no part of a head (`"), result.stderr
+    assert result.stderr.startswith(f"backend {NAME} is set, but no part of a head (`"), result.stderr
     assert "FallsBack" not in result.stderr
     assert asked("generate", "--backend", "torch").stderr == ""

@@ -53,7 +53,7 @@ def test_json_is_the_report(compose: Compose, teacher: Path) -> None:
 
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no models": (["--prefill", "8"], "Missing argument 'MODEL'"),
-    "nothing to time": (["TEACHER"], "Nothing says what to time"),
+    "nothing to time": (["TEACHER"], "There is nothing to time"),
     "a length": (
         ["TEACHER", "--prefill", "8,1q"],
         'such as 512,4k, where 4k is 4,096, got "1q"',

@@ -106,7 +106,7 @@ def test_from_nothing(compose: Compose, whole: str) -> None:
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
     assert "Built whole-fresh" in words
-    assert "Every parameter is random (seed 5): it says nothing until it is trained." in words
+    assert "Every parameter is random (seed 5). Train the model before use." in words
     assert "source" not in words
     assert "2 × [32, 32] model.layers.{0-1}.self_attn.q_proj.weight" in words
     assert compose("verify", "whole-fresh").exit_code == 0
@@ -132,9 +132,9 @@ def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> Non
             [whole, "--from", teacher],
             "whole.yaml:4:8  trunk: this spec has a trunk of its own, which the source's would contradict",
         ),
-        (["lawcat", "--fresh"], "this spec has no `trunk` that would say what to build from nothing"),
+        (["lawcat", "--fresh"], "this spec has no `trunk` to build from random weights"),
         ([whole, "--fresh", "--from", teacher], "from a source (--from) or from nothing (--fresh), not both"),
-        ([whole], "nothing says what to build from: --from SOURCE, or --fresh"),
+        ([whole], "no source is named: set --from SOURCE, or --fresh"),
         (["lawcat", "--from", teacher, "--tokenizer", teacher], "--tokenizer is for a model that is built with --fresh"),
     ):
         result = compose("build", *arguments, "-o", "out")

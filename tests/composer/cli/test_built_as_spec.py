@@ -111,7 +111,7 @@ def test_a_damaged_record(compose: Compose, text: str) -> None:
     result = compose("check", "broken")
     assert result.exit_code == 2
     assert result.stderr.startswith("broken/co")
-    assert "says nowhere what the model's heads are" in result.stderr or "head: expected a mapping" in result.stderr
+    assert "does not describe the model's heads" in result.stderr or "head: expected a mapping" in result.stderr
 
 
 def test_a_folder_that_nobody_built(compose: Compose, teacher: Path) -> None:

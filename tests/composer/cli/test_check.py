@@ -34,7 +34,7 @@ def test_on_a_source_it_says_the_hash(compose: Compose, teacher: Path) -> None:
         ("head: {memory: [windwo]}", "wrong.yaml:3:17  head.memory[0].kind: "),
         ("head: {memory: [window]}", "wrong.yaml:3:17  head.memory[0]: pairs beyond the 64 that it holds"),
         ("heads:\n  one: {memory: [full], conv: causal}", "wrong.yaml:4:31  heads.one.conv: "),
-        ("head: {feature_map: relu, memory: [{kind: state}, full]}", "head.memory[0]: nothing ever falls out"),
+        ("head: {feature_map: relu, memory: [{kind: state}, full]}", "head.memory[0]: a `state` memory never evicts pairs"),
     ],
 )
 def test_mistakes_have_a_place(compose: Compose, text: str, message: str) -> None:
@@ -91,7 +91,7 @@ EVERYWHERE = {
     ),
     "both ways": (
         "direction: bidirectional\nhead: {memory: [{kind: window, size: 4, shape: terraced, evict: drop}]}",
-        "head.memory[0]: a terraced window falls by chunks, which only looks back",
+        "head.memory[0]: a terraced window evicts by chunks, so it is causal",
     ),
 }
 

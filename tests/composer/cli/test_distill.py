@@ -120,9 +120,9 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no such task": ("tiny", ["--data", "nosuchtask,samples=3"], "nosuchtask"),
     "held-out missing": ("tiny", ["--data", "texts.jsonl", "--held-out", "missing.jsonl"], "missing.jsonl"),
     "a share of all": ("tiny", ["--data", "texts.jsonl", "--share", "0.9"], "a share of 0.9 held out"),
-    "rows too long": ("long", ["--data", "texts.jsonl"], "tokens. Say rows of at most 128 (--set recipe.sequence=128)"),
+    "rows too long": ("long", ["--data", "texts.jsonl"], "tokens. Set rows of at most 128 (--set recipe.sequence=128)"),
     "rows too short": ("tiny", ["--data", "texts.jsonl", "--set", "recipe.sequence=1"], "rows of 1 tokens"),
-    "no recipe": ("lola", ["--data", "texts.jsonl"], '"lola" has no recipe: nothing says how to train it'),
+    "no recipe": ("lola", ["--data", "texts.jsonl"], '"lola" has no recipe, so there is no stage to train'),
     "no such stage": ("finetune", ["--data", "texts.jsonl", "--stage", "transfer"], 'The recipe of "tiny" has no transfer'),
     "no stage": (
         "tiny",
@@ -188,7 +188,7 @@ def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Pat
     assert stands() == ["out.run"]
     refused = compose(*arguments)
     assert (refused.exit_code, stands()) == (2, ["out.run"])
-    assert "Go on with --resume, or begin anew with --force" in refused.stderr
+    assert "Continue it with --resume, or start again with --force" in refused.stderr
     refused = compose(*arguments, "--resume", "--set", "recipe.transfer.lr=0.5")
     assert (refused.exit_code, stands()) == (2, ["out.run"])
     assert compose(*arguments, "--resume").exit_code == 0

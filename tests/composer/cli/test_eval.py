@@ -60,8 +60,10 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(compose: Compose, monkeypatch
     assert {one.making for one in told} == {True, making}
     assert (alone.exit_code, kept.exit_code) == (130, 130)
     assert alone.stderr == "Interrupted, and nothing is kept: with a folder (-o FOLDER), samples are kept as they are scored.\n"
-    nothing = "Interrupted while samples were made: nothing was scored yet. Say the same again to begin anew.\n"
-    assert kept.stderr == (nothing if making else "Interrupted: out keeps 2 scored samples. Say the same again to go on.\n")
+    nothing = "Interrupted while samples were made: nothing was scored yet. Run the same command again to start over.\n"
+    assert kept.stderr == (
+        nothing if making else "Interrupted: out keeps 2 scored samples. Run the same command again to continue.\n"
+    )
     again = compose(*asked, "-o", "out")
     assert again.exit_code == 0, again.output
     assert again.stderr.splitlines()[0] == "Making the samples …"
@@ -93,7 +95,7 @@ def test_options_reach_the_evaluation(compose: Compose) -> None:
 
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no models": ([*QUICK], "Missing argument 'MODEL'"),
-    "no tasks": ([TEACHER, "--lengths", "64"], "name tasks, such as --tasks passkey,recall"),
+    "no tasks": ([TEACHER, "--lengths", "64"], "Name tasks, such as --tasks passkey,recall"),
     "no lengths": ([TEACHER, "--tasks", "recall"], "--lengths 512,1024"),
     "a length": (
         [TEACHER, "--tasks", "recall", "--lengths", "64,long"],
@@ -101,7 +103,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     ),
     "lengths apart": (
         [TEACHER, "512", "--tasks", "recall", "--lengths", "64"],
-        "512 stands where a model does: numbers",
+        "512 is not a model. Separate numbers",
     ),
     "tasks apart": ([TEACHER, "recall", "--tasks", "mqar", "--lengths", "64"], "such as --tasks passkey,recall"),
     "another length": (

@@ -57,7 +57,7 @@ def test_where_nothing_is_kept(compose: Compose, teacher: Path) -> None:
     Path("empty.yaml").write_text("compose: 1\nname: empty\nhead: {memory: [{kind: sparse, size: 0, keep: recent, evict: drop}]}\n")
     refused = compose("explain", "empty.yaml", "--from", teacher)
     assert refused.exit_code == 2
-    assert "it has room for no pair, and nothing is below it" in refused.stderr
+    assert "it holds no pair, and no memory is below it" in refused.stderr
 
 
 def test_projections_that_nothing_looks_at(compose: Compose, teacher: Path) -> None:

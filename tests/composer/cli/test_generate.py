@@ -120,7 +120,7 @@ def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
 def test_what_looks_both_ways_writes_nothing(compose: Compose, teacher: Path) -> None:
     result = compose("build", "latte-bidirectional", "--from", teacher, "-o", "both")
     words = " ".join(result.stdout.split())
-    assert "Note: The spec is bidirectional, so this model writes no text" in words
+    assert "Note: The spec is bidirectional, so this model cannot generate" in words
     assert "Note: Attention is bidirectional from now on" in words
     result = compose("generate", "both", "--prompt", PROMPT)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -149,7 +149,7 @@ def test_running_out_of_memory(compose: Compose, student: Path, monkeypatch: pyt
     result = compose("generate", student, "--prompt", PROMPT, "--max-new-tokens", 8)
     assert (result.exit_code, result.stdout) == (2, "")
     state = json.loads(compose("explain", "lolcats", "--from", student, "--seq", 16, "--json").stdout)["state_bytes"]
-    assert f"out of memory: at 16 tokens the state alone takes {size(state)}; " in result.stderr
+    assert f"out of memory: at 16 tokens the state alone needs {size(state)}; " in result.stderr
     assert result.stderr.endswith("build it with a smaller `size` of `window`, which is 64\n")
 
 

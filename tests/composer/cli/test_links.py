@@ -44,7 +44,7 @@ def test_a_link_to_itself(compose: Compose, arguments: str, message: str) -> Non
     result = compose(*arguments.split())
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
-    assert "Asking the Hub" not in result.stderr
+    assert "from the Hub" not in result.stderr
 
 
 @pytest.mark.parametrize(("name", "command"), [("config.json", "explain lolcats --from copy"), ("composition.json", "verify copy")])

@@ -52,7 +52,7 @@ MISTAKES = [
 def test_a_source_without_its_option(compose: Compose) -> None:
     """Where a command has one; JSON says the same."""
     result = compose("build", "lawcat", "teacher", "--json")
-    said = "Got unexpected extra argument(s) (teacher). A source stands behind --from."
+    said = "Got unexpected extra argument(s) (teacher). Name a source with --from."
     assert result.exit_code == 2
     assert said in result.stderr
     assert said in result.stdout

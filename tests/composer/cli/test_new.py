@@ -98,7 +98,7 @@ def test_nothing_is_overwritten(compose: Compose) -> None:
         (["nowhere/mine"], "No such file or directory"),
         (["mine", "--like", "lawact"], 'did you mean "lawcat"?'),
         (["mine", "--like", "broken.yaml"], "broken.yaml:2:1  nam"),
-        (["mine", "--like", "flow.yaml"], "does not say its name on a line of its own"),
+        (["mine", "--like", "flow.yaml"], "does not have its name on a separate line"),
     ],
 )
 def test_mistakes(compose: Compose, arguments: list[str], message: str) -> None:

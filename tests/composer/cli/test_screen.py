@@ -77,7 +77,7 @@ def test_a_server_that_never_answers(silent: str, tmp_path: Path) -> None:
     assert asking.stderr is not None
     word = asking.stderr.readline().decode()
     assert asking.poll() is None
-    assert "Asking the Hub for 'owner/name'" in word
+    assert "Requesting 'owner/name' from the Hub" in word
     assert "3 s for each answer (HF_HUB_ETAG_TIMEOUT)" in word
     began = time.monotonic()
     stdout, stderr = asking.communicate(timeout=60)

@@ -59,7 +59,7 @@ def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "--keep N, or --budget BYTES"),
+        ([], "Set --keep N, the number of layers to keep, or --budget BYTES"),
         (["--keep", "1", "--budget", "9"], "--keep and --budget exclude each other: leave one of them out."),
         (["--keep", "1", "--set", "recipe=null"], "has no recipe"),
         (["--keep", "3", *QUICK], "2 layers of lawcat"),
@@ -174,7 +174,7 @@ def test_quiet_keeps_warnings(tmp_path: Path) -> None:
     assert (loud.exit_code, quiet.exit_code) == (0, 0), loud.output + quiet.output
     assert "Scoring 2 layers" in loud.stderr
     (warning,) = quiet.stderr.splitlines()
-    assert "of the tokens of the data are the one that the tokenizer has for what it cannot write" in warning
+    assert "of the tokens of the data are the tokenizer's token for unknown text" in warning
     assert warning in loud.stderr.splitlines()
 
 
@@ -183,18 +183,18 @@ def test_a_stopped_selection_says_how_to_go_on(tmp_path: Path, monkeypatch: pyte
     out = tmp_path / "out"
     stopped = stopped_by_a_signal(monkeypatch, *asked(out), "--keep", "1")
     assert stopped.exit_code == 128 + signal.SIGTERM, stopped.output
-    assert f"What it has reached is in {out / 'student.run'}: say the same again to go on." in stopped.stderr
+    assert f"Checkpoint: {out / 'student.run'}. To continue, run the same command again." in stopped.stderr
     done = ran(*asked(out), "--keep", "1")
     assert done.exit_code == 0, done.output
-    assert "Going on behind step 1 of 2" in done.stderr
+    assert "Continuing after step 1 of 2" in done.stderr
 
     anew = [*asked(out), "--keep", "1", "--seed", "1"]
     stopped = stopped_by_a_signal(monkeypatch, *anew, "--force")
-    assert "say the same again without --force to go on." in stopped.stderr
+    assert "To continue, run the same command without --force." in stopped.stderr
     assert not {"selection.json", "spec.yaml", "layers.png"} & {path.name for path in out.iterdir()}
     done = ran(*anew)
     assert done.exit_code == 0, done.output
-    assert "Going on behind step 1 of 2" in done.stderr
+    assert "Continuing after step 1 of 2" in done.stderr
     assert json.loads((out / "student" / "composition.json").read_text())["training"][0]["seed"] == 1
     assert not (out / "student.run").exists()
 
@@ -214,7 +214,7 @@ def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monk
         assert "was begun with other settings" in refused.stderr
         done = ran(*asked(out), "--keep", "1")
     assert done.exit_code == 0, done.output
-    assert "Going on behind step 1 of 2" in done.stderr
+    assert "Continuing after step 1 of 2" in done.stderr
 
 
 def test_a_student_of_another_source(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_what_cannot_be_expanded(compose: Compose, teacher: Path) -> None:
     for arguments, message in (
         (["lawcat", "--expand"], "this is one spec, no sweep"),
         (["ablations/lawcat-rope", "-o", "x"], "it needs --expand"),
-        (["ablations/lawcat-rope", "--expand", "--from", teacher, "-o", "x"], "goes without --from"),
+        (["ablations/lawcat-rope", "--expand", "--from", teacher, "-o", "x"], "excludes --from"),
         (["ablations/lawcat-rope", "--expand", "-o", "file/x"], "file/x cannot be written: Not a directory"),
     ):
         result = compose("show", *arguments)
@@ -150,7 +150,7 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
         (["lawcat", "--fresh"], "this spec has no `trunk`"),
         (["whole.yaml", "--from", teacher], "whole.yaml:4:8  trunk: this spec has a trunk of its own"),
         (["whole.yaml", "--from", teacher, "--fresh"], "not both"),
-        (["ablations/lawcat-rope", "--expand", "--fresh", "-o", "x"], "goes without --from and --fresh"),
+        (["ablations/lawcat-rope", "--expand", "--fresh", "-o", "x"], "excludes --from and --fresh"),
     ):
         result = compose("show", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")

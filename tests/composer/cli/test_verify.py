@@ -1,4 +1,4 @@
-"""`compose verify` exits with 0 where a model is what its record says, with 1 where it is not, with 2 where there is no record."""
+"""`compose verify` exits with 0 where a model matches its record, with 1 where it is not, with 2 where there is no record."""
 
 from __future__ import annotations
 

@@ -232,4 +232,4 @@ def test_dtypes_are_refused_in_the_same_words() -> None:
             call()
         told.add(str(caught.value))
     (one,) = told
-    assert one.startswith('dtype: "float46" is not known; did you mean "float64"')
+    assert one.startswith('dtype: "float46" is unknown; did you mean "float64"')

@@ -64,15 +64,17 @@ def distill(folder: Path, out: Path, **options: Any) -> Any:
 def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(_StageRun, "_step", raising(ERRORS[error], 2, _StageRun._step))
-        words = r"Out of memory on cpu in training. What takes less: a smaller `batch` or a larger `accumulate` .*recipe.sequence.*"
+        words = (
+            r"Out of memory on cpu in training. To use less memory: a smaller `batch` or a larger `accumulate` .*recipe.sequence.*"
+        )
         with pytest.raises(
-            ComposerError, match=words + r"`gradient_checkpointing=True`.*`stream=True`.* is in .*out\.run: .*`resume=True`"
+            ComposerError, match=words + r"`gradient_checkpointing=True`.*`stream=True`.* is kept in .*out\.run\. .*`resume=True`"
         ) as caught:
             distill(folder, tmp_path / "out")
     assert caught.value.__cause__ is ERRORS[error]
     told: list[str] = []
     distill(folder, tmp_path / "out", resume=True, tell=told.append)
-    assert any("Going on behind step 2 of 3" in said for said in told)
+    assert any("Continuing after step 2 of 3" in said for said in told)
     distill(folder, tmp_path / "whole")
     found, wanted = weights(tmp_path / "out"), weights(tmp_path / "whole")
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
@@ -106,7 +108,9 @@ def test_a_selection_that_cannot_score(tmp_path: Path, monkeypatch: pytest.Monke
     asked: Any = {"keep": 1, "share": 0.2, "rows": 2, "overrides": recipe}
     with monkeypatch.context() as patch:
         patch.setattr(runner, "score_layers", raising(ERRORS["cuda"]))
-        with pytest.raises(ComposerError, match=r"Out of memory on cpu\. Where there is more, the same command goes on"):
+        with pytest.raises(
+            ComposerError, match=r"Out of memory on cpu\. On a machine with more memory, the same command continues"
+        ):
             composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", **asked)
     told: list[str] = []
     composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", tell=told.append, **asked)

@@ -239,7 +239,9 @@ def test_a_conversation_that_would_take_time_as_its_square() -> None:
     tokenizer = tokenizer_with("chatml")
     for template in (tokenizer.chat_template, "{{ messages[0].content }}"):
         tokenizer.chat_template = template
-        with pytest.raises(DataError, match=r"here, record 1: 6,000 messages of [\d,]+ characters are too many, as every turn"):
+        with pytest.raises(
+            DataError, match=r"here, record 1: 6,000 messages of [\d,]+ characters are too many: each assistant message"
+        ):
             documents({"messages": talk}, tokenizer)
 
 
@@ -248,6 +250,6 @@ def test_a_template_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "_client", templates._Client())
     tokenizer = tokenizer_with("chatml")
     tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(DataError, match="here, record 1: the chat template refuses these messages: it takes more than 1 seconds"):
+    with pytest.raises(DataError, match="here, record 1: the chat template refuses these messages: it needs more than 1 seconds"):
         documents({"messages": TALK}, tokenizer)
     templates._client.stop()

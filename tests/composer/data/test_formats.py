@@ -203,20 +203,20 @@ def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"text": None}, "text is missing; mend the record, or leave such records out: empty=skip"),
+        ({"text": None}, "text is missing; fix the record, or skip such records: empty=skip"),
         ({"text": " \n"}, "text is blank"),
         ({"instruction": "once", "output": ""}, "output is blank"),
         ({"instruction": None, "output": "once"}, "instruction is missing"),
         ({"prompt": "", "completion": "once"}, "prompt is blank"),
         ({"messages": []}, "messages is empty"),
         ({"messages": None}, "messages is empty"),
-        ({"messages": TALK[:2]}, "no turn of the assistant, so nothing to learn (roles: system, user)"),
+        ({"messages": TALK[:2]}, "no assistant message, so there is nothing to learn (roles: system, user)"),
         ({"messages": [{"role": "user", "content": None}]}, "message 1: content is missing"),
         ({"messages": [{"role": "assistant", "content": " ", "name": "it"}]}, "message 1: content is blank"),
         ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": ""}]}]}, "message 1: content is blank"),
         ({"conversations": [{"from": "gpt", "value": None}]}, "message 1: content is missing"),
         ({"prompt": TALK[:2], "completion": []}, "completion is empty"),
-        ({"prompt": TALK[:3], "completion": TALK[3:4]}, "no turn of the assistant"),
+        ({"prompt": TALK[:3], "completion": TALK[3:4]}, "no assistant message"),
     ],
 )
 def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:

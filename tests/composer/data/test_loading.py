@@ -134,7 +134,7 @@ def test_a_single_text_is_cut(tokenizer: PreTrainedTokenizerBase, write: Write) 
     assert there == whole
     assert evaluation.tokens == round(SHARE * len(whole))
     assert load(tokenizer, path, share=0).tokens == len(whole)
-    assert "too few to keep some for evaluation" in told(tokenizer, write("b.txt", "child"))
+    assert "too few to hold out a share for evaluation" in told(tokenizer, write("b.txt", "child"))
 
 
 def test_references_are_mixed(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
@@ -200,7 +200,7 @@ def test_other_formats(chatty: PreTrainedTokenizerBase, write: Write) -> None:
     ("options", "message"),
     [
         ({"sequence": 1}, "rows of 1 tokens: .* at least 2"),
-        ({"sequence": 2048, "longest": 1024}, "rows of 2,048 tokens: the source was made for at most 1,024 tokens"),
+        ({"sequence": 2048, "longest": 1024}, "rows of 2,048 tokens: the source supports at most 1,024 tokens"),
         ({"share": 0.7}, "a share of 0.7 held out for evaluation: expected 0"),
         ({"share": -1}, "a share of -1"),
         ({"vocabulary": 100}, r"token \d+ is not among the model's 100: the tokenizer \(507 tokens\) does not fit the model"),
@@ -215,9 +215,9 @@ def test_rows_as_long_as_the_source_reads(tokenizer: PreTrainedTokenizerBase, wr
 
 
 def test_nothing_to_learn(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
-    assert "no data: say at least one" in told(tokenizer)
+    assert "no data: name at least one" in told(tokenizer)
     path = write("a.jsonl", texts(2))
-    assert "nothing is left of its 0 records behind those that `skip=2` leaves out for train" in told(tokenizer, f"{path},skip=2")
+    assert "nothing is left of its 0 records after `skip=2` for train" in told(tokenizer, f"{path},skip=2")
     blank = write("b.jsonl", [{"text": " "}])
     assert "nothing is left of its 1 records for evaluation" in told(tokenizer, f"{blank},empty=skip", split="evaluation")
     assert "none of them has a token to predict" in told(tokenizer, "echo,length=1")
@@ -232,4 +232,4 @@ def test_a_missing_file_is_told_before_any_is_read(tokenizer: PreTrainedTokenize
 
 def test_a_wrong_record_is_named(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     path = write("a.jsonl", [*texts(2), {"text": ""}])
-    assert told(tokenizer, path) == f"{path}, record 3: text is blank; mend the record, or leave such records out: empty=skip"
+    assert told(tokenizer, path) == f"{path}, record 3: text is blank; fix the record, or skip such records: empty=skip"

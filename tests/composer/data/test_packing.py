@@ -13,7 +13,7 @@ from composer.data.packing import PackedRows, Packing, pack
 from composer.errors import DataError
 
 HOWS: tuple[Packing, ...] = ("packed", "whole", "padded")
-"""Where documents stay apart."""
+"""Where documents are independent."""
 Drawn = list[list[bool]]
 drawn_documents = st.lists(st.lists(st.booleans(), min_size=1, max_size=23), max_size=12)
 

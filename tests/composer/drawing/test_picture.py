@@ -37,7 +37,7 @@ def said(found: Picture) -> list[str]:
 def test_lola_shows_its_memories_what_falls_and_what_they_take() -> None:
     words = said(picture(on("lola")))
     assert {"window", "sparse", "state", "hedgehog", "shared", "learned", "weight of window"} <= set(words)
-    assert words.count("pairs that fall") == 2
+    assert words.count("evicted pairs") == 2
     assert words.count("partial") == 3
     assert {"size 64 · keep self_recall", "128 features · dim 64"} <= set(words)
     # Keys and values of 127 pairs, in float32, of 8 heads of 64; positions and what has fallen so far.
@@ -71,7 +71,7 @@ def test_every_part_and_every_edge_of_every_head_is_drawn() -> None:
             flowing = [edge for edge in graph.edges if edge.end not in passed]
             assert len(labels) == len({(edge.start, edge.output, edge.end, edge.input) for edge in flowing})
             for edge in (edge for edge in flowing if edge.start not in passed):
-                assert any(label in ("pairs that fall", WORDS[edge.kind], f"{edge.input} {WORDS[edge.kind]}") for label in labels)
+                assert any(label in ("evicted pairs", WORDS[edge.kind], f"{edge.input} {WORDS[edge.kind]}") for label in labels)
 
 
 def test_what_nothing_flows_through_is_left_out() -> None:
@@ -186,7 +186,7 @@ def test_looking_finds_what_is_wrong() -> None:
     for what, instead in (
         (r'(class="cd-title" x=")[\d.]+', r"\g<1>99999"),
         (r'(class="cd-label cd-query" x=")[\d.]+', r"\g<1>0"),
-        (r"(>pairs that fall<)", ">pairs that fall and fall and fall and fall<"),
+        (r"(>evicted pairs<)", ">evicted pairs and fall and fall and fall<"),
         (r'(class="cd-said" x=")20', r"\g<1>700"),
         (r'(class="cd-label cd-features" x="[\d.]+" y=")[\d.]+', r"\g<1>40"),
     ):

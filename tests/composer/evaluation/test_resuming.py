@@ -21,7 +21,7 @@ def test_a_length_that_a_task_cannot_do_is_a_cell_that_says_so(tmp_path: Path, b
     options = EvaluationOptions(samples=2, out=tmp_path / "out", text=book)
     report = evaluate(models, ["recall", "perplexity"], [64, 128, 4000], options)
     failures = {cell.key: cell.failure for cell in report.cells if cell.failure is not None}
-    too_long = "learned has learned 128 positions, too few for 4,000 tokens: ask for lengths up to 128"
+    too_long = "learned has learned 128 positions, too few for 4,000 tokens: the largest possible length is 128"
     assert {key: failure.replace(f"{tmp_path}/", "") for key, failure in failures.items()} == {
         ("teacher", "recall", 64): "recall of 32 pairs needs at least 67 tokens, not 64",
         ("teacher", "perplexity", 4000): failures["teacher", "perplexity", 4000],
@@ -68,7 +68,7 @@ def test_more_of_everything_into_a_folder(
     )
     (out / RESULTS).unlink()
     again = evaluate([TEACHER], ["passkey"], [128], options)
-    assert again.cell("teacher", "stories", 128).failure == "not finished: ask for it again"
+    assert again.cell("teacher", "stories", 128).failure == "not finished: run the command again to finish it"
     # Its last sample is scored by a call that is stopped before it writes a report: the log has all of them.
     log = (out / SAMPLES).read_text()
     scored = evaluate([TEACHER], ["stories"], [128], options).cell("teacher", "stories", 128)

@@ -218,7 +218,7 @@ def learned(folder: Path) -> Path:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Sequence[Any]], list[str], list[int], dict[str, Any], type[ComposerError], str]] = {
-    "no tasks": (lambda _: [TEACHER], [], [64], {}, EvaluationError, "name tasks"),
+    "no tasks": (lambda _: [TEACHER], [], [64], {}, EvaluationError, "Name tasks"),
     "no lengths": (lambda _: [TEACHER], ["recall"], [], {}, EvaluationError, "--lengths"),
     "no task": (lambda _: [TEACHER], ["recal"], [64], {}, EvaluationError, 'did you mean "recall"'),
     "no model": (lambda folder: [folder / "no"], ["recall"], [64], {}, SourceError, "no"),
@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Sequence[Any]], list[str], list[int], 
         [129],
         {},
         EvaluationError,
-        "has learned 128 positions, too few for 129 tokens: ask for lengths up to 128",
+        "has learned 128 positions, too few for 129 tokens: the largest possible length is 128",
     ),
     "positions to write": (
         lambda folder: [learned(folder / "learned")],
@@ -279,7 +279,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Sequence[Any]], list[str], list[int], 
         [121],
         {},
         EvaluationError,
-        "too few for 121 tokens, with 8 more for what is written: ask for lengths up to 120",
+        "too few for 121 tokens, with 8 more for what is written: the largest possible length is 120",
     ),
 }
 

@@ -165,7 +165,7 @@ def test_lola_is_one_step_of_its_cache_and_its_state() -> None:
     lines = squeezed(listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4)))))
     (first,) = (index for index, line in enumerate(lines) if "┌" in line)
     assert lines[first].startswith(
-        "sparse, sparse_fallen = sparse(query, window_fallen) # B T 4 8 ┌ torch: one fall after the other, answered by "
+        "sparse, sparse_fallen = sparse(query, window_fallen) # B T 4 8 ┌ torch: one eviction after the other, answered by "
         "PyTorch's kernel; "
     )
     assert lines[first + 1] == "state = state(state_features, sparse_fallen) # B T 4 8 └ in the same step"
@@ -204,14 +204,14 @@ def test_it_says_where_queries_and_keys_are_turned() -> None:
     window = {"kind": "window", "size": 4, "position": {"kind": "rope", "theta": 1e6}}
     head = {"position": "none", "feature_map": "elu", "memory": [window, "state"]}
     assert turns(lower(graph_of(head))) == [
-        "# Queries and keys are turned by rope (theta 1,000,000) in window.",
-        "# Queries and keys are not turned in state.",
+        "# Queries and keys are rotated by rope (theta 1,000,000) in window.",
+        "# Queries and keys are not rotated in state.",
     ]
     assert turns(lower(build_graph(shipped("latte").heads["head"], SIZE.shape(4)))) == [], "latents are asked by no query"
-    here = "# Queries and keys are turned by the model's own rotation in window, state."
+    here = "# Queries and keys are rotated by the model's own rotation in window, state."
     assert here in repr(composer.build("lolcats", small("qwen3")))
     listed = code_of(shipped("lolcats"), "here").text.splitlines()
     assert listed[3:5] == [
         "def head(hidden, query, key, value):",
-        "    # Queries and keys are turned by rope (theta 100) in window, state.",
+        "    # Queries and keys are rotated by rope (theta 100) in window, state.",
     ]

@@ -82,7 +82,7 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
 
 def test_no_gpu_is_promised_where_none_would_help() -> None:
     by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", CPU)}
-    assert by_part["state"] == "no form that is built in is tried before it"
+    assert by_part["state"] == "this is already the fastest built-in form"
 
 
 @pytest.mark.parametrize("memory", ["state", "full", {"kind": "latents", "size": 8}])
@@ -99,18 +99,18 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
         return {one.part: (one.backend, one.why_not_faster) for one in lowered(graph_of(head), backend, GPU)}
 
-    assert explained(LINEAR, AUTO)["state"] == ("fla", "no form that is built in is tried before it")
-    assert explained(LINEAR, "torch")["state"] == ("torch", "torch was asked for")
+    assert explained(LINEAR, AUTO)["state"] == ("fla", "this is already the fastest built-in form")
+    assert explained(LINEAR, "torch")["state"] == ("torch", "the backend is torch")
     assert explained(LINEAR, AUTO)["state_features"] == (AUTO, "one form computes it everywhere")
     why = explained({"memory": ["full"]}, AUTO)["full"][1]
-    assert why.endswith("PyTorch picks FlashAttention's kernel or cuDNN's for it by itself")
+    assert why.endswith("PyTorch selects FlashAttention's kernel or cuDNN's itself")
     assert explained({"memory": [{"kind": "full", "gate": "head"}]}, AUTO)["full"][0] == "fla"
-    assert explained(LOLCATS, AUTO)["window"] == ("triton", "no form that is built in is tried before it")
+    assert explained(LOLCATS, AUTO)["window"] == ("triton", "this is already the fastest built-in form")
     assert explained(LOLA, AUTO)["window"][0] == "triton"
     backend, why = explained(LOLA, "fla")["window"]
     assert backend == "torch"
-    assert "parallel_attn: its attention gives no mass, and the read asks for it" in why
-    assert all("reference was asked for" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
+    assert "parallel_attn: its attention returns no mass, and the read needs it" in why
+    assert all("the backend is reference" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
 
 
 def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
@@ -122,7 +122,9 @@ def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
     assert (full.decode, full.decode_backend, full.decode_why_not_faster) == (None, None, None)
 
 
-@pytest.mark.parametrize(("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one fall after the other; {SAYS}")], ids=str)
+@pytest.mark.parametrize(
+    ("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one eviction after the other; {SAYS}")], ids=str
+)
 def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other parts fall back by themselves and say so; what is computed is the same, in prefill and in decode."""
     data = inputs(SIZE.shape(4), 2, 12)
@@ -219,8 +221,8 @@ def test_a_backend_that_nothing_of_a_head_runs_on_says_so_once(monkeypatch: pyte
     monkeypatch.setattr(program, "_warned", set())
     data, alone = inputs(SIZE.shape(4), 1, 6), head_of({"memory": [{**WINDOW, "evict": "drop"}]})
     here = "with several tokens at once (cpu, float64, with gradients)"
-    why = f"{NAME} was asked for, and no part of a head (`window`) runs on it {here}. "
-    with pytest.warns(FallsBack, match=re.escape(f"{why}`compose explain --backend {NAME}` says the reasons")) as told:
+    why = f"backend {NAME} is set, but no part of a head (`window`) runs on it {here}. "
+    with pytest.warns(FallsBack, match=re.escape(f"{why}Run `compose explain --backend {NAME}` for the reasons")) as told:
         run(alone, data, backend=NAME)
     assert [one.filename for one in told] == [__file__]  # the first that is no code of the package
     with warnings.catch_warnings():

@@ -28,43 +28,43 @@ CASES: dict[str, Case] = {
     "two of a name": (
         {**LOLCATS, "memory": [WINDOW, WINDOW, STATE]},
         (1,),
-        'two memories of this head are called "window"; give this one a `name:` of its own, such as `name: window2`',
+        'two memories of this head are called "window"; set another `name:` for this one, such as `name: window2`',
         {**LOLCATS, "memory": [WINDOW, {**WINDOW, "name": "far"}, STATE]},
     ),
     "a name that a gate has": (
         {**LOLCATS, "memory": [{**WINDOW, "name": "state_gate"}, {**STATE, "gate": "head"}]},
         (1,),
-        '"state_gate"; give',
+        '"state_gate"; set another',
         {**LOLCATS, "memory": [{**WINDOW, "name": "state_window"}, {**STATE, "gate": "head"}]},
     ),
     "a name that features have": (
         {**LOLCATS, "memory": [{**STATE, "name": "x"}, {**STATE, "name": "x_features"}], "flow": "parallel"},
         (1,),
-        '"x_features"; give',
+        '"x_features"; set another',
         {**LOLCATS, "memory": [{**STATE, "name": "x"}, {**STATE, "name": "y"}], "flow": "parallel"},
     ),
     "a name of the graph": (
         {**LOLCATS, "memory": [{**WINDOW, "name": "pairs"}, STATE]},
         (0,),
-        '"pairs" are all pairs of the text; give',
+        '"pairs" names all pairs of the text; set',
         {**LOLCATS, "memory": [{**WINDOW, "name": "pair"}, STATE]},
     ),
     "a name that a mixer has": (
         {"mix_input": "conv", "memory": [{**LATENTS, "name": "mix_input"}]},
         (0,),
-        'two things in this head would be called "mix_input"; give this memory a `name:` of its own',
+        'two elements of this head have the name "mix_input"; set another `name:` for this memory',
         {"memory": [{**LATENTS, "name": "mix_input"}]},
     ),
     "a name that a memory's rate has": (
         {"feature_map": "elu", "memory": [{**WINDOW, "name": "delta_rate"}, {"kind": "delta"}], "read": "sum"},
         (0,),
-        '"delta_rate"; give',
+        '"delta_rate"; set another',
         {"feature_map": "elu", "memory": [{**WINDOW, "name": "conv"}, {"kind": "delta"}], "read": "sum"},
     ),
     "a name of PyTorch's": (
         {**LOLCATS, "memory": [{**WINDOW, "name": "half"}, STATE]},
         (0, "name"),
-        '"half" of their own; give this memory another name',
+        'attribute "half"; choose another name for this memory',
         {**LOLCATS, "memory": [{**WINDOW, "name": "halves"}, STATE]},
     ),
     "a state without features": ({"memory": [WINDOW, STATE]}, (1,), "add one, such as `feature_map: hedgehog`", LOLCATS),
@@ -83,19 +83,19 @@ CASES: dict[str, Case] = {
     "a convolution of which values alone are read": (
         {"conv": {"kind": "causal", "inputs": ["q", "v"]}, "memory": [FULL]},
         "conv",
-        "or say `inputs: [v]`",
+        "or set `inputs: [v]`",
         {"conv": {"kind": "causal", "inputs": ["v"]}, "memory": [FULL]},
     ),
     "a mixer that nobody looks at": (
         {"mix_input": "rglru", "memory": [{**WINDOW, "weight": "learned"}, FULL]},
         "mix_input",
-        "`feeds: inputs` is for a `latents` memory or a `weight: token` to look at",
+        "a `latents` memory and a `weight: token` read `feeds: inputs`",
         {"mix_input": "rglru", "memory": [{**WINDOW, "weight": "token"}, FULL]},
     ),
     "a mixer of queries that latents have none of": (
         {"mix_input": {"kind": "conv", "feeds": "qk"}, "conv": {"kind": "causal", "inputs": ["v"]}, "memory": [LATENTS]},
         "mix_input",
-        "`feeds: qk` becomes queries and keys, which latents have none of",
+        "queries and keys, which latents do not have, read `feeds: qk`",
         {"mix_input": "conv", "conv": {"kind": "causal", "inputs": ["v"]}, "memory": [LATENTS]},
     ),
     "a norm of queries that latents have none of": (
@@ -137,7 +137,7 @@ CASES: dict[str, Case] = {
     "a cache without room": (
         {"memory": [{**SPARSE, "size": 0, "keep": "recent", "evict": "drop"}]},
         (0, "size"),
-        "it has room for no pair, and nothing is below it; give it a `size`, or remove it",
+        "it holds no pair, and no memory is below it; set `size`, or remove it",
         {"feature_map": "elu", "memory": [{**SPARSE, "size": 0}, {"kind": "state"}]},
     ),
     "learned pairs alone": (
@@ -155,7 +155,7 @@ CASES: dict[str, Case] = {
     "first pairs that another memory has kept": (
         {"memory": [{"kind": "first", "size": 4}, WINDOW, {"kind": "first", "size": 4, "name": "b"}, FULL]},
         (2, "size"),
-        "the first 4 pairs stay in another memory above, so this one stays empty; set `size` to more, or remove it",
+        "the first 4 pairs are kept by another memory above, so this one is always empty; set `size` to more, or remove it",
         {"memory": [{"kind": "first", "size": 4}, WINDOW, {"kind": "first", "size": 5, "name": "b"}, FULL]},
     ),
     "parallel alone": ({"memory": [FULL], "flow": "parallel"}, "flow", "remove `flow`", {"memory": [FULL], "flow": "cascade"}),
@@ -168,27 +168,27 @@ CASES: dict[str, Case] = {
     "below what never evicts, beside another such": (
         {"feature_map": "elu", "memory": [FULL, STATE]},
         (0,),
-        "so the one below it stays empty; set `flow: parallel`",
+        "so the memory below it is always empty; set `flow: parallel`",
         {"feature_map": "elu", "memory": [FULL, STATE], "flow": "parallel"},
     ),
     "learned pairs into nothing": (
         {"memory": [WINDOW, {"kind": "meta"}]},
         (1,),
-        "every pair falls out of this memory and into nothing; add a memory below it, such as `state`",
+        "this memory evicts every pair, and no memory receives them; add a memory below it, such as `state`",
         {"memory": [WINDOW, {"kind": "meta"}, FULL]},
     ),
     "below what drops": ({**LOLCATS, "memory": [DROP, STATE]}, (0, "evict"), "remove `evict: drop`", LOLCATS),
-    "a window into nothing": ({"memory": [WINDOW]}, (0,), "such as `state`, or say `evict: drop`", {"memory": [DROP]}),
+    "a window into nothing": ({"memory": [WINDOW]}, (0,), "such as `state`, or set `evict: drop`", {"memory": [DROP]}),
     "windows into nothing": (
         {"memory": [WINDOW, {**WINDOW, "name": "far"}]},
         (1,),
-        "say `evict: drop`",
+        "set `evict: drop`",
         {"memory": [WINDOW, {**DROP, "name": "far"}]},
     ),
     "parallel windows into nothing": (
         {"memory": [DROP, {**WINDOW, "name": "far"}], "flow": "parallel"},
         (1,),
-        "say `evict: drop`",
+        "set `evict: drop`",
         {"memory": [DROP, {**DROP, "name": "far"}], "flow": "parallel"},
     ),
     "a skip to another dimension": (
@@ -227,7 +227,7 @@ def test_rope_needs_pairs_of_coordinates() -> None:
     odd = Dimensions(hidden_size=12, layers=1, heads=2, key_heads=2, head_dim=3, rope_theta=100.0)
     error = refused({"memory": [FULL]}, odd)
     assert error.path == ("head", "memory", 0, "position")
-    assert "the head dimension is 3" in str(error)
+    assert "the head dimension 3 is odd" in str(error)
     assert resolved({"memory": [FULL], "position": "none"}, odd)
     assert refused({"memory": [{**FULL, "position": "rope"}], "position": "none"}, odd).path == error.path
 
@@ -236,7 +236,7 @@ def test_a_decay_that_the_recurrence_does_not_take(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(StateMemory, "decay_ranks", frozenset({"none", "head"}))
     error = refused({**ALONE, "memory": [{**STATE, "gate": "channel"}]})
     assert error.path == ("head", "memory", 0, "gate")
-    advice = str(error).partition("which a `state` memory cannot; it takes ")[2]
+    advice = str(error).partition("which a `state` memory does not support; it supports ")[2]
     assert {"`none`", "`head`"} <= set(advice.split(", "))
     assert "channel" not in advice
     assert resolved({**ALONE, "memory": [{**STATE, "gate": "head"}]})

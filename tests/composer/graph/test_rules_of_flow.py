@@ -27,19 +27,19 @@ EDGES: dict[str, Case] = {
     "latents in a cascade": (
         {**BESIDE, "memory": [WINDOW, LATENTS], "flow": "cascade"},
         (1,),
-        "a `latents` memory sees every token and no pairs that fall; set `flow: parallel`",
+        "a `latents` memory reads every token and no evicted pairs; set `flow: parallel`",
         BESIDE,
     ),
     "a flow beside the edges": (
         {**TWO, "graph": ["pairs -> window", "pairs -> state"], "flow": "parallel"},
         "flow",
-        "`graph` says where every memory gets its pairs, and so does `flow`; remove one of them",
+        "both `graph` and `flow` define which pairs each memory receives; remove one of them",
         {**TWO, "graph": ["pairs -> window", "pairs -> state"]},
     ),
     "an edge to nowhere": (
         {**TWO, "graph": [*DOWN, "window -> stat"]},
         ("graph", 2),
-        'there is no "stat" in this head; its memories are window, state, and all pairs come from `pairs`',
+        'there is no "stat" in this head; choose one of window, state, or `pairs` for all pairs',
         {**TWO, "graph": DOWN},
     ),
     "an edge from nowhere": (
@@ -51,13 +51,13 @@ EDGES: dict[str, Case] = {
     "an edge into all pairs": (
         {**TWO, "graph": [*DOWN, "window -> pairs"]},
         ("graph", 2),
-        "nothing flows into `pairs`: they come from the projections",
+        "`pairs` cannot be the end of an edge: the projections compute them",
         {**TWO, "graph": DOWN},
     ),
     "an edge to latents": (
         {"memory": [DROP, LATENTS], "graph": ["pairs -> window", "pairs -> latents"], "read": "mixture"},
         ("graph", 1),
-        "a `latents` memory sees every token and no pairs; leave this edge out",
+        "a `latents` memory reads every token and no pairs; leave this edge out",
         {"memory": [DROP, LATENTS], "graph": ["pairs -> window"], "read": "mixture"},
     ),
     "two sources": (
@@ -69,25 +69,25 @@ EDGES: dict[str, Case] = {
     "an edge upwards": (
         {**TWO, "memory": [STATE, WINDOW], "graph": DOWN},
         ("graph", 1),
-        "pairs fall downwards: list `state` below `window` in `memory`",
+        "memories evict pairs downwards: list `state` below `window` in `memory`",
         {**TWO, "memory": [WINDOW, STATE], "graph": DOWN[::-1]},
     ),
     "an edge to itself": (
         {**TWO, "graph": ["pairs -> state", "window -> window"]},
         ("graph", 1),
-        "a memory cannot feed itself; say `pairs -> window`, or an edge from a memory above",
+        "a memory cannot feed itself; use `pairs -> window`, or an edge from a memory above",
         TWO,
     ),
     "a memory without an edge": (
         {**TWO, "graph": ["pairs -> window"]},
         (1,),
-        "no edge brings pairs to this memory; add `pairs -> state`, or one from a memory above",
+        "this memory receives no pairs; add an edge `pairs -> state`, or one from a memory above",
         {**TWO, "graph": ["pairs -> state", "pairs -> window"]},
     ),
     "an edge out of what never evicts": (
         {"feature_map": "elu", "memory": [STATE, {"kind": "full"}], "graph": ["pairs -> state", "state -> full"]},
         ("graph", 1),
-        "nothing ever falls out of a `state` memory, so `full` would stay empty; say `pairs -> full`",
+        "a `state` memory never evicts pairs, so `full` would always be empty; use the edge `pairs -> full`",
         {"feature_map": "elu", "memory": [STATE, {"kind": "full"}], "graph": ["pairs -> state", "pairs -> full"]},
     ),
     "an edge out of what drops": (
@@ -99,31 +99,31 @@ EDGES: dict[str, Case] = {
     "a state above a state": (
         {"feature_map": "elu", "memory": [STATE, {**STATE, "name": "b"}]},
         (0,),
-        "so the one below it stays empty; set `flow: parallel`",
+        "so the memory below it is always empty; set `flow: parallel`",
         {"feature_map": "elu", "memory": [STATE, {**STATE, "name": "b"}], "flow": "parallel"},
     ),
     "a window whose edge leads to nobody": (
         {**TWO, "memory": [WINDOW, {**WINDOW, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
         (1,),
-        "add an edge `far -> NAME` to a memory below it, or say `evict: drop`",
+        "add an edge `far -> NAME` to a memory below it, or set `evict: drop`",
         {**TWO, "memory": [WINDOW, {**DROP, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
     ),
     "many pairs at a token into a window": (
         {**TWO, "memory": [CHUNKS, {**WINDOW, "name": "far"}, STATE]},
         (0, "shape"),
-        "only a sparse cache or a state can take; say `shape: sliding`",
+        "only a sparse cache or a state can receive; set `shape: sliding`",
         {**TWO, "memory": [WINDOW, {**CHUNKS, "name": "far"}, STATE]},
     ),
     "many pairs at a token along an edge": (
         {**TWO, "memory": [CHUNKS, {**DROP, "name": "far"}, STATE], "graph": [*DOWN, "window -> far"]},
         ("graph", 2),
-        "only a sparse cache or a state can take; say `shape: sliding`, or `pairs -> far`",
+        "only a sparse cache or a state can receive; set `shape: sliding`, or `pairs -> far`",
         {**TWO, "memory": [CHUNKS, {**DROP, "name": "far"}, STATE], "graph": [*DOWN, "pairs -> far"]},
     ),
     "many pairs at a token into all": (
         {"memory": [CHUNKS, "full"]},
         (0, "shape"),
-        "only a sparse cache or a state can take",
+        "only a sparse cache or a state can receive",
         {"feature_map": "elu", "memory": [CHUNKS, DELTA], "read": "sum"},
     ),
 }
@@ -132,7 +132,7 @@ SPARSE_CASES: dict[str, Case] = {
     "a cache above a window": (
         {**LOLA, "memory": [SPARSE, WINDOW, STATE]},
         (0,),
-        "what falls out of a sparse cache goes into one state; put a `state` (or `delta`) memory below it",
+        "a sparse cache can evict into one state only; put a `state` (or `delta`) memory below it",
         {**LOLA, "memory": [WINDOW, SPARSE, DELTA], "read": "sum"},
     ),
     "a cache above two states": (
@@ -142,7 +142,7 @@ SPARSE_CASES: dict[str, Case] = {
             "graph": ["pairs -> window", "window -> sparse", "sparse -> state", "sparse -> far"],
         },
         ("graph", 3),
-        "what falls out of a sparse cache goes into one state; say `pairs -> far`",
+        "a sparse cache can evict into one state only; use the edge `pairs -> far`",
         {
             **LOLA,
             "memory": [WINDOW, SPARSE, STATE, {**STATE, "name": "far"}],
@@ -190,13 +190,13 @@ SPARSE_CASES: dict[str, Case] = {
     "a cache into nothing": (
         {"memory": [WINDOW, keeping("recent")]},
         (1,),
-        "pairs beyond the 3 that it holds fall out of this memory and into nothing",
+        "this memory holds 3 pairs and evicts the rest, and no memory receives them",
         {"memory": [WINDOW, keeping("recent", evict="drop")]},
     ),
     "the weight of nobody": (
         {**LOLA, "memory": [WINDOW, {**SPARSE, "weight": "same"}, STATE]},
         (1, "weight"),
-        "`weight: same` takes the weight of the exact memory above, and there is none; give the memory above a `weight`",
+        "`weight: same` uses the weight of the exact memory above, which has none; set `weight` on the memory above",
         {**LOLA, "memory": [{**WINDOW, "weight": "token"}, {**SPARSE, "weight": "same"}, STATE]},
     ),
     "the weight of what is beside": (
@@ -206,7 +206,7 @@ SPARSE_CASES: dict[str, Case] = {
             "graph": ["pairs -> window", "pairs -> sparse", "sparse -> state"],
         },
         (1, "weight"),
-        "the exact memory above, and there is none",
+        "the exact memory above, which has none",
         {
             **LOLA,
             "memory": [{**WINDOW, "weight": 0.2}, {**SPARSE, "weight": "same"}, STATE],

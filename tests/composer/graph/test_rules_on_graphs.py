@@ -64,13 +64,13 @@ def test_sizes_that_do_not_fit_in_a_graph() -> None:
 
     edge = graph.edges[place]
     assert told(edge) == []
-    several = "; ".join(("query is what comes, and it reads features", "3 heads, and it reads 4", "5 coordinates, and it reads 8"))
+    several = "; ".join(("query is the input, and it reads features", "3 heads, and it reads 4", "5 coordinates, and it reads 8"))
     assert told(replace(edge, kind=Kind.QUERY, heads=3, dim=5)) == [
         (f"`state_features` does not fit `state`: {several}", ("memory", 1))
     ]
-    assert told(edge, edge) == [("`state` reads one features, and `state_features`, `state_features` give it", ("memory", 1))]
+    assert told(edge, edge) == [("`state` reads one features, and `state_features`, `state_features` return it", ("memory", 1))]
     message, where = told()[0]
-    assert (message.partition(",")[0], where) == ("a `state` memory sees features", ("memory", 1))
+    assert (message.partition(",")[0], where) == ("a `state` memory reads features", ("memory", 1))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,12 @@ def test_sizes_that_do_not_fit_in_a_graph() -> None:
     [
         ({"memory": [WINDOW]}, None, ""),
         ({"memory": [WINDOW, FULL], "flow": "parallel"}, None, ""),
-        ({"memory": [WINDOW, FULL]}, ("flow",), "nothing falls where every token sees all others; set `flow: parallel`"),
-        ({"memory": [FULL], "graph": ["pairs -> full"]}, ("graph",), "where every token sees all others; remove `graph`"),
+        (
+            {"memory": [WINDOW, FULL]},
+            ("flow",),
+            "memories of a bidirectional head evict no pairs, as every token sees all others; set `flow: parallel`",
+        ),
+        ({"memory": [FULL], "graph": ["pairs -> full"]}, ("graph",), "as every token sees all others; remove `graph`"),
         (
             {"memory": [WINDOW, FULL], "graph": ["pairs -> window", "pairs -> full"]},
             ("graph",),

@@ -79,7 +79,7 @@ def test_the_docs_list_what_the_law_has_passed() -> None:
     [
         ("gated-delta", "gpt_oss", "layer 0 of GptOssModel has attention sinks"),
         ("lolcats", "falcon", "attention interface"),
-        ("softmax", "jetmoe", "layer 0 of JetMoeModel cannot be asked"),
+        ("softmax", "jetmoe", "layer 0 of JetMoeModel could not be probed"),
     ],
 )
 def test_what_cannot_be_a_source_says_why(spec: str, family: str, words: str, tmp_path: Path) -> None:

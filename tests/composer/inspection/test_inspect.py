@@ -173,7 +173,7 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
     ("options", "words"),
     [
         ({"text": "a", "tasks": "passkey"}, "`tasks` and `text` exclude each other"),
-        ({"text": ""}, "tokens; give one of at least 2"),
+        ({"text": ""}, "tokens; expected at least 2"),
         ({"tasks": "perplexity,text=x"}, "name a task that writes a text of its own"),
         ({"tasks": "passkey,recall"}, "tasks: passkey, recall; a model is looked at on one text at a time"),
         ({"tasks": ["passkey", "recall"]}, "tasks: passkey, recall; a model is looked at on one text at a time"),
@@ -193,7 +193,7 @@ def test_mistakes_are_told(lola: Path, options: dict[str, Any], words: str) -> N
 
 
 def test_other_mistakes_are_told(tokenizer: Any, lola: Path, tmp_path: Path) -> None:
-    with pytest.raises(InspectionError, match="brings no tokenizer"):
+    with pytest.raises(InspectionError, match="has no tokenizer"):
         composer.inspect(student("lolcats"))
     with pytest.raises(InspectionError, match="does not fit the model"):
         composer.inspect(student("lolcats"), tokenizer=tokenizer, teacher=llama(tmp_path / "other"))

@@ -37,7 +37,7 @@ def test_an_answer_is_where_it_is_said_to_be(task: str) -> None:
     whole, below = looked(tasks=task, length=128)
     assert "The text; its answer, and where that stands before, underlined:" in whole
     assert "<mark>" in whole
-    assert "Orange marks: where the answer stands. The query before each token of the answer has to say it." in below
+    assert "Orange marks: the answer in the text. The query before each token of the answer predicts that token." in below
 
 
 def test_rows_are_of_the_model_and_then_of_its_teacher(lola: Any) -> None:

@@ -66,7 +66,7 @@ def test_where_weights_are_no_attention_it_is_refused() -> None:
         student("delta")(tokens(1, 5), output_attentions=True)
     model = student("lawcat")
     cache = model(tokens(1, 5), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="in one call without a cache"):
+    with pytest.raises(ValueError, match="in one call, without a cache"):
         model(tokens(1, 5), past_key_values=cache, output_attentions=True)
 
 

@@ -69,7 +69,7 @@ def test_losses_are_transformers_own() -> None:
 
 def test_what_has_no_place_in_a_classifier_is_refused() -> None:
     built, ids = model(labels=2), tokens(1, 6)
-    with pytest.raises(TypeError, match="does not take cu_seqlens"):
+    with pytest.raises(TypeError, match="does not accept cu_seqlens"):
         built(ids, cu_seqlens=torch.tensor([0, 6]))
 
 

@@ -188,7 +188,7 @@ def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> 
     model, ids = student("gla"), tokens(2, 12)
     expected, cache = model(ids).logits[:, 6:], model(ids[:, :6]).past_key_values
     model.gradient_checkpointing_enable()
-    with pytest.raises(ValueError, match="take no cache in training"):
+    with pytest.raises(ValueError, match="accept no cache in training"):
         model.train()(ids[:, 6:], past_key_values=cache)
     torch.testing.assert_close(model.eval()(ids[:, 6:], past_key_values=cache).logits, expected, rtol=0, atol=1e-10)
 
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_refused() -> None:
         model(ids, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="cache_implementation"):
         model.generate(ids, cache_implementation="static", **GREEDY)
-    with pytest.raises(TypeError, match="does not take colour"):
+    with pytest.raises(TypeError, match="does not accept colour"):
         model(ids, colour="red")
     with pytest.raises(ValueError, match="attention_mask has shape"):
         model(ids, attention_mask=torch.ones(1, 1, 5, 5))

@@ -179,7 +179,7 @@ def first(tensors: Tensors, ending: str) -> torch.Tensor:
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (edited(lambda contents: contents.__delitem__(slice(-5, None))), "is truncated"),
-    "longer": (edited(lambda contents: contents.extend(b"12345")), "longer than its header says"),
+    "longer": (edited(lambda contents: contents.extend(b"12345")), "longer than its header states"),
     "empty": (lambda path: path.write_bytes(b""), "does not begin with a safetensors header"),
     "text": (lambda path: path.write_text("once upon a time " * 9), "does not begin with a safetensors header"),
     "huge header": (edited(header_of(2**62)), "does not begin with a safetensors header"),

@@ -94,7 +94,7 @@ def test_one_that_is_there_to_be_extended_needs_no_layer(write: Write) -> None:
         ("extends: far,", "extends: fir,", 'spec.yaml:11:22  heads.farther.extends: expected the name of a head, got "fir"'),
         ("extends: far,", "extends: fir,", '; did you mean "far"? Heads: head, far, farther'),
         ("extends: far,", "extends: [far],", "expected the name of a head, got a list. Heads: head, far, farther"),
-        ("extends: head,", "extends: farther,", "goes round in a circle: far → farther → far"),
+        ("extends: head,", "extends: farther,", "extends itself: far → farther → far"),
         ("extends: head,", "extend: head,", 'unknown key "extend"; did you mean "extends"?'),
         ("  conv: {kernel: 3}", "  extends: far", 'spec.yaml:4:3  head.extends: unknown key "extends"'),
     ],

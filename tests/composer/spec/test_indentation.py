@@ -51,7 +51,7 @@ HEAD = "compose: 1\nname: x\nhead:\n"
         ),
         (
             HEAD + "    position: rope\n  memory: [full]\n",
-            'x.yaml:5:3  not YAML: "memory" is indented like no key that it could stand beside: begin it in column 5, as "posi'
+            'x.yaml:5:3  not YAML: "memory" is indented unlike any key around it: begin it in column 5, as "posi'
             'tion" or 1, as "head"',
         ),
         (
@@ -71,7 +71,7 @@ HEAD = "compose: 1\nname: x\nhead:\n"
             HEAD + "  memory: [{kind: delta, rate: {kind: fixed, rate: 0.5}}]\n",
             'x.yaml:4:46  head.memory[0].rate.rate: unknown key "rate". Known keys: kind, value',
         ),
-        (HEAD + "  memory: full:\n", "x.yaml:4:15  not YAML: a `:` where no key can stand"),
+        (HEAD + "  memory: full:\n", "x.yaml:4:15  not YAML: a `:` where no key is allowed"),
         (HEAD + "  memory: [window,\n  full]\n   read: shared", "x.yaml:6:4  not YAML: expected the end of the block, but found"),
         (HEAD + "  memory: [full]\n  raed: sum\n", 'x.yaml:5:3  head.raed: unknown key "raed"; did you mean "read"?'),
         (HEAD + '  position: "rope\n    memory: [full]\n', "x.yaml:5:19  not YAML: a quote is not closed"),

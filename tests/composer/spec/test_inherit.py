@@ -110,10 +110,10 @@ def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a": "extends: a.yaml"}, "a.yaml:3:10  extends: goes round in a circle: a.yaml → a.yaml"),
+        ({"a": "extends: a.yaml"}, "a.yaml:3:10  extends: extends itself: a.yaml → a.yaml"),
         (
             {"a": "extends: b.yaml", "b": "extends: c.yaml", "c": "extends: ./a.yaml"},
-            "c.yaml:3:10  extends: goes round in a circle: a.yaml → b.yaml → c.yaml → a.yaml",
+            "c.yaml:3:10  extends: extends itself: a.yaml → b.yaml → c.yaml → a.yaml",
         ),
         (
             {"a": "extends: other.yaml", "others": ""},
@@ -138,7 +138,7 @@ def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
         (
             {"a": "extends: ablations/lawcat-gate-rank:32"},
             "a.yaml:3:10  extends: a variant of a sweep cannot be extended: "
-            'extend "ablations/lawcat-gate-rank" with `vary: null` and say what "32" says differently, or ',
+            'extend "ablations/lawcat-gate-rank" with `vary: null` and the values of "32", or',
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_every_file_says_its_own_name_and_version(write: Callable) -> None:
     write("base.yaml", BASE.replace("name: base\n", ""))
     assert told(child).startswith("base.yaml:1:1  name: missing")
     write("base.yaml", BASE.replace("compose: 1", "compose: 2"))
-    assert told(child).startswith("child.yaml:3:10  extends: base.yaml:1:10 says compose: 2, and this file says compose: 1")
+    assert told(child).startswith("child.yaml:3:10  extends: base.yaml:1:10 has compose: 2, and this file has compose: 1")
 
 
 def test_a_chain_has_an_end(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def test_overrides_follow_one_another() -> None:
     [
         ("head.memory.2.size=1", "head.memory: has no item 2; its items are 0 to 1, or -1 for the last"),
         ("head.memory.-3=full", "head.memory: has no item -3"),
-        ("head.memory.99999999999.size=1", "head.memory: is a list of 2: say an index"),
-        ("head.memory.last=full", 'head.memory: is a list of 2: say an index (0 to 1, or -1 for the last), not "last"'),
-        ("heads.a.memory.0=full", "heads.a.memory: has no item 0: the spec says nothing there"),
+        ("head.memory.99999999999.size=1", "head.memory: is a list of 2: use an index"),
+        ("head.memory.last=full", 'head.memory: is a list of 2: use an index (0 to 1, or -1 for the last), not "last"'),
+        ("heads.a.memory.0=full", "heads.a.memory: has no item 0: the spec has no value there"),
         ("head.position.0=none", "head.position: has no item 0: it is no list"),
         ("head.memry.0.size=3", 'head.memry: unknown key "memry"; did you mean "memory"? Known keys: '),
         ("heads.a.memry.0=full", 'heads.a.memry: unknown key "memry"'),
@@ -103,10 +103,10 @@ def test_overrides_follow_one_another() -> None:
         ("head.flow", "expected path=value, such as head.memory.0.size=32"),
         ("head..flow=1", "expected path=value"),
         ("=1", "expected path=value"),
-        ("head.flow=", "nothing stands after `=`; to remove a key, say null"),
+        ("head.flow=", "no value after `=`; to remove a key, write null"),
         ("head.flow=[1", "not YAML: expected ',' or ']', but got the end of the file"),
-        ("head={flow: a, flow: b}", 'the key "flow" is said twice'),
-        ("extends=a", "extends is settled before overrides"),
+        ("head={flow: a, flow: b}", 'the key "flow" is set twice'),
+        ("extends=a", "extends is read before overrides"),
     ],
 )
 def test_what_cannot_be_set(override: str, message: str) -> None:
@@ -152,5 +152,5 @@ def test_a_value_by_its_path_is_read_as_it_is(value: object) -> None:
 def test_values_by_their_paths() -> None:
     spec = load_spec(BASE | {"heads": {"a": {"memory": ["full"]}}}, {"head.memory.0.size": 16, "head.position": "none"})
     assert spec == load_spec(BASE | {"heads": {"a": {"memory": ["full"]}}}, ["head.memory.0.size=16", "head.position=none"])
-    with pytest.raises(SpecError, match=r"head\.memory\.0\.size is .*object.*; expected what YAML can say"):
+    with pytest.raises(SpecError, match=r"head\.memory\.0\.size is .*object.*; expected a value that YAML can hold"):
         load_spec(BASE, {"head.memory.0.size": object()})

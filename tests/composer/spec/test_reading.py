@@ -81,8 +81,8 @@ def test_keys_and_values_keep_their_places() -> None:
         ("# nothing\n", "x.yaml:1:1  empty"),
         ("- a", "x.yaml:1:1  expected a mapping that begins with `compose: 1`, got a list"),
         ("\nword", 'x.yaml:2:1  expected a mapping that begins with `compose: 1`, got "word"'),
-        ("a: 1\nb: 2\na: 3", 'x.yaml:3:1  the key "a" is said twice, first at x.yaml:1:1'),
-        ("a: {b: 1, b: 1}", 'x.yaml:1:11  the key "b" is said twice, first at x.yaml:1:5'),
+        ("a: 1\nb: 2\na: 3", 'x.yaml:3:1  the key "a" is set twice, first at x.yaml:1:1'),
+        ("a: {b: 1, b: 1}", 'x.yaml:1:11  the key "b" is set twice, first at x.yaml:1:5'),
         ("a: 1\n---\nb: 1", "x.yaml:2:1  a second document begins"),
         ("a: &b 1", "x.yaml:1:4  anchors and aliases"),
         ("a: *b", "x.yaml:1:4  anchors and aliases"),
@@ -96,13 +96,13 @@ def test_keys_and_values_keep_their_places() -> None:
         ("a: [1,\n", "x.yaml:1:7  not YAML: expected the node content, but found the end of the file"),
         ("a: [1\nb: 1", "x.yaml:2:2  not YAML: expected ',' or ']', but got ':' (while parsing a flow sequence, line 1)"),
         ("a: 'b", "x.yaml:1:6  not YAML: a quote is not closed"),
-        ("size:64\nb: 1", "x.yaml:2:2  not YAML: a `:` where no key can stand"),
-        ("a: b\x01", "x.yaml:1:5  the character U+0001 may not stand in YAML"),
-        ("# a\u2028b: 1", "x.yaml:1:4  the character U+2028 may not stand in YAML"),
+        ("size:64\nb: 1", "x.yaml:2:2  not YAML: a `:` where no key is allowed"),
+        ("a: b\x01", "x.yaml:1:5  the character U+0001 is not allowed in YAML"),
+        ("# a\u2028b: 1", "x.yaml:1:4  the character U+2028 is not allowed in YAML"),
         ('a: "\\ud800"', "x.yaml:1:4  half a character"),
         ('a: "\\U00110000"', "x.yaml:1:7  not YAML: a number or an escape out of range"),
-        ("a: 9223372036854775808", "x.yaml:1:4  the number takes more than 64 bits"),
-        (f"a: 0x{'f' * 5000}", "x.yaml:1:4  the number takes more than 64 bits"),
+        ("a: 9223372036854775808", "x.yaml:1:4  the number needs more than 64 bits"),
+        (f"a: 0x{'f' * 5000}", "x.yaml:1:4  the number needs more than 64 bits"),
         (f"a: {'[' * 5000}", "x.yaml:1:67  nested deeper than 64 levels"),
         ("%YAML 3.0\n--- {a: 1}", "x.yaml:1:1  not YAML: found incompatible YAML document"),
     ],
@@ -168,7 +168,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
 def test_values_of_overrides_are_read_alike() -> None:
     assert plain(read_value("{a: [1e-3, on]}", "--set a")) == {"a": (0.001, "on")}
     assert str(read_value("{a: 1}", "--set a").value["a"].where) == "--set a"
-    assert refused(lambda: read_value(" ", "--set a")).startswith("--set a: nothing stands after `=`")
+    assert refused(lambda: read_value(" ", "--set a")).startswith("--set a: no value after `=`")
     assert refused(lambda: read_value("[1", "--set a")).startswith("--set a  not YAML")
 
 

@@ -40,13 +40,13 @@ def test_the_papers_recipes() -> None:
 @pytest.mark.parametrize(
     ("stage", "said", "complaint"),
     [
-        (Stage, {"lr": 1}, "does not say how long"),
-        (Stage, {"lr": 1, "epochs": 1, "batch": 6, "accumulate": 4}, "takes 6 rows in 4 parts"),
+        (Stage, {"lr": 1}, "has no length"),
+        (Stage, {"lr": 1, "epochs": 1, "batch": 6, "accumulate": 4}, "splits 6 rows into 4 parts"),
         (Stage, {"lr": 0, "epochs": 1}, "greater than 0"),
         (Stage, {"lr": 1, "epochs": 1, "betas": (0.9, 1.0)}, "less than 1"),
         (Transfer, {"lr": 1, "epochs": 1, "mse": 0}, "mse and cross_entropy are both 0"),
-        (Transfer, {"lr": 1, "epochs": 1, "at": "model", "cross_entropy": 1}, "lets layers differ"),
-        (Finetune, {"lr": 1, "epochs": 1, "lora": {}, "trunk": True}, "trains the trunk and adapters on it"),
+        (Transfer, {"lr": 1, "epochs": 1, "at": "model", "cross_entropy": 1}, "last hidden states alone"),
+        (Finetune, {"lr": 1, "epochs": 1, "lora": {}, "trunk": True}, "trains both the trunk and its adapters"),
         (Finetune, {"lr": 1, "epochs": 1, "fresh": False}, "trains nothing"),
         (Finetune, {"lr": 1, "epochs": 1, "lora": {}, "fresh": False, "fresh_lr": 1}, "does not train them"),
         (Finetune, {"lr": 1, "epochs": 1, "next_token": 0}, "next_token and distill are both 0"),
@@ -62,7 +62,7 @@ def test_it_is_refused_where_it_stands() -> None:
     with pytest.raises(SpecError) as caught:
         load_spec("lolcats", ["recipe.finetune.epochs=null"])
     assert "recipe.finetune" in str(caught.value)
-    assert "say epochs, steps or tokens" in str(caught.value)
+    assert "set epochs, steps or tokens" in str(caught.value)
 
 
 def test_nothing_is_said_of_what_is_not_trained() -> None:

@@ -147,7 +147,7 @@ def test_groups_of_heads_inside_one_layer() -> None:
         ({"layers": [{"at": [], "use": "head"}]}, ("layers", 0, "at"), "names none of the model's 6 layers"),
         ({"layers": [{"at": 0, "use": "exakt"}]}, ("layers", 0, "use"), 'no head "exakt"; there are: head'),
         ({"layers": [{"at": 0, "use": "x"}, {"at": 0, "use": "head"}]}, ("layers", 0, "use"), 'no head "x"'),
-        ({"layers": [{"at": 0, "use": groups(head=7)}]}, ("layers", 0, "use"), "take a multiple of 2"),
+        ({"layers": [{"at": 0, "use": groups(head=7)}]}, ("layers", 0, "use"), "choose a multiple of 2"),
         ({"layers": [{"at": 0, "use": groups(head=6)}]}, ("layers", 0, "use"), "have 6 query heads together, and the layer has 8"),
         ({"layers": [{"at": 0, "use": groups(head=4) + groups(head=4)}]}, ("layers", 0, "use"), "names a head twice"),
         ({"heads": {"head": EXACT}}, ("heads", "head"), "`head:` is itself called head"),
@@ -155,14 +155,14 @@ def test_groups_of_heads_inside_one_layer() -> None:
         (
             {"heads": {"a": EXACT}, "layers": [{"at": [0, 1], "use": "a"}, {"at": "all", "use": "head"}]},
             ("layers", 1),
-            "no layer is left with this head: layers[0] names it, and layers[1] gives all of those layers another.",
+            "no layer has this head: layers[0] names it, and layers[1] gives all of its layers another one.",
         ),
         (
             {"heads": {"a": EXACT}, "layers": [{"at": [0, 1], "use": "a"}, {"at": 0, "use": "head"}, {"at": 1, "use": "source"}]},
             ("layers", 1),
-            "layers[0] names it, and layers[1] and layers[2] give all of those layers another.",
+            "layers[0] names it, and layers[1] and layers[2] give all of its layers another one.",
         ),
-        ({"heads": {"half": EXACT}, "layers": [{"at": 0, "use": "half"}]}, ("heads", "half"), "give this head another name"),
+        ({"heads": {"half": EXACT}, "layers": [{"at": 0, "use": "half"}]}, ("heads", "half"), "choose another name for this head"),
         ({"heads": {"a": {"memory": ["state"]}}, "layers": [{"at": 0, "use": "a"}]}, ("heads", "a", "memory", 0), "`feature_map`"),
     ],
     ids=str,
@@ -221,8 +221,8 @@ def test_shares_of_a_layers_heads() -> None:
     assert resolved(shared(("a", "1/4"), ("head", "3/4"))).hash == resolved(shared(("a", 2), ("head", 6))).hash
     assert resolved(shared(("a", "2/8"), ("head", 6))).hash == resolved(shared(("a", 2), ("head", 6))).hash
     for shares, message in {
-        (("a", "1/8"), ("head", "7/8")): '"a" takes 1/8 of 8 query heads, which is 1, and 2 of them share each key head',
-        (("a", "1/3"), ("head", "2/3")): '"a" takes 1/3 of 8 query heads, which is 8/3, and 2 of them share each key head',
+        (("a", "1/8"), ("head", "7/8")): '"a" has 1/8 of 8 query heads, which is 1; 2 of them share each key head',
+        (("a", "1/3"), ("head", "2/3")): '"a" has 1/3 of 8 query heads, which is 8/3; 2 of them share each key head',
         (("a", "1/4"), ("head", "1/2")): "these groups have 6 query heads together, and the layer has 8",
         (("a", "1/2"), ("head", "3/4")): "these groups have 10 query heads together, and the layer has 8",
     }.items():
@@ -230,7 +230,7 @@ def test_shares_of_a_layers_heads() -> None:
         assert path == ("layers", 0, "use")
         assert message in said
     alone = SIZE.model_copy(update={"key_heads": 8})
-    assert "which is 8/3, and it can take whole ones only" in refused(shared(("a", "1/3"), ("head", "2/3")), alone)[1]
+    assert "which is 8/3; expected a whole number" in refused(shared(("a", "1/3"), ("head", "2/3")), alone)[1]
 
 
 def test_mixed_heads_fit_sources_of_any_size() -> None:

@@ -23,7 +23,7 @@ def notes(spec: Any, rotations: dict[int, LengthRotation], *overrides: str) -> t
 
 def test_it_names_layers_rotation_memories_and_effect() -> None:
     (note,) = notes("lolcats", dict.fromkeys(range(4), LONG))
-    for words in ("layers 0 to 3", "`longrope`", "4,096 tokens", "`window` and `state`", "different logits", "theta"):
+    for words in ("layers 0 to 3", "`longrope`", "4,096 tokens", "`window` and `state`", "The logits then depend", "theta"):
         assert words in note
     (note,) = notes("lolcats", {2: DYNAMIC})
     assert "layer 2 " in note

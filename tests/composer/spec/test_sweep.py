@@ -130,7 +130,7 @@ def test_what_overrides_complete_is_checked_after_them(write: Write) -> None:
         with pytest.raises(SpecError, match="trunk.vocabulary: missing"):
             load_specs(name)
     wrong = write("y.yaml", json.dumps(lacking | {"vary": {"grid": {KERNEL: [2, 2]}}}))
-    with pytest.raises(SpecError, match=r"^y\.yaml:\d+:\d+  vary\.grid\..* the same value as \[0\], 2: say it once$"):
+    with pytest.raises(SpecError, match=r"^y\.yaml:\d+:\d+  vary\.grid\..* the same value as \[0\], 2: list it once$"):
         load_specs(wrong.name, said)
 
 
@@ -189,12 +189,12 @@ def test_a_child_adds_replaces_and_removes(write: Write) -> None:
         ({"grid": {"vary.grid": [{}]}}, 'a sweep cannot vary "vary.grid"'),
         ({"grid": {"head.memory.3.size": [2]}}, "head.memory: has no item 3; its items are 0 to 0"),
         ({"grid": {"head.memori.0.size": [1, 2]}}, 'head.memori: unknown key "memori"; did you mean "memory"?'),
-        ({"grid": {KERNEL: [2, 3, 2]}}, f'vary.grid."{KERNEL}"[2]: the same value as [0], 2: say it once'),
+        ({"grid": {KERNEL: [2, 3, 2]}}, f'vary.grid."{KERNEL}"[2]: the same value as [0], 2: list it once'),
         ({"grid": {KERNEL: [2, 2.0]}}, f'vary.grid."{KERNEL}"[1]: the same value as [0]'),
-        ({"grid": {GATE: ["head", {"kind": "head"}]}}, f'vary.grid."{GATE}"[1]: the same value as [0], a mapping: say it once'),
+        ({"grid": {GATE: ["head", {"kind": "head"}]}}, f'vary.grid."{GATE}"[1]: the same value as [0], a mapping: list it once'),
         (
             {"zip": {KERNEL: [2, 3, 2], "head.position": ["none", "rope", "none"]}},
-            f'vary.zip."{KERNEL}"[2]: the same values as [0], 2, "none": say them once',
+            f'vary.zip."{KERNEL}"[2]: the same values as [0], 2, "none": list them once',
         ),
     ],
 )

@@ -80,12 +80,12 @@ def test_the_defaults_stay() -> None:
     [
         (
             {"head_dim": None, "width": 25},
-            "trunk.width: width 25 does not divide by 8 heads: change one of them, or say `head_dim`",
+            "trunk.width: width 25 does not divide by 8 heads: change one of them, or set `head_dim`",
         ),
         ({"key_heads": 3}, "trunk.key_heads: 8 query heads cannot share 3 key heads evenly"),
         ({"embedding": "learned"}, "trunk.embedding: `embedding: learned` needs `length`"),
-        ({"length": 9}, "trunk.length: `length` says how many positions are learned, and none are"),
-        ({"embedding": "sinusoidal", "length": 9}, "trunk.length: `length` says"),
+        ({"length": 9}, "trunk.length: `length` is the number of learned positions, and none are"),
+        ({"embedding": "sinusoidal", "length": 9}, "trunk.length: `length` is the number"),
         ({"labels": 3, "tied": False}, "trunk.tied: a classifier (`labels`) has no output matrix"),
         ({"dropout": 1.0}, "trunk.dropout: expected a number less than 1, got 1.0"),
         ({"layers": 10_001}, "trunk.layers: expected a number of at most 10000, got 10001"),
@@ -115,7 +115,7 @@ def test_a_source_and_a_trunk_contradict_each_other() -> None:
     assert "would contradict" in message
     assert "--set trunk=null" in message
     assert resolve(load_spec(spec(), ["trunk=null"]), SIZE).hash == resolve(load_spec(LOLCATS), SIZE).hash
-    with pytest.raises(GraphError, match="no `trunk` that would say what to build from nothing"):
+    with pytest.raises(GraphError, match="no `trunk` to build from random weights"):
         alone(LOLCATS)
 
 
@@ -213,7 +213,7 @@ def test_an_odd_head_dimension_is_the_trunks_mistake(write: Callable[[str, str],
     with pytest.raises(GraphError) as caught:
         resolve(spec)
     message = str(locate(caught.value, spec))
-    assert message.startswith(f"odd.yaml:{place}: positions turn pairs of coordinates, and heads of this trunk have ")
+    assert message.startswith(f"odd.yaml:{place}: positions rotate pairs of coordinates, and heads of this trunk have ")
     assert message.endswith("or, in the head, `position: none`")
     assert "even" in message
     assert resolve(load_spec("odd.yaml", ["head.position=none"]))

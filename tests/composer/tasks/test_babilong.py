@@ -192,5 +192,5 @@ def test_a_file_that_asks_nothing(babi: Path) -> None:
     for path in babi.glob("qa1_*"):
         path.unlink()
     (babi / "qa1_facts_test.txt").write_text("".join("1 Mary went to the garden.\n" for _ in range(10)))
-    with pytest.raises(TaskError, match=r"qa1_facts_test\.txt asks nothing in the stories for evaluation; expected lines with"):
+    with pytest.raises(TaskError, match=r"qa1_facts_test\.txt has no question in the stories for evaluation; expected lines with"):
         of_split(babi, 1, "evaluation")

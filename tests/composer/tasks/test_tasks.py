@@ -190,7 +190,7 @@ def test_streams_differ() -> None:
 def test_the_length_is_the_task_s_or_the_caller_s(words: Writer, babi: Path) -> None:
     assert {len(sample.ids) for sample in task("stories", babi, length=50).drawn(words, 200, "train")} == {50}
     assert {len(sample.ids) for sample in task("stories", babi).drawn(words, 200, "train")} == {200}
-    with pytest.raises(TaskError, match="stories: say the length of its samples"):
+    with pytest.raises(TaskError, match="stories: set the length of its samples"):
         list(task("stories", babi).drawn(words, None, "train"))
 
 

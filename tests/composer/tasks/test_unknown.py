@@ -12,7 +12,7 @@ from composer.tasks.unknown import hardly_written
 from tests.composer.cli.conftest import student, teacher
 
 __all__ = ["student", "teacher"]
-SAID = "are the one that the tokenizer has for what it cannot write, so they are hardly there. Take texts that"
+SAID = "are the tokenizer's token for unknown text, so most of their content is lost. Use texts that"
 
 
 def test_a_share_that_matters_is_told() -> None:
@@ -38,16 +38,16 @@ def test_all_that_read_a_text_say_so(student: Path, tmp_path: Path, caplog: pyte
         return found
 
     composer.generate(student, strange, max_new_tokens=1)
-    assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the prompt"]
+    assert [said.partition(" are the tokenizer")[0] for said in told()] == ["50% of the tokens of the prompt"]
     composer.evaluate(student, "perplexity", 16, text=text, samples=2)
-    assert [said.partition(" are the one")[0] for said in told()] == [
+    assert [said.partition(" are the tokenizer")[0] for said in told()] == [
         f"{student.name}: 50% of the tokens of the texts of perplexity"
     ]
     composer.inspect(student, text=strange, length=16, alone=True, queries=2)
-    assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the text"]
+    assert [said.partition(" are the tokenizer")[0] for said in told()] == ["50% of the tokens of the text"]
     few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=1"]
     composer.distill(student, str(text), tmp_path / "out", share=0, stage="transfer", overrides=few)
-    assert [said.partition(" are the one")[0] for said in told()] == ["50% of the tokens of the data"]
+    assert [said.partition(" are the tokenizer")[0] for said in told()] == ["50% of the tokens of the data"]
 
 
 def test_what_can_be_written_is_not_doubted(student: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -93,7 +93,7 @@ def test_how_often_may_be_said(spaced: Writer) -> None:
     told = Counter(entries(found[1]))
     assert {told[word] for word in entries(found[2])} == {4}
     assert sorted(set(told.values())) == [2, 4]
-    with pytest.raises(TaskError, match="common words stand there 2 times, and others 2"):
+    with pytest.raises(TaskError, match="common words occur 2 times, and others 2 times"):
         common(spaced, 600, common=2, uncommon=2)
 
 
@@ -105,7 +105,7 @@ def test_too_few_words(spaced: Writer) -> None:
 
 
 def test_a_list_has_more_than_the_common_words(spaced: Writer) -> None:
-    with pytest.raises(TaskError, match="common-words needs room for a word that is less common: take more than 189 tokens"):
+    with pytest.raises(TaskError, match="common-words needs room for a less common word: set a length above 189 tokens"):
         common(spaced, 189, samples=1, example=False)
     assert len(common(spaced, 190, samples=1, example=False)) == 1
 
@@ -144,9 +144,11 @@ def test_the_third_word_is_never_as_frequent_as_the_fourth(length: int, spaced: 
 
 
 def test_too_short_for_a_third_word(spaced: Writer) -> None:
-    with pytest.raises(TaskError, match="frequent-words needs at least 4 different words, not 3: take 200 tokens or more"):
+    with pytest.raises(
+        TaskError, match="frequent-words needs at least 4 different words, not 3: set a length of 200 tokens or more"
+    ):
         frequent(spaced, 199)
-    with pytest.raises(TaskError, match="frequent-words needs more than 83 tokens for a third word"):
+    with pytest.raises(TaskError, match="frequent-words needs more than 83 tokens for a third most frequent word"):
         frequent(spaced, 83, vocabulary=10)
 
 
@@ -158,7 +160,7 @@ def test_zeta(exponent: float, value: float) -> None:
 
 
 def test_words_that_the_tokenizer_cannot_write(words: Writer) -> None:
-    with pytest.raises(TaskError, match=r'cannot write "[^ ]+( [^ ]+)?": it comes back as'):
+    with pytest.raises(TaskError, match=r'cannot write "[^ ]+( [^ ]+)?": it decodes to'):
         common(words, 1000, example=False)
-    with pytest.raises(TaskError, match=r'cannot write "(\.\.\.|[a-z]{6})": it comes back as'):
+    with pytest.raises(TaskError, match=r'cannot write "(\.\.\.|[a-z]{6})": it decodes to'):
         frequent(words, 1000)

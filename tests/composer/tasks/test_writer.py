@@ -53,12 +53,12 @@ def test_ordinary_tokens_are_all_but_the_special_ones(letters: Writer, words: Wr
 def test_what_a_tokenizer_cannot_write_is_refused(words: Writer) -> None:
     words.check("The pass key is 12345.")
     assert not words.round_trips("One of the special magic numbers")
-    with pytest.raises(TaskError, match=r'cannot write "9e1f-44": it comes back as'):
+    with pytest.raises(TaskError, match=r'cannot write "9e1f-44": it decodes to'):
         words.check("9e1f-44")
 
 
 def test_slow_tokenizers_are_refused() -> None:
-    with pytest.raises(TaskError, match=r"SimpleNamespace does not say .* tokenizer\.json"):
+    with pytest.raises(TaskError, match=r"SimpleNamespace does not map .* tokenizer\.json"):
         Writer(SimpleNamespace(is_fast=False))
 
 
@@ -107,5 +107,5 @@ def test_units_may_come_to_an_end(limit: int) -> None:
     if limit <= 100:
         assert fit(count, limit, "it", 90, "words of a book") == limit - 10
     else:
-        with pytest.raises(TaskError, match="it: all 90 words of a book make 100 tokens, not 101. Take a shorter length"):
+        with pytest.raises(TaskError, match="it: all 90 words of a book make 100 tokens, not 101. Set a shorter length"):
             fit(count, limit, "it", 90, "words of a book")

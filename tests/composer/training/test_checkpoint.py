@@ -26,7 +26,7 @@ from composer.training.loop import StageState
 from composer.training.unit import Unit
 from tests.composer.training.stages import STAGES, StoppedError, run, stop_at
 
-DAMAGED = r"The checkpoint .* is damaged: .*\. Remove it to take the stage from its start, or begin anew with --force"
+DAMAGED = r"The checkpoint .* is damaged: .*\. Remove it to repeat the stage from its start, or start again with --force"
 
 
 def unit_of(value: float = 0.0) -> Unit:

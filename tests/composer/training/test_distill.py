@@ -230,7 +230,9 @@ def test_killed_in_either_stage(
         with pytest.raises(StoppedError):
             run(student, tmp_path / "out", texts, checkpoint_seconds=0.0, resume=bool(resume), watch=stop(*moment))
         assert [path.name for path in tmp_path.iterdir()] == ["out.run"]
-    with pytest.raises(TrainingError, match=r"out\.run has .* an earlier run\. Go on with --resume, or begin anew with --force"):
+    with pytest.raises(
+        TrainingError, match=r"out\.run has .* an earlier run\. Continue it with --resume, or start again with --force"
+    ):
         run(student, tmp_path / "out", texts)
     with pytest.raises(
         TrainingError,

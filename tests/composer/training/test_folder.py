@@ -67,7 +67,9 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
     folder = tmp_path / "out.run"
     take(folder, 1)
     (folder / "checkpoint").touch()
-    with pytest.raises(TrainingError, match=r"has the results of an earlier run\. Go on with --resume, or begin anew with --force"):
+    with pytest.raises(
+        TrainingError, match=r"has the results of an earlier run\. Continue it with --resume, or start again with --force"
+    ):
         take(folder, 2)
     with pytest.raises(TrainingError, match="seed: was 1, now 2"):
         take(folder, 2, resume=True)

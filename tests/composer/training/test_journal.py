@@ -174,11 +174,13 @@ def test_a_full_disk(journal: Journal, tmp_path: Path, monkeypatch: pytest.Monke
             with pytest.raises(TrainingError) as caught:
                 write()
         assert str(caught.value) == (
-            f"The log in {tmp_path} could not be written: No space left on device. Make room, and say the same again with --resume."
+            f"The log in {tmp_path} could not be written: No space left on device. Free some space, and run the same command with "
+            "--resume."
         )
     monkeypatch.setattr(Path, "replace", no_room)
     with pytest.raises(
-        TrainingError, match=r"^The curve in .* could not be written: No space left on device\. Make room, and say the same again"
+        TrainingError,
+        match=r"^The curve in .* could not be written: No space left on device\. Free some space, and run the same command",
     ):
         draw(tmp_path / LOG, tmp_path / "curve.png")
 
@@ -199,11 +201,11 @@ def test_nothing_is_written_to_a_device_or_a_pipe(journal: Journal, tmp_path: Pa
 def test_a_folder_that_is_taken_away(journal: Journal, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / BOARD)
     with pytest.raises(
-        TrainingError, match=r"The log in .* could not be written: .*No such file .*\. Mend that, and say the same again"
+        TrainingError, match=r"The log in .* could not be written: .*No such file .*\. Fix that, and run the same command"
     ):
         journal.write("one", 4, lr=0.1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match=r"The log in .* could not be written: .*Not a directory\. Mend that"):
+    with pytest.raises(TrainingError, match=r"The log in .* could not be written: .*Not a directory\. Fix that"):
         Journal(tmp_path / "file" / "run")
 
 

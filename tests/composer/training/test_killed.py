@@ -84,7 +84,9 @@ def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeyp
             return original(*arguments)
 
     monkeypatch.setattr(checkpoint, "_write", write)
-    with pytest.raises(TrainingError, match="checkpoint of step 4 could not be written to .*: File too large. The one before"):
+    with pytest.raises(
+        TrainingError, match="checkpoint of step 4 could not be written to .*: File too large. The previous checkpoint"
+    ):
         run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
     assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000003"]
     monkeypatch.undo()
@@ -106,7 +108,7 @@ def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any],
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(
-        TrainingError, match=r"The log in .* could not be written: File too large\. Mend that, and say the same again with --resu"
+        TrainingError, match=r"The log in .* could not be written: File too large\. Fix that, and run the same command with --resu"
     ):
         run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
     monkeypatch.undo()

@@ -126,7 +126,7 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path, options: dict[str, Any]
     with pytest.raises(StoppedError):
         run(tmp_path, stage, checkpoint_seconds=0.0, watch=stop_at(3))
     changed = stage.model_copy(update=options.pop("stage", {}))
-    with pytest.raises(TrainingError, match=f"was begun with another {word}: say the same as then to go on, or start anew"):
+    with pytest.raises(TrainingError, match=f"was begun with another {word}. Use the same to continue, or start again"):
         run(tmp_path, changed, **options)
 
 

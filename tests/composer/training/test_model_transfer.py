@@ -181,7 +181,7 @@ def test_what_it_refuses(student: Path, texts: Path, tmp_path: Path) -> None:
     assert "recipe.transfer.cross_entropy" in str(caught.value)
     assert "layer by layer" in str(caught.value)
     load_spec("lolcats-workshop", [AT_THE_END, "recipe.transfer.cross_entropy=0", "recipe.transfer.mse=1"])
-    with pytest.raises(TrainingError, match=r"--stream holds one layer .* leave --stream out, or say --set recipe"):
+    with pytest.raises(TrainingError, match=r"--stream holds one layer .* leave --stream out, or pass --set recipe"):
         run(student, tmp_path / "out", texts, AT_THE_END, which="transfer", stream=True)
     assert not list(tmp_path.iterdir())
     resolved = teacher_of(small_llama()).config.resolved()

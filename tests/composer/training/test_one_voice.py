@@ -74,9 +74,9 @@ def full(*arguments: Any, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "message"),
     [
-        (checkpoint, "_complete", "No space left on device. The one before it stands"),
-        (Board, "write", "The log in out.run could not be written: No space left on device. Make room"),
-        (Figure, "savefig", "The curve in out.run could not be written: No space left on device. Make room"),
+        (checkpoint, "_complete", "No space left on device. The previous checkpoint is kept"),
+        (Board, "write", "The log in out.run could not be written: No space left on device. Free some space"),
+        (Figure, "savefig", "The curve in out.run could not be written: No space left on device. Free some space"),
     ],
 )
 def test_a_full_disk_is_told_once(

@@ -273,7 +273,7 @@ def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
             assert whole({"a": torch.ones(1)}, for_first=True).keys() == ({"a"} if rank == 0 else set())
             with pytest.raises(OSError, match="No space left"):
                 by_first(full)
-            with pytest.raises(TrainingError, match="cuda:0 is one GPU, and 2 processes need one each: say --device cuda"):
+            with pytest.raises(TrainingError, match="cuda:0 is one GPU, and 2 processes need one each: set --device cuda"):
                 take_gpu("cuda:0")
         assert processes.count() == 1
 

@@ -139,7 +139,7 @@ def test_another_model_where_the_source_was(texts: Path, tmp_path: Path) -> None
     student = make_student(tmp_path / "student", teacher)
     shutil.rmtree(teacher)
     make_teacher(teacher, seed=9, rope_theta=500.0)
-    with pytest.raises(TrainingError, match=f"another config.json since.* name it: --teacher {teacher}"):
+    with pytest.raises(TrainingError, match=f"another config.json since then.* use --teacher {teacher}"):
         run(student, tmp_path / "out", texts, which="transfer")
     assert not (tmp_path / "out.run").exists()
     assert run(student, tmp_path / "out", texts, "recipe.transfer.steps=1", which="transfer", teacher=str(teacher)).stages
@@ -154,7 +154,7 @@ def test_nothing_held_out_is_nothing_to_evaluate_on(student: Path, texts: Path, 
 
 @pytest.mark.parametrize("setting", ["schedule=plateau", "patience=2"])
 def test_what_goes_by_held_out_rows(student: Path, texts: Path, tmp_path: Path, setting: str) -> None:
-    with pytest.raises(TrainingError, match="goes by held-out rows, and nothing is held out.*--held-out"):
+    with pytest.raises(TrainingError, match="needs held-out rows, and nothing is held out.*--held-out"):
         run(student, tmp_path / "out", texts, f"recipe.transfer.{setting}", share=0.0)
     assert not list(tmp_path.iterdir())
 

@@ -41,7 +41,7 @@ def test_what_is_evaluated_is_said(student: Path, texts: Path, tmp_path: Path) -
     assert "Evaluating on 1 of" in said
     told.clear()
     run(student, tmp_path / "other", texts, which="transfer", held_out_rows=3, tell=told.append)
-    assert not any("held-out rows, to take" in what for what in told)
+    assert not any("held-out rows, which needs" in what for what in told)
 
 
 def test_a_run_that_learns_nothing(student: Path, texts: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
     few.write_text("".join(texts.read_text().splitlines(keepends=True)[:6]))
     with pytest.raises(
         TrainingError,
-        match=r"transfer has data of \d+ tokens in \d rows?, and goes through them \d+ times.*--strict makes this an error",
+        match=r"transfer has data of \d+ tokens in \d rows?, and repeats them \d+ times.*--strict makes this an error",
     ):
         run(student, tmp_path / "out", few, "recipe.transfer.steps=200", which="transfer", strict=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl"]
@@ -75,14 +75,14 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
             8,
             1,
             "transfer has data of 10 tokens in 1 row. 1 step of 8 rows of 16 tokens need data of 8 rows, about 128 tokens, or "
-            "more. Give it more.",
+            "more. Add data.",
         ),
         (
             (16,) * 10,
             8,
             100,
-            "transfer has data of 160 tokens in 10 rows, and goes through them 80 times: it may learn them by heart. 100 steps of "
-            "8 rows of 16 tokens need data of 40 rows, about 640 tokens, or more. Give it more, or at most 25 steps: "
+            "transfer has data of 160 tokens in 10 rows, and repeats them 80 times: it may memorise them. 100 steps of "
+            "8 rows of 16 tokens need data of 40 rows, about 640 tokens, or more. Add data, or at most 25 steps: "
             "--set recipe.transfer.steps=25.",
         ),
         ((16,) * 8, 8, 20, None),
@@ -105,9 +105,9 @@ def test_few_tokens_that_nothing_is_learned_from() -> None:
     stage, rows = Transfer(lr=1e-2, steps=1), rows_of(lengths=(10,))
     outcome = Outcome(stage="transfer", steps=1, tokens=10, seconds=1.0, before={"layer 0": 1.0}, after={"layer 0": 1.0})
     (said,) = learned_nothing([outcome], {"transfer": stage}, rows)
-    assert "came below where it began, and what it began with was kept." in said
-    assert said.endswith("Its data are 10 tokens, and do not fill a step: give it more.")
+    assert "fell below its start, so the weights of the start were kept." in said
+    assert said.endswith("Its data are 10 tokens, and do not fill a step: add data.")
     (said,) = learned_nothing([outcome], {"transfer": stage.model_copy(update={"keep": "last"})}, rows)
-    assert "no loss on the held-out rows ended below where it began. Its data" in said, "what it began with is gone"
+    assert "no loss on the held-out rows fell below its start. Its data" in said, "what it began with is gone"
     nothing = outcome.model_copy(update={"before": {"layer 0": 0.0}, "after": {"layer 0": 0.0}})
     assert not list(learned_nothing([nothing], {"transfer": stage}, rows)), "there is nothing to gain"

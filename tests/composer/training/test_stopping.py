@@ -38,18 +38,18 @@ def test_a_signal_keeps_the_run(
     try:
         for one, handler in usual.items():
             signal.signal(one, handler)
-        with pytest.raises(Stopped, match=f"Stopped behind step 3 of . of {stage}.*--resume") as stopped:
+        with pytest.raises(Stopped, match=f"Stopped after step 3 of . of {stage}.*--resume") as stopped:
             run(student, tmp_path / "out", texts, watch=watch, tell=told.append)
         assert stopped.value.number == number
         assert {one: signal.getsignal(one) for one in usual} == usual, "as it was"
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-    assert any(what.startswith("Stopping behind this step") for what in told)
+    assert any(what.startswith("Stopping after this step") for what in told)
     assert not (tmp_path / "out").exists()
     run(student, tmp_path / "out", texts, resume=True, tell=told.append)
     assert any(
-        what.startswith(f"Going on behind step 3 of . of {stage}".replace(" . ", f" {6 if stage == 'transfer' else 5} "))
+        what.startswith(f"Continuing after step 3 of . of {stage}".replace(" . ", f" {6 if stage == 'transfer' else 5} "))
         for what in told
     )
     found = weights(tmp_path / "out")

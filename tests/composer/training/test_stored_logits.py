@@ -196,7 +196,7 @@ def test_rows_that_are_not_stored_are_refused(folder: Path, tmp_path: Path) -> N
         (["recipe.finetune.temperature=1"], {}, "temperature is 1, and the logits in .* were written with 2"),
         (["recipe.finetune.distill=0"], {}, r'does not learn from logits\. Say `overrides=\["recipe\.finetune\.distill=1"\]`'),
         ([], {"stage": "all"}, "attention transfer needs the teacher itself"),
-        ([], {"teacher": folder / "wide"}, "takes the place of `teacher`"),
+        ([], {"teacher": folder / "wide"}, "replaces `teacher`"),
         ([], {"teacher_logits": folder}, f"has no {LOGITS}. Write one: `compose logits"),
     ):
         with pytest.raises(TrainingError, match=message):

@@ -82,7 +82,7 @@ def test_autocast_makes_a_difference(three: Path, texts: Path, tmp_path: Path, w
 
 def test_only_transfer_is_streamed(student: Path, texts: Path, tmp_path: Path) -> None:
     for which in ("all", "finetune"):
-        with pytest.raises(TrainingError, match="Only attention transfer is streamed: say --stage transfer"):
+        with pytest.raises(TrainingError, match="supports attention transfer only: set --stage transfer"):
             run(student, tmp_path / "out", texts, which=which, stream=True)
     assert not list(tmp_path.iterdir())
 
@@ -131,8 +131,8 @@ def test_what_is_damaged_is_made_anew(
     run(three, tmp_path / "out", texts, resume=True, tell=told.append, **STREAM)
     assert same(wanted, tmp_path / "out")
     anew = [said for said in told if "made anew" in said]
-    assert [f"{late / name} is damaged, and is made anew" in said for said in anew] == [True] * (damage != Path.unlink)
-    assert told[-1] == "Going on behind step 2 of 6 of transfer 2."
+    assert [f"{late / name} is damaged. It is computed again" in said for said in anew] == [True] * (damage != Path.unlink)
+    assert told[-1] == "Continuing after step 2 of 6 of transfer 2."
 
 
 def test_a_layer_of_which_nothing_is_left_is_trained_again(
@@ -150,7 +150,7 @@ def test_hidden_states_that_vanish_while_it_runs(three: Path, texts: Path, tmp_p
         if (step.stage, step.step) == ("transfer 2", 3):
             halve(tmp_path / "out.run" / "rows-2.hidden")
 
-    with pytest.raises(TrainingError, match=r"rows-2.hidden cannot be read .*--resume, which makes it anew"):
+    with pytest.raises(TrainingError, match=r"rows-2.hidden cannot be read .*--resume, which computes it again"):
         run(three, tmp_path / "out", texts, watch=watch, **STREAM)
     run(three, tmp_path / "out", texts, resume=True, **STREAM)
     assert same(wanted, tmp_path / "out")
@@ -187,7 +187,9 @@ def test_the_disk_is_full_where_a_layer_ends(
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(streamed, "save_file", save_file)
-    with pytest.raises(TrainingError, match="What layer-0 ends with could not .*: No space left on device. Make room.*--resume"):
+    with pytest.raises(
+        TrainingError, match="The result of layer-0 could not .*: No space left on device. Free some space.*--resume"
+    ):
         run(three, tmp_path / "out", texts, **STREAM)
     assert not list((tmp_path / "out.run").glob("*.partial"))
     monkeypatch.undo()
@@ -199,13 +201,15 @@ def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monk
     """Is said before anything is written, with what is needed; a byte more of free space, and it runs."""
     told: list[str] = []
     run(three, tmp_path / "out", texts, tell=told.append, **STREAM)
-    needed = int(told[0].removeprefix("Streaming takes up to ").partition(" bytes")[0].replace(",", ""))
+    needed = int(told[0].removeprefix("Streaming needs up to ").partition(" bytes")[0].replace(",", ""))
     shutil.rmtree(tmp_path / "out")
     usage = shutil.disk_usage(tmp_path)
     for short in (1, 0):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, short=short: usage._replace(free=needed - short))
         if short:
-            with pytest.raises(TrainingError, match=rf"takes up to {needed:,} bytes at .*, and {needed - 1:,} are free. Make room"):
+            with pytest.raises(
+                TrainingError, match=rf"needs up to {needed:,} bytes at .*, and {needed - 1:,} are free. Free some space"
+            ):
                 run(three, tmp_path / "out", texts, **STREAM)
             assert not list(tmp_path.iterdir())
         else:

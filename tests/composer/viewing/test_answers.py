@@ -74,7 +74,7 @@ def test_sizes_change_the_state() -> None:
         (SIZES, 0, "float32", "tokens: 0; expected"),
         (SIZES, float("inf"), "float32", "tokens: inf; expected"),
         (SIZES, float("nan"), "float32", "tokens: nan; expected"),
-        (SIZES, 4096, "<b>", "&lt;b&gt;&quot; is not known"),
+        (SIZES, 4096, "<b>", "&lt;b&gt;&quot; is unknown"),
     ],
 )
 def test_sizes_that_cannot_be_are_told(sizes: tuple[float | None, ...], tokens: float, dtype: str, expected: str) -> None:

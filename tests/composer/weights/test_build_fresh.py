@@ -63,7 +63,7 @@ def test_the_plan_says_that_an_encoder_writes_no_text(tmp_path: Path, labels: in
     spec = document("softmax", labels=labels) | {"direction": "bidirectional"}
     plan = composer.build_folder(spec, out=tmp_path / "out", fresh=True, dry_run=True).plan
     assert len(plan.notes) == notes
-    assert all("so this model writes no text" in note for note in plan.notes)
+    assert all("so this model cannot generate" in note for note in plan.notes)
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
@@ -201,7 +201,7 @@ def test_source_and_nothing_exclude_each_other(tmp_path: Path):
     out = tmp_path / "out"
     for options, message in (
         ({"source": tmp_path, "fresh": True}, "not both"),
-        ({}, "nothing says what to build from"),
+        ({}, "no source is named"),
         ({"fresh": True, "revision": "main"}, "leave one of them out"),
         (
             {"source": tmp_path, "tokenizer": tmp_path},
@@ -242,12 +242,12 @@ def test_every_parameter_has_a_place_in_the_plan():
 
 def test_what_memory_or_disk_cannot_take_is_refused_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = document("lolcats", vocabulary=2**31, width=2**12, heads=4)
-    with pytest.raises(BuildError, match=r"No memory for the parameters of x: that takes 35,\d{3},\d{3},\d{3},\d{3} bytes"):
+    with pytest.raises(BuildError, match=r"Not enough memory for the parameters of x: it needs 35,\d{3},\d{3},\d{3},\d{3} bytes"):
         composer.build(spec, fresh=True)
     with pytest.raises(BuildError, match="No space left for"):
         composer.build_folder(spec, out=tmp_path / "out", fresh=True)
     monkeypatch.setattr(build_module, "check_space", lambda *_: None)  # a disk that would take it, one parameter after the other
-    with pytest.raises(BuildError, match=r"No memory for model\.embed_tokens\.weight: that takes 35,184,372,088,832 bytes"):
+    with pytest.raises(BuildError, match=r"Not enough memory for model\.embed_tokens\.weight: it needs 35,184,372,088,832 bytes"):
         composer.build_folder(spec, out=tmp_path / "out", fresh=True)
     assert not any(tmp_path.iterdir())
     with pytest.raises(SpecError, match="expected a number of at most 100000"):

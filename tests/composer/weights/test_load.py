@@ -41,7 +41,7 @@ def test_a_weight_without_an_effect_is_loaded(tmp_path: Path, monkeypatch: pytes
 def test_a_type_of_weights_is_a_word_or_pytorchs_own(student: Path) -> None:
     for dtype in ("bfloat16", torch.bfloat16):
         assert composer.load(student, dtype=dtype).dtype == torch.bfloat16
-    with pytest.raises(ComposerError, match=r'^dtype: "int8" is not known\. Known: float32, bfloat16, float16, float64'):
+    with pytest.raises(ComposerError, match=r'^dtype: "int8" is unknown\. Known: float32, bfloat16, float16, float64'):
         composer.load(student, dtype=torch.int8)  # pyright: ignore[reportArgumentType]
 
 
@@ -93,14 +93,14 @@ def test_adapters_are_inside_the_folder(student: Path, adapter: str) -> None:
         ({}, ""),
         ({"r": 10**9}, "adapters of rank 1000000000"),
         ({"r": "2"}, "adapters of rank '2'"),
-        ({"rank_pattern": {"q_proj": 10**9}}, "'rank_pattern': {'q_proj': 1000000000}, which is nothing that these adapters have"),
+        ({"rank_pattern": {"q_proj": 10**9}}, "'rank_pattern': {'q_proj': 1000000000}, which these adapters do not support"),
         ({"rank_pattern": None}, "cannot be loaded"),
-        ({"init_lora_weights": "pissa"}, "'init_lora_weights': 'pissa', which is nothing"),
-        ({"exclude_modules": "(a+)+$"}, "'exclude_modules': '(a+)+$', which is nothing"),
+        ({"init_lora_weights": "pissa"}, "'init_lora_weights': 'pissa', which these adapters"),
+        ({"exclude_modules": "(a+)+$"}, "'exclude_modules': '(a+)+$', which these adapters"),
         ({"target_modules": "(a+)+$"}, "expected some of q_proj, k_proj, v_proj, o_proj"),
         ({"target_modules": ["q_proj", "mlp.dense"]}, "or of the names that hosts have for these, with their attention, such as"),
-        ({"target_modules": ["dense"]}, "says target_modules: ['dense']; expected"),
-        ({"target_modules": [["q_proj"]]}, "says target_modules: [['q_proj']]; expected"),
+        ({"target_modules": ["dense"]}, "has target_modules: ['dense']; expected"),
+        ({"target_modules": [["q_proj"]]}, "has target_modules: [['q_proj']]; expected"),
         ({"lora_alpha": 0}, "lora_alpha: 0; expected"),
         ({"peft_type": "VERA"}, "does not describe LoRA"),
         ({"peft_type": []}, "does not describe LoRA"),
@@ -129,10 +129,10 @@ def test_adapters_have_the_rank_of_their_weights(student: Path, change: dict[str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": []}, "says the heads of 0 layers, and there are 2"),
+        ({"layers": []}, "has heads for 0 layers, and the model has 2"),
         ({"heads": {}}, "has no head head, which a layer names"),
         ({"layers": [[{"head": "head", "heads": 2, "key_heads": 1}]] * 2}, "has a layer whose groups are not its heads"),
-        ({"layers": [[{"head": "head", "heads": 4, "key_heads": 4}]] * 2}, "takes no whole groups of key heads"),
+        ({"layers": [[{"head": "head", "heads": 4, "key_heads": 4}]] * 2}, "splits a group of key heads"),
         (
             {"dimensions": {"hidden_size": 64, "layers": 2, "heads": 4, "key_heads": 2, "head_dim": 8, "rope_theta": 1e4}},
             "of other sizes",

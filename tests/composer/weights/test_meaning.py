@@ -93,7 +93,7 @@ DROPPED = {
         lolcats(),
         lolcats(read="mixture"),
         {"window.weight"},
-        "it stood beside `shared`, and stands beside `mixture` here",
+        "it was beside `shared`, and is beside `mixture` here",
     ),
     "a window in which keys are not turned": (
         lolcats(),
@@ -105,7 +105,7 @@ DROPPED = {
         lawcat(),
         lawcat(feature_map={"kind": "elu", "two_sided": True}),
         {"state_gate.bias", "state_gate.up", "state_gate.down"},
-        "it stood beside `hedgehog, dim: 8, share: qk`, and stands beside `elu, two_sided: true` here",
+        "it was beside `hedgehog, dim: 8, share: qk`, and is beside `elu, two_sided: true` here",
     ),
     "a gate of another pace": (
         lawcat(),
@@ -221,11 +221,11 @@ def test_a_config_that_does_not_say_what_its_heads_are(tmp_path: Path) -> None:
     folder = student(tmp_path, LOLCATS)
     edit_config(folder, spec=..., spec_hash=...)
     assert {entry.reason for entry in plan_for(folder, LOLCATS).dropped.values()} == {
-        "the source's config.json does not say what it means"
+        "the source's config.json does not describe it"
     }
 
 
-@pytest.mark.parametrize(("change", "message"), [({"heads": 7}, "no spec is like that"), ({"name": "y"}, None)])
+@pytest.mark.parametrize(("change", "message"), [({"heads": 7}, "has an invalid spec of its heads"), ({"name": "y"}, None)])
 def test_a_config_whose_heads_were_changed(tmp_path: Path, change: dict[str, Any], message: str | None) -> None:
     folder = student(tmp_path, LOLCATS)
     said = json.loads((folder / "config.json").read_text())["spec"]
@@ -237,7 +237,7 @@ def test_a_config_whose_heads_were_changed(tmp_path: Path, change: dict[str, Any
             plan_for(folder, LOLCATS)
     said["heads"]["head"]["feature_map"]["skip"] = True
     edit_config(folder, spec=said)
-    with pytest.raises(BuildError, match="one was changed"):
+    with pytest.raises(BuildError, match="one of them was changed"):
         plan_for(folder, LOLCATS)
 
 

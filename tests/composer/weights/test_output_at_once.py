@@ -94,7 +94,9 @@ def test_what_comes_to_be_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.Mo
 
     if late == "behind that":
         monkeypatch.setattr(output, "move_folder", taken)
-    with pytest.raises(BuildError, match=r"out (exists already|has come to be since this build began, and stays)\. Use --force"):
+    with pytest.raises(
+        BuildError, match=r"out (exists already|was created while this build ran; it was not overwritten)\. Use --force"
+    ):
         build(out, "theirs", come if late != "behind that" else lambda: None)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in out.iterdir()] == ["mine"]

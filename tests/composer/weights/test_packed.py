@@ -209,7 +209,7 @@ def test_mistakes_end_with_code_2(tmp_path: Path, compose: Compose, command: lis
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / "models" / name).write_bytes(b"something else")
     for source, message in (
-        ("models", "has no config.json, so nothing says what its weights are. It has GGUF files; name one of them"),
+        ("models", "has no config.json, so the family of its weights is unknown. It has GGUF files; name one of them"),
         ("models/a.gguf", "is no GGUF file"),
         ("models/c.gguf", 'there is no file "models/c.gguf"; did you mean'),
         ("nothing.gguf", "hub:OWNER/NAME/FILE.gguf"),

@@ -51,7 +51,7 @@ def test_another_dtype_rewrites_only_the_files_that_have_to_change(tmp_path: Pat
     edit_tensors(first, lambda tensors: tensors.update({name: tensor.half() for name, tensor in tensors.items()}))
     plan = plan_for(folder, LOLCATS, dtype="float16")
     assert [shard.file for shard in plan.shards if shard.action == "link"] == [first.name]
-    assert all("turned into float16" in shard.reason for shard in plan.shards if shard.action == "rewrite")
+    assert all("converted to float16" in shard.reason for shard in plan.shards if shard.action == "rewrite")
     assert {entry.dtype for entry in plan.parameters.values()} == {"float16"}
     assert plan.dtype == "float16"
 
@@ -142,7 +142,7 @@ def test_a_direction_is_told_where_it_takes_something_away(tmp_path: Path):
     both = {**SOFTMAX, "direction": "bidirectional"}
     folder = llama(tmp_path)
     first, second = plan_for(folder, both).notes
-    assert first == "The spec is bidirectional, so this model writes no text; for a classifier, give it a `trunk` with `labels`."
+    assert first == "The spec is bidirectional, so this model cannot generate. For a classifier, add a `trunk` with `labels`."
     assert second.startswith("Attention is bidirectional from now on")
     trunk = open_source(folder).trunk
     assert notes_on(resolved_for(folder, both), trunk, fresh=True) == (first,)

@@ -201,7 +201,7 @@ def test_refusals(student: Path, source: Path, tmp_path: Path) -> None:
         (student, Trained({"model.no.such": torch.ones(2)}, None, (), {}), r"has no parameter model\.no\.such"),
         (student, Trained({FRESH: nan_like(student, FRESH)}, None, (), {}), rf"{FRESH} holds values that are not finite"),
         (student, Trained({}, broken, (), {}), "lora_A holds values that are not finite"),
-        (student, Trained({FRESH: torch.ones(3)}, None, (), {}), "did not come out as planned"),
+        (student, Trained({FRESH: torch.ones(3)}, None, (), {}), "differs from the plan"),
         (source, fine, f"has no {RECORD}"),
         (student, Trained(fine.changed, None, (), {"log": tmp_path / "missing"}), "Nothing was written"),
     ):

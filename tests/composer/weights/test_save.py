@@ -237,7 +237,7 @@ def test_of_a_model_with_adapters_these_alone_are_saved_and_it_says_so(built: Pa
     }
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     write_trained(built, tmp_path / "adapted", Trained({}, Adapter(config, tensors), (), {}))
-    with pytest.warns(UserWarning, match="is saved without its model: of one with adapters .*`compose merge`"):
+    with pytest.warns(UserWarning, match="is saved without its model: transformers writes only the adapters .*`compose merge`"):
         composer.load(tmp_path / "adapted").save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved" / RECORD).exists()
 

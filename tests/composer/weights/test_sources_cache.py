@@ -115,7 +115,9 @@ def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, cache: Path, monke
 def test_memory_is_compared_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = made(tmp_path)
     monkeypatch.setattr("composer.devices.free_memory", lambda: 1000)
-    with pytest.raises(BuildError, match=r"No memory for unpacking .*model.gguf: that takes 197,248 bytes, and 1,000 are free"):
+    with pytest.raises(
+        BuildError, match=r"Not enough memory for unpacking .*model.gguf: it needs 197,248 bytes, and 1,000 are free"
+    ):
         open_model(file)
 
 

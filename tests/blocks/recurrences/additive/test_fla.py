@@ -91,13 +91,13 @@ def test_where_the_forms_fit() -> None:
     plain = Setting("cuda", "bfloat16")
     assert fits(plain) is None
     assert str(fits(Setting("cuda", "float16"))).startswith("sums over a long text leave the range of float16")
-    assert str(fits(Setting("cuda", "float64"))) == "Triton's kernels do not take float64"
+    assert str(fits(Setting("cuda", "float64"))) == "Triton's kernels do not support float64"
     assert str(fits(Setting("cuda", one_token=True))) == "its chunks are for several tokens"
     one = Setting("cuda", "bfloat16", one_token=True)
     assert fits_a_step(one) is None
     for setting, reason in (
-        (Setting("cuda", one_token=True, gradients=True), "gives no gradient"),
-        (Setting("cuda", one_token=True, one_pair=False), "several pairs may fall in"),
+        (Setting("cuda", one_token=True, gradients=True), "has no gradient"),
+        (Setting("cuda", one_token=True, one_pair=False), "several pairs may arrive"),
         (Setting("cuda", one_token=True, shape=SMALL.shape(4)), None),
         (Setting("meta", one_token=True), "Triton runs on a GPU"),
     ):

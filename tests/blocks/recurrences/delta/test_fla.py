@@ -57,4 +57,4 @@ def test_more_features_than_its_kernel_holds_are_refused_beforehand() -> None:
 
     shape = replace(SMALL.shape(4), features=256)
     assert fits(Setting("cuda", shape=shape)) is None
-    assert fits(Setting("cuda", shape=replace(shape, features=257))) == "its kernel takes 256 features at most"
+    assert fits(Setting("cuda", shape=replace(shape, features=257))) == "its kernel supports 256 features at most"

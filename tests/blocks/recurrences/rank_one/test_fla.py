@@ -41,5 +41,5 @@ def test_a_step_is_the_definition(apart: bool) -> None:
 def test_what_its_kernel_does_not_take_is_refused_beforehand() -> None:
     shape = replace(SMALL.shape(4), features=256)
     assert fits(Setting("cuda", "bfloat16", shape=shape)) is None
-    assert fits(Setting("cuda", "bfloat16", shape=replace(shape, features=257))) == "its kernel takes 256 features at most"
+    assert fits(Setting("cuda", "bfloat16", shape=replace(shape, features=257))) == "its kernel supports 256 features at most"
     assert fits(Setting("cuda", "float32", shape=shape)) == "its kernel does not support float32 on every GPU"
