@@ -44,6 +44,7 @@ def filtered(
 
 
 def _tap_by_tap(extended: Tensor, taps: Tensor, segment: Tensor | None, length: int) -> Tensor:
+    """Sum the products of each tap with the entries that it sees. The last tap sees the current token."""
     past, heads, output = extended.shape[1] - length, max(extended.shape[2], taps.shape[1]), None
     taps = repeat_heads(taps, heads, dim=1)
     for first, tap in enumerate(taps):

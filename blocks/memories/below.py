@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from blocks.flow import Pairs
-from blocks.legend import Bool, Float, Int, Tensor, torch
+from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 from blocks.tensors import in_all_rows
 
 Held = dict[str, Tensor]
@@ -44,4 +44,11 @@ def selected(held: Held, index: Int[Tensor, "B M H"]) -> Held:
     """Return the chosen pairs of each head."""
     heads = torch.arange(index.shape[2], device=index.device)
     place = in_all_rows((index * index.shape[2] + heads).flatten(1), held["key"].shape[1] * index.shape[2]).flatten()
-    return {name: entries.flatten(0, 2).index_select(0, place).unflatten(0, index.shape) for name, entries in held.items()}
+    return {name: _at_places(entries, place, index) for name, entries in held.items()}
+
+
+def _at_places(
+    entries: Shaped[Tensor, "B E H ..."], place: Int[Tensor, " n"], like: Int[Tensor, "B M H"]
+) -> Shaped[Tensor, "B M H ..."]:
+    """The entries at these places, counted entry by entry in all rows laid end to end."""
+    return entries.flatten(0, 2).index_select(0, place).unflatten(0, like.shape)

@@ -27,8 +27,14 @@ def selected_by_heads(held: Held, index: Int[Tensor, "B M H"]) -> Held:
     """Apply ``selected`` to entries that are contiguous per head. The result is, too."""
     index = index.transpose(1, 2)
     place = in_all_rows(index.flatten(0, 1), held["key"].shape[1]).flatten()
-    every = {name: entries.transpose(1, 2).flatten(0, 2).index_select(0, place) for name, entries in held.items()}
-    return {name: entries.unflatten(0, index.shape).transpose(1, 2) for name, entries in every.items()}
+    return {name: _at_places_by_heads(entries, place, index) for name, entries in held.items()}
+
+
+def _at_places_by_heads(
+    entries: Shaped[Tensor, "B E H ..."], place: Int[Tensor, " n"], like: Int[Tensor, "B H M"]
+) -> Shaped[Tensor, "B M H ..."]:
+    """The entries at these places, counted head by head in all rows laid end to end."""
+    return entries.transpose(1, 2).flatten(0, 2).index_select(0, place).unflatten(0, like.shape).transpose(1, 2)
 
 
 def hidden_by_falls(

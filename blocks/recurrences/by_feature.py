@@ -49,7 +49,7 @@ class Parts:
 def _in_blocks(
     queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"]
 ) -> Parts:
-    """Blocks in which no feature decays below ``STEEPEST``, or of one token, however steep."""
+    """Compute blocks, of one token or of few. In blocks of several tokens decay must be mild, because keys are divided by it."""
     reads, block = queries.shape[4:6]
     total = decay.cumsum(4)
     passed = total.exp()
@@ -62,7 +62,7 @@ def _in_blocks(
 
 
 def _joined(parts: Parts) -> Parts:
-    """Each two neighbours as one block. Nothing but products of what is at most 1 with queries and keys: no exponent overflows."""
+    """Join each two neighbouring blocks. Factors of decay are at most 1, so that no exponent overflows."""
     reads, block = parts.from_start.shape[4:6]
     (weights, later_weights), (from_start, later_from_start), (to_end, later_to_end), (whole, later_whole) = (
         states.unflatten(2, (-1, 2)).unbind(3) for states in (parts.weights, parts.from_start, parts.to_end, parts.whole)
@@ -80,7 +80,7 @@ def _joined(parts: Parts) -> Parts:
 def weighed(
     queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"], chunk: int
 ) -> Parts:
-    """Return whole chunks, joined from blocks of ``block_of`` tokens."""
+    """Join blocks of few tokens, in pairs, until they are chunks."""
     parts = _in_blocks(queries, keys, decay)
     while parts.weights.shape[-1] < chunk:
         parts = _joined(parts)

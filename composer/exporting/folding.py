@@ -68,13 +68,13 @@ def fact_of(node: ast.expr, facts: Mapping[str, ArgumentFact]) -> ArgumentFact |
         return NotNone()
     if isinstance(node, ast.Subscript | ast.Attribute):
         return NotNone() if fact_of(node.value, facts) else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return _fact_of_method(node.func, facts)
-    return None
+    return _fact_of_call(node.func, facts) if isinstance(node, ast.Call) else None
 
 
-def _fact_of_method(method: ast.Attribute, facts: Mapping[str, ArgumentFact]) -> ArgumentFact | None:
-    """What is known of the result of a method of a tensor, or of a function of PyTorch."""
+def _fact_of_call(method: ast.expr, facts: Mapping[str, ArgumentFact]) -> ArgumentFact | None:
+    """What is known of the result of a function, or of a method of a tensor."""
+    if not isinstance(method, ast.Attribute):
+        return facts.get(f"{ast.unparse(method)}()")
     tensor = fact_of(method.value, facts)
     if method.attr in ("split", "chunk") and isinstance(tensor, NotNone):
         return NotNone(item_rank=tensor.rank)
@@ -82,7 +82,10 @@ def _fact_of_method(method: ast.Attribute, facts: Mapping[str, ArgumentFact]) ->
 
 
 def folded(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
-    """The function with these facts about its parameters, and the facts about its parameters and variables."""
+    """The function with these facts about its parameters, and the facts about its parameters and variables.
+
+    A fact about ``name()`` is one about the result of the function of that name.
+    """
     tree = copy.deepcopy(function)
     while True:
         before = ast.dump(tree)
@@ -90,7 +93,8 @@ def folded(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> tupl
         known = {name: fact for name, fact in facts.items() if name not in assigned}
         parameters = {item.arg for item in ast.walk(tree) if isinstance(item, ast.arg)}
         once = {name for name, count in assigned.items() if count == 1 and name not in parameters}
-        fold = _Fold(known, once, once | (parameters - assigned.keys()))
+        read = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)}
+        fold = _Fold(known, once, once | ((parameters | read) - assigned.keys()))
         tree.body = fold.block(tree.body)
         _Unused(tree).drop()
         if ast.dump(tree) == before:
@@ -172,10 +176,25 @@ class _Fold(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.op, ast.FloorDiv) and isinstance(node.right, ast.Constant) and node.right.value == 1:
             return node.left
+        if isinstance(node.op, ast.FloorDiv) and isinstance(product := node.left, ast.BinOp) and isinstance(product.op, ast.Mult):
+            return product.left if _is_same(product.right, node.right) else node
         left, right = (side.value if isinstance(side, ast.Constant) else None for side in (node.left, node.right))
         if isinstance(left, int) and isinstance(right, int) and isinstance(node.op, ast.Sub):
             return ast.copy_location(ast.Constant(left - right), node)
         return node
+
+    def visit_Slice(self, node: ast.Slice) -> ast.Slice:
+        self.generic_visit(node)
+        lower = node.lower
+        if isinstance(lower, ast.BinOp) and isinstance(lower.op, ast.Sub) and _is_same(lower.left, lower.right):
+            node.lower = None
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        is_whole = all(isinstance(item, ast.Slice) and not (item.lower or item.upper or item.step) for item in indices)
+        return node.value if is_whole and isinstance(node.ctx, ast.Load) else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
@@ -256,6 +275,11 @@ class _Fold(ast.NodeTransformer):
         elif target.id in self.once and (fact := fact_of(value, self.facts)) is not None and not isinstance(fact, Known):
             self.facts[target.id] = fact
         return False
+
+
+def _is_same(item: ast.expr, other: ast.expr) -> bool:
+    """Whether both are the same variable."""
+    return isinstance(item, ast.Name) and isinstance(other, ast.Name) and item.id == other.id
 
 
 def _assigned(both: list[tuple[ast.expr, ast.expr]], like: ast.Assign) -> ast.Assign | None:

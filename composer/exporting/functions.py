@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from composer.errors import ExportError
-from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, Known, fact_of, folded, joined
+from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, Known, NotNone, fact_of, folded, joined
 from composer.exporting.source import definition
 
 Facts = Mapping[str, ArgumentFact]
@@ -223,8 +223,18 @@ _FOLDED: dict[tuple[str, str, frozenset[str]], tuple[ast.FunctionDef, dict[str, 
 def _folded_once(function: Function, facts: Facts, unread: frozenset[str]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
     key = function.key, repr(sorted((name, repr(fact)) for name, fact in facts.items())), unread
     if key not in _FOLDED:
-        _FOLDED[key] = folded(_without_fields(function, unread), facts)
+        _FOLDED[key] = folded(_without_fields(function, unread), {**facts, **dict(_facts_of_results(function))})
     return _FOLDED[key]
+
+
+def _facts_of_results(function: Function) -> Iterator[tuple[str, ArgumentFact]]:
+    """The functions that a function names and that never return None, by their annotations."""
+    for node in ast.walk(function.tree):
+        meant = meant_by(function.module, node.id) if isinstance(node, ast.Name) else None
+        if isinstance(node, ast.Name) and isinstance(meant, FunctionType):
+            returns = Function(key_of(meant)).tree.returns
+            if returns is not None and "None" not in ast.unparse(returns):
+                yield f"{node.id}()", NotNone()
 
 
 def _without_fields(function: Function, unread: frozenset[str]) -> ast.FunctionDef:
@@ -264,8 +274,8 @@ def _is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def with_arguments(expression: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """An expression with values in the place of parameters."""
+def with_arguments(expression: ast.AST, values: Mapping[str, ast.expr]) -> Any:
+    """An expression or a statement with values in the place of names."""
 
     class Replaced(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:

@@ -191,7 +191,7 @@ class HeadClass:
         tokens = "One token" if one_token else f"{PIECE} tokens" if name == "piece" else "Any number of tokens"
         what = "What queries and keys are projected from: " if mixing else ""
         tokens += " behind those that the state has seen"
-        yield f'        """{what}{tokens.lower() if what else tokens}{", item after the other" if loops else ""}."""'
+        yield f'        """{what}{tokens.lower() if what else tokens}{", one after the other" if loops else ""}."""'
         whole = "\n".join(body)
         if re.search(r"\b(cosine|sine)\b", whole) and not loops:
             yield "        cosine, sine = rotation"
@@ -213,7 +213,10 @@ class HeadClass:
 
     def _empty_state(self) -> Iterator[str]:
         yield "    def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:"
-        yield '        """Before the first token."""'
+        is_bounded = any(slot.dtype == "int64" for slot in self.graph.slots.values())
+        yield '        """The state before the first token."""'
+        if is_bounded:
+            yield "        # The size of a memory of pairs is here and in the methods: change it in both."
         yield "        return {"
         for name, slot in self.graph.slots.items():
             empty = "-math.inf" if slot.empty == -float("inf") else repr(int(slot.empty) if slot.dtype == "int64" else slot.empty)

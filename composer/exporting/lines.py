@@ -24,6 +24,8 @@ from composer.exporting.recording import NARROW, Recorded
 FOREVER = 1 << 60
 INLINE = frozenset({"index", "attribute", "sign"})
 """Kinds of calls that stand on a line of their own only where several others use them."""
+CONVERSIONS = frozenset({"to", "float", "type_as"})
+"""Methods that stand on a line of their own only where several others, or a later step, use their result."""
 OwnCall = Callable[[str, Mapping[str, Any], Callable[[Any], str]], str]
 """Writes a call of a function of ``blocks``: its name, its arguments, and how a value is written."""
 
@@ -100,7 +102,9 @@ class _Lines:
             return True
         named = self.method.names.get(call.number)
         uses = len(self.users[call.number]) + (call.number in self.final)
-        return uses > 1 or (named is not None and named[1] and uses > 0 and call.kind not in INLINE)
+        is_conversion = call.kind == "method" and call.name in CONVERSIONS
+        is_inline = call.kind in INLINE or (is_conversion and all(user.step == call.step for user in self.users[call.number]))
+        return uses > 1 or (named is not None and named[1] and uses > 0 and not is_inline)
 
     def _keep_before_writes(self) -> None:
         """What is read before a tensor is written into, and used after it, stands on a line before."""

@@ -277,6 +277,7 @@ def _imports(body: str, host: _Host) -> str:
         "from transformers.cache_utils import Cache, CacheLayerMixin",
         *([f"from transformers.conversion_mapping import {', '.join(conversions)}"] if conversions else []),
         "from transformers.masking_utils import AttentionMaskInterface",
+        "from transformers.modeling_outputs import BaseModelOutputWithPast",
         "from transformers.modeling_utils import AttentionInterface",
         f"from {host.config.__module__} import {host.config.__name__}",
         f"from {host.module.__name__} import {', '.join(own)}",

@@ -115,9 +115,12 @@ class ProgramRecording(TorchFunctionMode):
         self._of: dict[int, tuple[Any, Recorded]] = {}
         self._inside: tuple[FrameType, str, dict[str, Any]] | None = None
         """The function of ``blocks`` that runs and is kept as one call, with its name and arguments."""
+        self._outside: FrameType | None = None
+        """The frame that has entered the recording. Functions of parts run above it."""
 
     def __enter__(self) -> ProgramRecording:
         RECORDING.append(self)
+        self._outside = sys._getframe(1)
         super().__enter__()
         sys.setprofile(self._profile)
         return self
@@ -125,6 +128,7 @@ class ProgramRecording(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         sys.setprofile(None)
         super().__exit__(*error)
+        self._outside = None
         RECORDING.pop()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -163,7 +167,7 @@ class ProgramRecording(TorchFunctionMode):
         options, name = kwargs or {}, func.__name__
         if name in NUMBERS and self._inside is None:
             raise ExportError(f"Python reads the numbers of a tensor ({name}) {self._where()}")
-        answer = func(*args, **options)
+        answer = self._call_torch(func, args, options)
         if name == "__get__" and self._inside is None:
             return self._attribute(func.__self__.__name__, args[0], answer)
         unchanged = name in UNCHANGED and answer is args[0]
@@ -179,6 +183,14 @@ class ProgramRecording(TorchFunctionMode):
             )
         self._bind(answer, self._call(*_kind_of(func, name, args, options), args, options, writes=_writes(name)))
         return answer
+
+    def _call_torch(self, func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """Call a function of PyTorch without the profile function: PyTorch calls many functions of Python on the device meta."""
+        sys.setprofile(None)
+        try:
+            return func(*args, **options)
+        finally:
+            sys.setprofile(self._profile)
 
     def _same_as(self, name: str, args: tuple[Any, ...], answer: Any) -> Recorded | None:
         """The call whose result an operation returns as it is: one tensor joined, or, of a fixed number of tokens, one piece."""
@@ -274,15 +286,16 @@ class ProgramRecording(TorchFunctionMode):
     def _look(self, frame: FrameType | None) -> None:
         """Note the names of variables and parameters that hold tensors, in all running functions of parts."""
         places = (BLOCKS, *folders())
-        while frame is not None:
+        while frame is not None and frame is not self._outside:
             if frame.f_code.co_filename.startswith(places) and not frame.f_code.co_name.startswith("<"):
                 code = frame.f_code
                 parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 for name, value in frame.f_locals.items():
                     for suffix, tensor in _tensors_in(value):
                         result = self._of.get(id(tensor))
-                        if result is not None:
-                            self._called(result[1].number, name.strip("_") + suffix, name not in parameters)
+                        label = suffix.strip("_") if name == "self" else name.strip("_") + suffix
+                        if result is not None and label:
+                            self._called(result[1].number, label, name not in parameters)
             frame = frame.f_back
 
     def _called(self, number: int, name: str, variable: bool) -> None:

@@ -20,6 +20,8 @@ $imports
 
 State = dict[str, Tensor]  # what a layer hands on from call to call, by name, batch first
 Rotation = tuple[Tensor, Tensor] | None  # cosine and sine of the model at the tokens of a call
+# The name of the cache in outputs and in `generate`: transformers 5.24 renamed it.
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
 
 
 class ${Name}Config($host_config):
@@ -38,12 +40,12 @@ class ${Name}Attention($host_attention):
         super().__init__($attention_arguments)
         self.composed = nn.ModuleDict($heads)
 $mixing_hooks
-    def forward(self, hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any) -> Any:
+    def forward(self, hidden_states: Tensor, *arguments: Any, states: ${Name}Cache | None, **options: Any) -> Any:
         """The forward of $host_attention. Heads rotate queries and keys themselves, so the host rotates by an angle of 0."""
         rotation = options.pop("position_embeddings", None)
         if rotation is not None:
             options["position_embeddings"] = torch.ones_like(rotation[0]), torch.zeros_like(rotation[1])
-        layer = LayerState() if past_key_values is None else past_key_values.layers[self.layer_idx]
+        layer = LayerState() if states is None else states.layers[self.layer_idx]
         options |= {"hidden": hidden_states, "rotation": rotation, "layer": layer, "attention_mask": None}
 $mixing        $answer super().forward(hidden_states, *arguments, **options)
 $mixed
@@ -149,19 +151,23 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
         input_ids: Tensor | None = None,       # B T
         attention_mask: Tensor | None = None,  # B S; 1 for real tokens; the last T columns are this call's
         position_ids: Tensor | None = None,    # B T
-        past_key_values: ${Name}Cache | None = None,
+        cache: ${Name}Cache | None = None,
         inputs_embeds: Tensor | None = None,   # B T C
         use_cache: bool | None = None,
+        past_key_values: ${Name}Cache | None = None,  # the name of `cache` before transformers 5.24
         **options: Any,
     ) -> Any:
         """Positions are counted from the attention mask. position_ids may only count on: several documents in a row are refused."""
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = inputs.shape[:2], inputs.device
+        cache = past_key_values if cache is None else cache
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        if past_key_values is None and use_cache and not (self.gradient_checkpointing and self.training):
-            past_key_values = ${Name}Cache(self.config)
-        if not isinstance(past_key_values, ${Name}Cache | None):
-            raise TypeError(f"past_key_values is a {type(past_key_values).__name__}; this model needs a ${Name}Cache")
+        if self.gradient_checkpointing and self.training:
+            cache = None  # layers run twice, and would write their states twice
+        elif cache is None and use_cache:
+            cache = ${Name}Cache(self.config)
+        if not isinstance(cache, ${Name}Cache | None):
+            raise TypeError(f"{CACHE} is a {type(cache).__name__}; this model needs a ${Name}Cache")
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError("attention_mask: expected the shape B S, with 1 for a real token and 0 for padding")
         valid = (inputs.new_ones(batch, length) if attention_mask is None else attention_mask[:, -length:]).bool()
@@ -172,21 +178,22 @@ class ${Name}Model(${Name}PreTrainedModel, $host_model):
         order = (~valid).to(torch.uint8).argsort(dim=1, stable=True)
         input_ids, inputs_embeds, valid = (reordered(states, order) for states in (input_ids, inputs_embeds, valid))
         seen = torch.zeros(batch, dtype=torch.int64, device=device)
-        if past_key_values is not None:
-            seen = past_key_values.layers[0].tensors.get("seen", seen)
+        if cache is not None:
+            seen = cache.layers[0].tensors.get("seen", seen)
         position = seen[:, None] + torch.arange(length, device=device)
         outputs = super().forward(
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
             position_ids=position,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
+            use_cache=False,  # the host keeps no keys and values: layers keep their states
+            states=cache,
             position=position,
             valid=valid,
 $single            **options,
         )
-        if past_key_values is not None:
-            past_key_values.layers[0].tensors["seen"] = seen + valid.sum(1)
+        if cache is not None:
+            cache.layers[0].tensors["seen"] = seen + valid.sum(1)
+            outputs[CACHE] = cache
         back = order.argsort(dim=1)
         outputs.last_hidden_state = reordered(outputs.last_hidden_state, back)
         if outputs.hidden_states is not None:
@@ -210,8 +217,8 @@ class ${Name}ForCausalLM(${Name}PreTrainedModel, $host_causal):
         self.post_init()
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any, **__: Any) -> bool:
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
-            model_kwargs["past_key_values"] = ${Name}Cache(self.config)
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache:
+            model_kwargs[CACHE] = ${Name}Cache(self.config)
         return False
 
 

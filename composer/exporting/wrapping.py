@@ -16,10 +16,13 @@ def wrapped(line: str) -> list[str]:
     if result is None:
         return [line]
     start, end = result
-    inner = [part.strip() for part in _parts(line[start + 1 : end])]
+    inside = line[start + 1 : end]
+    inner = _parts(inside)
     space = " " * (indent + 4)
-    joined = f"{space}{', '.join(inner)}"
-    if len(joined) <= WIDTH or len(inner) == 1:
+    joined = f"{space}{', '.join(inner or [inside.strip()])}"
+    if inner is None:
+        middle = _filled_rows(inside, space)
+    elif len(joined) <= WIDTH or len(inner) == 1:
         middle = wrapped(joined)
     else:
         middle = [row for part in inner for row in wrapped(f"{space}{part},")]
@@ -44,16 +47,29 @@ def _longest_bracket(line: str) -> tuple[int, int] | None:
     return max(result, key=lambda pair: pair[1] - pair[0], default=None)
 
 
-def _parts(inside: str) -> list[str]:
-    """What stands between the commas of a bracket; a comprehension stays whole."""
+def _filled_rows(inside: str, space: str) -> list[str]:
+    """Annotated parameters, or the entries of a dict, as many in a row as ``WIDTH`` allows."""
+    rows, depth, first = [""], 0, 0
+    for place, letter in enumerate(f"{inside},"):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            part, first = inside[first:place].strip(), place + 1
+            if rows[-1] and len(f"{space}{rows[-1]}, {part},") > WIDTH:
+                rows.append("")
+            rows[-1] += f", {part}" if rows[-1] else part
+    return [f"{space}{row}{',' if index < len(rows) - 1 else ''}" for index, row in enumerate(rows)]
+
+
+def _parts(inside: str) -> list[str] | None:
+    """Return the arguments between the commas of a bracket. A comprehension is one part. None if these are not arguments."""
     try:
         node = ast.parse(f"f({inside})", mode="eval").body
     except SyntaxError:
-        return [inside]
+        return None
     assert isinstance(node, ast.Call)
     parts = [*node.args, *node.keywords]
     if len(parts) == 1 and inside.rstrip().endswith(","):
-        return [inside]
+        return [inside.strip()]
     if len(parts) == 1 and isinstance(parts[0], ast.GeneratorExp):
-        return [inside]
+        return [inside.strip()]
     return [ast.get_source_segment(f"f({inside})", part) or "" for part in parts]

@@ -7,7 +7,8 @@ import copy
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -58,7 +59,8 @@ def function_texts(functions: Functions) -> Iterator[str]:
 
 def _text(functions: Functions, function: Function, tree: ast.FunctionDef) -> str:
     renamed = _Renamed(functions, function)
-    body = [renamed.visit(item) for item in copy.deepcopy(tree).body]
+    body = [item for statement in copy.deepcopy(tree).body if (item := renamed.visit(statement)) is not None]
+    body = _without_aliases(body, functions.names.values())
     text, _ = syntax(function.module.__file__ or "")
     whole = any(is_gone(fact) for fact in functions.facts[function.key].values())
     lines = [*_head(functions, function, tree)]
@@ -70,6 +72,24 @@ def _text(functions: Functions, function: Function, tree: ast.FunctionDef) -> st
         else:
             lines += _statement(statement, originals, text.splitlines(), 4)
     return "\n".join(lines)
+
+
+def _without_aliases(body: list[ast.stmt], functions: Collection[str]) -> list[ast.stmt]:
+    """The statements without variables that are another name of a function. functions: the names of functions."""
+    stored = Counter(
+        node.id for item in body for node in ast.walk(item) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    aliases: dict[str, ast.expr] = {
+        item.targets[0].id: item.value
+        for item in body
+        if isinstance(item, ast.Assign)
+        and isinstance(item.targets[0], ast.Name)
+        and isinstance(item.value, ast.Name)
+        and item.value.id in functions
+        and stored[item.targets[0].id] == 1
+    }
+    kept = [item for item in body if not (isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) in aliases)]
+    return [with_arguments(item, aliases) for item in kept] if aliases else body
 
 
 def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> Iterator[str]:
@@ -89,18 +109,20 @@ def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> It
             plain = plain.replace(" | None", "")
         star = "*" if function.tree.args.vararg is item else ""
         default = f" = {ast.unparse(defaults[item.arg])}" if item.arg in defaults else ""
+        if default == " = None" and isinstance(facts.get(item.arg), NotNone) and not any(" = " in row for row, _ in rows):
+            default = ""
         rows.append((f"{star}{item.arg}: {plain}{default}", shape))
     plain, shape = annotation(tree.returns)
     line = f"def {functions.names[function.key]}({', '.join(row for row, _ in rows)}) -> {plain}:"
-    shapes = (
-        f"  # {', '.join(comment for _, comment in rows if comment)} -> {shape}"
-        if shape or any(comment for _, comment in rows)
-        else ""
-    )
+    comment = ", ".join(comment for _, comment in rows if comment) + (f" -> {shape}" if shape else "")
+    shapes = f"  # {comment.strip()}" if comment else ""
     if len(line) + len(shapes) <= WIDTH:
-        yield line + shapes.replace("  #  -> ", "  # -> ")
+        yield line + shapes
         return
-    width = max(len(row) for row, _ in rows) + 1
+    for index in reversed(range(1, len(rows))):
+        if not rows[index][1] and not rows[index - 1][1]:  # parameters without a shape share a line
+            rows[index - 1 : index + 1] = [(f"{rows[index - 1][0]}, {rows[index][0]}", "")]
+    width = max((len(row) for row, comment in rows if comment), default=0) + 1
     yield f"def {functions.names[function.key]}("
     yield from (f"    {f'{row},':<{width}}  # {comment}".rstrip(" #") for row, comment in rows)
     yield f") -> {plain}:" + (f"  # {shape}" if shape else "")
@@ -181,6 +203,10 @@ class _Renamed(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         key = self._key(node) if isinstance(node.ctx, ast.Load) else None
         return node if key is None else ast.copy_location(ast.Name(self.functions.names[key], node.ctx), node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        self.generic_visit(node)
+        return None if ast.unparse(node.targets[0]) == ast.unparse(node.value) else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if (key := self._key(node.func)) in self.functions.short:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 STUB_TEXT = '''"""Loads this model with the package attention-composer, which has its classes."""
 
+NEEDS = (
+    "This model needs the package attention-composer: run `pip install attention-composer` and `import composer` before you "
+    "load it, or have `compose export` write it as a folder that needs PyTorch and transformers alone."
+)
 try:
     import composer  # registers the classes with transformers
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "This model needs the package attention-composer: run `pip install attention-composer` and `import composer` before you "
-        "load it, or have `compose export` write it as a folder that needs PyTorch and transformers alone."
-    ) from error
+    raise ImportError(NEEDS) from error
+if not hasattr(composer, "load_spec"):
+    raise ImportError(f"{NEEDS} The `composer` that is installed here is another package: {composer.__file__}.")
 
 from transformers import AutoConfig
 

@@ -40,7 +40,7 @@ def together(
 def _span(
     query: Tensor, key: Tensor, value: Tensor, falls: Int[Tensor, "B n"], segment: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Letters beside the legend's: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
+    """Compute one span in chunks. Further letters: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
     length, (heads, state_heads, key_heads) = query.shape[1], (of.shape[2] for of in (query, key, value))
     count, chunk = falls.shape[1], math.ceil(key.shape[1] / falls.shape[1])
     reads, shares = heads // state_heads, state_heads // key_heads

@@ -55,7 +55,7 @@ def chunked(
 def _span(
     query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, segment: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Letters beside the legend's: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
+    """Compute one span in chunks. Further letters: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
     length = query.shape[1]
     chunk = min(CHUNK, 1 << (length - 1).bit_length())
     count = math.ceil(length / chunk)

@@ -73,7 +73,7 @@ def _span(
     segment: Tensor | None,
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Letters beside the legend's: n chunks of c tokens, R state heads a value head, Q query heads a state head."""
+    """Compute one span in chunks. Further letters: n chunks of c tokens, R state heads a value head, Q query heads a state head."""
     length = query.shape[1]
     chunk = min(CHUNK, 1 << (length - 1).bit_length())
     count = math.ceil(length / chunk)

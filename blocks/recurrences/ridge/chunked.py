@@ -59,7 +59,7 @@ def _span(
     state: Tensor,
     ridge: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Letters beside the legend's: n chunks of c tokens, Q query heads a state head."""
+    """Compute one span in chunks. Further letters: n chunks of c tokens, Q query heads a state head."""
     length, features = query.shape[1], query.shape[3]
     chunk = min(CHUNK, 1 << (length - 1).bit_length())
     count = math.ceil(length / chunk)

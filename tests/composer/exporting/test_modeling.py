@@ -100,13 +100,23 @@ def test_lola_takes_many_tokens_at_once() -> None:
     assert sizes == [64, 64, 64], "130 tokens are three pieces"
 
 
-@pytest.mark.parametrize(("name", "lines"), [("lawcat", 510), ("lolcats", 550), ("gated-deltanet", 500), ("lola", 900)])
+@pytest.mark.parametrize(("name", "lines"), [("lawcat", 510), ("lolcats", 540), ("gated-deltanet", 480), ("lola", 890)])
 def test_files_stay_short_enough_to_be_read(name: str, lines: int) -> None:
     text = of_file(composer.build(name, TEACHER))[0].text
     assert text.count("\n") <= lines
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "forward"]
     assert all((node.end_lineno or 0) - node.lineno < 60 for node in functions)
+
+
+def test_another_size_of_a_window_changes_forward_and_the_empty_state_alone(hosts: dict[str, Path]) -> None:
+    texts = [
+        of_file(composer.build("lolcats", hosts["llama"], overrides=[f"head.memory.0.size={size}"]))[0].text for size in (48, 56)
+    ]
+    pairs = zip(*(text.splitlines() for text in texts), strict=True)
+    changed = [before for before, after in pairs if before != after]
+    assert all(after == before.replace("48", "56") for before, after in zip(*(text.splitlines() for text in texts), strict=True))
+    assert len(changed) == 7, "four calls in forward, and three tensors of the state"
 
 
 @pytest.mark.parametrize(("role", "kind"), ELSEWHERE)
@@ -142,6 +152,21 @@ def test_text_of_a_spec_never_becomes_code(hosts: dict[str, Path]) -> None:
     exported, _ = of_file(composer.build(spec, hosts["llama"]))
     assert "EXPORTED_CODE" not in os.environ
     assert (ast.get_docstring(ast.parse(exported.text)) or "").startswith("quoted heads in a llama model.")
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_is_accepted_under_its_name_in_each_version_of_transformers(name: str, hosts: dict[str, Path]) -> None:
+    """transformers 5.24 calls it `cache`, and earlier versions `past_key_values`."""
+    _, own = of_file(randomised(composer.build("lolcats", hosts["llama"])))
+    tokens = torch.arange(3, 60)[None]
+    with torch.no_grad():
+        whole = own.model(tokens).last_hidden_state
+        first = own.model(tokens[:, :30])
+        (cache,) = (value for value in first.values() if type(value).__name__ == "LolcatsCache")
+        second = own.model(tokens[:, 30:], **{name: cache}).last_hidden_state
+    torch.testing.assert_close(second, whole[:, 30:], rtol=0, atol=1e-5)
+    with pytest.raises(TypeError, match="is a dict; this model needs a LolcatsCache"):
+        own.model(tokens, **{name: {}})
 
 
 @pytest.mark.parametrize("name", ["lambda", "step"])

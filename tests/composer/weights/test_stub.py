@@ -40,10 +40,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, home: Path, *, hides: bool, trusts: bool) -> subprocess.CompletedProcess[str]:
-    """A process that loads the folder, with this package or without."""
+def load(folder: Path, home: Path, *, hides: bool, trusts: bool, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A process that loads the folder, with this package or without. first: the folder whose modules are found before others."""
     environment = {"HF_MODULES_CACHE": str(home / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
-    environment |= {} if hides else {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment |= {} if hides else {"PYTHONPATH": os.pathsep.join([str(first), *sys.path])}
     code = (HIDDEN if hides else "") + LOADS
     words = [sys.executable, "-c", code, str(folder), str(trusts)]
     return subprocess.run(words, env=environment, cwd=home, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -55,6 +55,17 @@ def test_without_the_package_the_last_line_names_it_and_the_export(built: Path, 
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: This model needs the package attention-composer: run `pip install attention-composer`")
     assert "`compose export`" in last
+
+
+def test_another_package_called_composer_is_named(built: Path, tmp_path: Path) -> None:
+    """MosaicML's package is imported by the same name."""
+    (tmp_path / "composer").mkdir()
+    (tmp_path / "composer" / "__init__.py").touch()
+    ended = load(built, tmp_path, hides=False, trusts=True, first=tmp_path)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: This model needs the package attention-composer")
+    assert str(tmp_path / "composer") in last
 
 
 def test_without_trust_transformers_names_the_argument_that_shows_it(built: Path, tmp_path: Path) -> None:
