@@ -73,7 +73,7 @@ class HeadsHaveRun(Exception):
     """Ends the forward of a host once its heads have run, where nothing needs the rest of its computation."""
 
 
-class Unturned(tuple[Tensor, ...]):
+class Unrotated(tuple[Tensor, ...]):
     """Cosine and sine of a rotation by 0. ``used`` is whether the host has read them: some layers of some hosts do not rotate."""
 
     used = False
@@ -112,7 +112,7 @@ class LayerCall:
     projected: Projected | None = None
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
-    unturned: Unturned | None = None
+    unrotated: Unrotated | None = None
 
 
 class ComposedAttention(nn.Module):
@@ -188,7 +188,7 @@ class ComposedAttention(nn.Module):
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
             cosine, sine = host_options["position_embeddings"]
-            host_options["position_embeddings"] = call.unturned = Unturned((torch.ones_like(cosine), torch.zeros_like(sine)))
+            host_options["position_embeddings"] = call.unrotated = Unrotated((torch.ones_like(cosine), torch.zeros_like(sine)))
         if all(tensor is hidden for tensor in inputs):
             return super().forward(hidden, *_without_mask(arguments), **host_options)
         self.hook_projections()

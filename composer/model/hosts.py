@@ -16,7 +16,7 @@ from torch.func import functional_call
 from transformers.modeling_utils import AttentionInterface
 
 from composer.errors import BuildError
-from composer.model.attention import INTERFACE, ComposedAttention, Unturned
+from composer.model.attention import INTERFACE, ComposedAttention, Unrotated
 from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.model.made import made
 from composer.model.mixers import hybrids_run, keep_mixers
@@ -28,7 +28,7 @@ from converters.model_types import PREFIX
 PROBE = "composed-probe"
 """The name of an attention interface that records its arguments and computes nothing."""
 
-TURNS: Mapping[str, Callable[[Any], bool]] = {
+ROTATES: Mapping[str, Callable[[Any], bool]] = {
     "Cohere2Attention": lambda attention: attention.sliding_window is not None,
     "Cohere2MoeAttention": lambda attention: attention.sliding_window is not None,
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
@@ -83,7 +83,7 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
     name, layers = layers_of(base)
     around = base.get_submodule(name.rpartition(".")[0])
     rotary = next((getattr(around, name) for name in ROTARIES if hasattr(around, name)), None)
-    turnings: dict[Any, HostTurning] = {}
+    rotaries: dict[Any, HostRotary] = {}
     for index, layer in enumerate(layers):
         if not resolved.layers[index]:
             continue
@@ -99,10 +99,10 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
                 f"layer {index} of {_host(base)} could not be probed for the attention that it computes, so its heads cannot be "
                 f"replaced: {error}"
             ) from error
-        if rotary is not None and facts.turns and layer_type not in turnings:
-            turnings[layer_type] = HostTurning(rotary, host, layer_type)
+        if rotary is not None and facts.rotates and layer_type not in rotaries:
+            rotaries[layer_type] = HostRotary(rotary, host, layer_type)
         _check(base, index, facts, resolved)
-        heads = ComposedHeads(resolved, index, facts, turnings.get(layer_type) if facts.turns else None)
+        heads = ComposedHeads(resolved, index, facts, rotaries.get(layer_type) if facts.rotates else None)
         if heads._mixes and not hasattr(attention, "q_proj"):
             raise BuildError(
                 f"layer {index} of {_host(base)} projects queries, keys and values at once, so the inputs of queries and keys "
@@ -135,9 +135,9 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
     """The facts of a host's attention: its own forward is called once, with tensors that have no numbers."""
     meta = {name: tensor.to("meta") for name, tensor in (*attention.named_parameters(), *attention.named_buffers())}
     hidden = torch.empty(1, 1, attention.config.hidden_size, device="meta", dtype=next(iter(meta.values())).dtype)
-    unturned = Unturned(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
+    unrotated = Unrotated(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
     seen: dict[str, Any] = {}
-    options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unturned})
+    options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unrotated})
     if "position_ids" in inspect.signature(type(attention).forward).parameters:
         options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device="meta")
     config = attention.config
@@ -155,7 +155,7 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         window=seen.get("sliding_window"),
         softcap=seen.get("softcap"),
-        turns=unturned.used and TURNS.get(type(attention).__name__, lambda _: True)(attention),
+        rotates=unrotated.used and ROTATES.get(type(attention).__name__, lambda _: True)(attention),
         sinks=seen.get("s_aux") is not None,
     )
 
@@ -226,8 +226,8 @@ def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | N
     return None if types is None else types[index]
 
 
-class HostTurning:
-    """The ``blocks.positions.Turning`` of the layers of one type, by the host's own functions."""
+class HostRotary:
+    """The ``blocks.positions.Rotary`` of the layers of one type, by the host's own functions."""
 
     def __init__(self, rotary: nn.Module, host: type[nn.Module], layer_type: str | None) -> None:
         self.rotary, self.arguments = rotary, () if layer_type is None else (layer_type,)
@@ -242,11 +242,11 @@ class HostTurning:
 
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         width = cosine.shape[-1] * (2 if self.halves else 1)
-        turned, rest = states[..., :width].transpose(1, 2), states[..., width:]
+        rotated, rest = states[..., :width].transpose(1, 2), states[..., width:]
         # The host's function rotates queries and keys together. The keys are not used, so they have one head.
-        turned = self.function(turned, turned[:, :1], cosine, sine)[0] if self.both else self.function(turned, cosine, sine)
-        turned = turned.transpose(1, 2)
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        rotated = self.function(rotated, rotated[:, :1], cosine, sine)[0] if self.both else self.function(rotated, cosine, sine)
+        rotated = rotated.transpose(1, 2)
+        return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
 
 @cache

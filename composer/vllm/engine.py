@@ -6,8 +6,8 @@ layer's states are one state of bytes to vLLM, of one size in all layers: it kee
 recomputes them as it does Mamba's.
 """
 
-# pyright: reportMissingImports=false vLLM needs its own versions of packages, so the environment of tests and checks does not have
-# it.
+# pyright: reportMissingImports=false
+# vLLM needs its own versions of packages, so the environment of tests and checks does not have it.
 
 from __future__ import annotations
 
