@@ -33,7 +33,7 @@ from blocks.memories.sparse import Sparse
 from composer.model.attention import ComposedAttention
 from composer.model.cache import new_cache
 
-FALLING, WORTH = sparse.falling, Sparse._worth
+FALLING, WORTH = sparse.pairs_to_evict, Sparse._worth
 
 
 class Choices:
@@ -41,7 +41,7 @@ class Choices:
 
     def __init__(self, *, compare: bool = False, strict: bool = False) -> None:
         self.compare, self.strict = compare, strict
-        self.fallen: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+        self.evicted: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         self.pairs = self.different = 0
         self.sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -50,14 +50,14 @@ class Choices:
         self.eligible, self.place = eligible, place
         return WORTH(memory, eligible, below, place)
 
-    def falling(self, score: Tensor, resolution: Tensor, there: Tensor, gone: Tensor, count: int) -> Tensor:
-        """Replace ``blocks.scores.base.falling``: make the choice and record it."""
+    def pairs_to_evict(self, score: Tensor, resolution: Tensor, there: Tensor, gone: Tensor, count: int) -> Tensor:
+        """Replace ``blocks.scores.base.pairs_to_evict``: make the choice and record it."""
         index = FALLING(score, torch.zeros_like(score) if self.strict else resolution, there, gone, count)
         among = slice(score.shape[1])
         position = self.eligible["position"][:, among].gather(1, index)
         real = there.gather(1, index)
         if bool(real.any()):
-            self.fallen[self.place].append(position.masked_fill(~real, -1))
+            self.evicted[self.place].append(position.masked_fill(~real, -1))
         if self.compare:
             self.count_differences(index, real, there, gone, among)
         return index
@@ -85,12 +85,12 @@ class Choices:
         def worth(memory: Sparse, *inputs: Any) -> Any:
             return self.worth(memory, *inputs)
 
-        with mock.patch.object(sparse, "falling", self.falling), mock.patch.object(Sparse, "_worth", worth), torch.no_grad():
+        with mock.patch.object(sparse, "falling", self.pairs_to_evict), mock.patch.object(Sparse, "_worth", worth), torch.no_grad():
             yield
 
     def equals(self, other: Choices) -> bool:
         """Whether both runs made the same choices."""
-        return all(torch.equal(*(torch.cat(one.fallen[place], dim=1) for one in (self, other))) for place in self.fallen)
+        return all(torch.equal(*(torch.cat(one.evicted[place], dim=1) for one in (self, other))) for place in self.evicted)
 
 
 def run(model: Any, ids: Tensor, bounds: list[int], choices: Choices) -> Tensor:

@@ -91,8 +91,8 @@ class QuadraticStep:
                     for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
                 )
                 key, value = (states.repeat_interleave(attention.num_key_value_groups, dim=2) for states in (key, value))
-                turned, facing = (_turned(states.transpose(1, 2), *turn) for states in (query, key))
-                weights = (turned @ facing.mT / math.sqrt(HEAD) + causal).softmax(-1, dtype=torch.float32)
+                converted, facing = (_converted(states.transpose(1, 2), *turn) for states in (query, key))
+                weights = (converted @ facing.mT / math.sqrt(HEAD) + causal).softmax(-1, dtype=torch.float32)
                 wanted = (weights @ value.transpose(1, 2)).transpose(1, 2).flatten(2)
             found = student(query, key, value).flatten(2)
             loss = self.factor * (found - wanted).square().mean(-1).mean()
@@ -109,7 +109,7 @@ class QuadraticStep:
         return [parameter for student in self.students for parameter in student.parameters()]
 
 
-def _turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _converted(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     first, second = states.chunk(2, dim=-1)
     return states * cosine[:, None] + torch.cat((-second, first), dim=-1) * sine[:, None]
 

@@ -82,7 +82,7 @@ class Tokens:
 
 
 @runtime_checkable
-class Turns(Protocol):
+class Rotation(Protocol):
     """How queries and keys are rotated by their positions. ``blocks.positions`` has the implementations."""
 
     @property
@@ -94,11 +94,11 @@ class Turns(Protocol):
         """Rotate ``B T H D`` to positions ``B T``, or ``B T H``."""
         ...
 
-    def turned_back(self, states: Tensor, position: Tensor) -> Tensor:
+    def rotate_back(self, states: Tensor, position: Tensor) -> Tensor:
         """Undo ``rotate``."""
         ...
 
-    def turn(self, states: Tensor, tokens: Tokens) -> Tensor:
+    def rotate_tokens(self, states: Tensor, tokens: Tokens) -> Tensor:
         """Rotate ``B T H D`` to the positions of a call's tokens."""
         ...
 
@@ -121,28 +121,28 @@ class Pairs:
     position: Int[Tensor, "B E"] | Int[Tensor, "B E K"]
     arrival: Int[Tensor, "B E"] | None = None
     numbers: Mapping[str, Float[Tensor, "B E n"]] = field(default_factory=dict)
-    by: Turns | None = None
+    by: Rotation | None = None
     of: Tokens | None = None
     together: int = 1
     looked: bool = False
 
-    def turned(self, by: Turns) -> Float[Tensor, "B E K D"]:
+    def rotated(self, by: Rotation) -> Float[Tensor, "B E K D"]:
         """Return the keys, rotated by ``by``."""
         if self.by is by or (self.by.base if self.by is not None else ()) == by.base:
             return self.key
-        return self._at(by, self.key if self.by is None else self.by.turned_back(self.key, self.position))
+        return self._at(by, self.key if self.by is None else self.by.rotate_back(self.key, self.position))
 
-    def mappable(self, by: Turns) -> Float[Tensor, "B E N D"]:
+    def mappable(self, by: Rotation) -> Float[Tensor, "B E N D"]:
         """Return the keys that enter a feature map, rotated by ``by``."""
-        return self.turned(by) if self.convolved is self.key else self._at(by, self.convolved)
+        return self.rotated(by) if self.convolved is self.key else self._at(by, self.convolved)
 
-    def kept(self, by: Turns) -> Pairs:
+    def kept(self, by: Rotation) -> Pairs:
         """Return the pairs as a memory stores them, with keys rotated by ``by``."""
-        key = self.turned(by)
+        key = self.rotated(by)
         return replace(self, key=key, convolved=key if self.convolved is self.key else self.convolved, by=by)
 
-    def _at(self, by: Turns, raw: Tensor) -> Tensor:
-        return by.rotate(raw, self.position) if self.of is None else by.turn(raw, self.of)
+    def _at(self, by: Rotation, raw: Tensor) -> Tensor:
+        return by.rotate(raw, self.position) if self.of is None else by.rotate_tokens(raw, self.of)
 
     @property
     def present(self) -> Bool[Tensor, "B E"] | Bool[Tensor, "B E K"]:

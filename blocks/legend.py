@@ -81,7 +81,7 @@ class Shape:
     features: int = 0
     state_heads: int = 0
     convolved_heads: int = 0
-    falling: int = 1
+    arriving: int = 1
     numbers: tuple[Number, ...] = ()
     exponential: bool = False
     even: bool = False

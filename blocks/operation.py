@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from blocks.flow import Tokens, Turns
+from blocks.flow import Rotation, Tokens
 from blocks.legend import Float, Shape, Tensor
 
 EVERY = "every"
 """The backend of an operation's only form, which computes it on all backends."""
-FALLEN = "fallen"
+EVICTED = "evicted"
 """The output port of a memory for the pairs that it evicts."""
 REFERENCE, TORCH, FLA, TRITON = "reference", "torch", "fla", "triton"
 
@@ -193,7 +193,7 @@ class Operation:
 @dataclass(slots=True)
 class Call:
     """The arguments of an operation beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the
-    first of its heads in it. in_place: the state may be written over. needs_mass: a read needs this memory's lse. turned: a cache
+    first of its heads in it. in_place: the state may be overwritten. needs_mass: a read needs this memory's lse. rotated: a cache
     of the call's rotated queries, by rotation, as several operations need the same.
     """
 
@@ -203,13 +203,13 @@ class Call:
     place: tuple[int, int] = (0, 0)
     in_place: bool = False
     needs_mass: bool = True
-    turned: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    rotated: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
-    def turn(self, query: Float[Tensor, "B T H D"], by: Turns) -> Float[Tensor, "B T H D"]:
+    def rotate(self, query: Float[Tensor, "B T H D"], by: Rotation) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated by ``by`` at the positions of the tokens. The result is cached, as several operations need
         the same."""
         base = by.base
-        last = self.turned.get(base)
+        last = self.rotated.get(base)
         if last is None or last[0] is not query:
-            last = self.turned[base] = query, by.turn(query, self.tokens)
+            last = self.rotated[base] = query, by.rotate_tokens(query, self.tokens)
         return last[1]

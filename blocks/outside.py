@@ -149,9 +149,7 @@ def _register_file(path: Path, shown: str) -> None:
     before = sys.modules.get(name)
     if before is not None:
         if before.__dict__["__sha256__"] != digest:
-            raise RegistrationError(
-                f"{shown} has changed since its parts were registered. Start Python anew to use the changed file"
-            )
+            raise RegistrationError(f"{shown} has changed since its parts were registered. Restart Python to use the changed file")
         return
     module = ModuleType(name)
     module.__file__, module.__dict__["__sha256__"] = str(path), digest

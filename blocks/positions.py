@@ -15,7 +15,7 @@ from blocks.registry import Role
 from blocks.tensors import has_numbers
 
 
-class Turning(Protocol):
+class Rotary(Protocol):
     """The rotary embedding of a model. Layers with the same object rotate alike.
 
     by_call: its tables depend on all positions of a call.
@@ -68,7 +68,7 @@ class Position(Part):
         another kind of rotation."""
         return self
 
-    def within(self, turning: Turning | None) -> Position:
+    def within(self, rotary: Rotary | None) -> Position:
         """Return the same position in a layer with this rotary embedding; None: the layer has none."""
         return self
 
@@ -89,13 +89,13 @@ class Position(Part):
         """Return ``states`` rotated to these positions."""
         raise NotImplementedError
 
-    def turned_back(
+    def rotate_back(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
         """Undo ``rotate``."""
         return states
 
-    def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
+    def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """Return ``states`` rotated to the positions of a call's tokens."""
         return self.rotate(states, tokens.position)
 
@@ -139,11 +139,11 @@ class Rope(Position):
             else self.model_copy(update={"theta": theta, "scaling": self.scaling or scaling})
         )
 
-    def within(self, turning: Turning | None) -> Position:
+    def within(self, rotary: Rotary | None) -> Position:
         if self.theta is not None:
             return self
 
-        return NoPosition() if turning is None else HostRotation(turning=turning)
+        return NoPosition() if rotary is None else HostRotation(rotary=rotary)
 
     @property
     def description(self) -> str:
@@ -170,20 +170,20 @@ class Rope(Position):
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
         """Rotate each pair of coordinates by the angle of its position. Angles are float32, as in the source's own code."""
-        return _turned(states, *self._table(position, states))
+        return _rotated(states, *self._table(position, states))
 
-    def turned_back(
+    def rotate_back(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
         """Undo ``rotate``. Cosines and sines are rounded, so their squares do not sum to 1: the result is divided by their sum."""
         wide = torch.promote_types(states.dtype, torch.float32)
         cosine, sine = (table.to(wide) for table in self._table(position, states))
-        return (_turned(states.to(wide), cosine, -sine) / (cosine.square() + sine.square())).to(states.dtype)
+        return (_rotated(states.to(wide), cosine, -sine) / (cosine.square() + sine.square())).to(states.dtype)
 
-    def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
+    def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """The same at the tokens of a call. The tables are computed once per call, for all layers."""
         key = (*self.base, states.shape[-1], states.dtype)
-        return _turned(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
+        return _rotated(states, *tokens.once(key, lambda: self._table(tokens.position, states)))
 
     def _table(self, position: Int[Tensor, "B T"] | Int[Tensor, "B T H"], like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles, once for each half of the coordinates; the first half's sine is negative."""
@@ -215,7 +215,7 @@ def _frequencies_once(rope: Rope, head_dim: int, device: torch.device) -> Tensor
         return _frequencies(rope, head_dim, device)
 
 
-def _turned(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:
+def _rotated(states: Float[Tensor, "B T H D"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B T H D"]:
     # Rounded as transformers rounds, so each product by itself.
     return (states * cosine).add_(states.roll(states.shape[-1] // 2, dims=-1).mul_(sine))
 
@@ -228,8 +228,8 @@ class HostRotation(Unnamed, Position):
 
     equation: ClassVar[str] = "R_t q, R_s k"
     source: ClassVar[str] = "the model's own code"
-    turning: Any
-    """A ``Turning``."""
+    rotary: Any
+    """A ``Rotary``."""
 
     @property
     def is_of_model(self) -> bool:
@@ -237,11 +237,11 @@ class HostRotation(Unnamed, Position):
 
     @property
     def by_call(self) -> bool:
-        return self.turning.by_call
+        return self.rotary.by_call
 
     @property
     def base(self) -> tuple[Any, ...]:
-        return (self.turning,)
+        return (self.rotary,)
 
     @property
     def description(self) -> str:
@@ -252,25 +252,25 @@ class HostRotation(Unnamed, Position):
     ) -> Float[Tensor, "B T H D"]:
         """Return ``states`` rotated to these positions."""
         flat, table = self._flat(states, position)
-        return self.turning.apply(flat, *table).view(states.shape)
+        return self.rotary.apply(flat, *table).view(states.shape)
 
-    def turned_back(
+    def rotate_back(
         self, states: Float[Tensor, "B T H D"], position: Int[Tensor, "B T"] | Int[Tensor, "B T H"]
     ) -> Float[Tensor, "B T H D"]:
         """Undo ``rotate``. Tables are rounded, and some models scale them, so that a rotation forth and back is not 1: the result
         is divided by its value."""
         wide = torch.promote_types(states.dtype, torch.float32)
         flat, table = self._flat(states, position)
-        flat, (cosine, sine), turn = flat.to(wide), (tensor.to(wide) for tensor in table), self.turning.apply
-        forth_and_back = turn(turn(torch.ones_like(flat[:, :, :1]), cosine, sine), cosine, -sine)
-        return (turn(flat, cosine, -sine) / forth_and_back).to(states.dtype).view(states.shape)
+        flat, (cosine, sine), rotate = flat.to(wide), (tensor.to(wide) for tensor in table), self.rotary.apply
+        forth_and_back = rotate(rotate(torch.ones_like(flat[:, :, :1]), cosine, sine), cosine, -sine)
+        return (rotate(flat, cosine, -sine) / forth_and_back).to(states.dtype).view(states.shape)
 
-    def turn(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
+    def rotate_tokens(self, states: Float[Tensor, "B T H D"], tokens: Tokens) -> Float[Tensor, "B T H D"]:
         """The same at the tokens of a call. The tables are computed once per call, for all layers that rotate alike."""
-        return self.turning.apply(states, *self._tables(states, tokens))
+        return self.rotary.apply(states, *self._tables(states, tokens))
 
     def _tables(self, states: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        key = (self.turning, states.dtype)
+        key = (self.rotary, states.dtype)
         if key in tokens.tables:
             return tokens.tables[key]
         if self.by_call and tokens.call is not None:
@@ -278,13 +278,13 @@ class HostRotation(Unnamed, Position):
             cosine, sine = self._tables(states, call)
             tokens.tables[key] = cosine[:, columns], sine[:, columns]
         else:
-            tokens.tables[key] = self.turning.tables(tokens.position, states)
+            tokens.tables[key] = self.rotary.tables(tokens.position, states)
         return tokens.tables[key]
 
     def _flat(self, states: Tensor, position: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the states with heads as tokens if each head has its own positions."""
         flat = states if position.dim() == 2 else states.flatten(1, 2).unsqueeze(2)
-        return flat, self.turning.tables(position.flatten(1), states)
+        return flat, self.rotary.tables(position.flatten(1), states)
 
 
 POSITIONS = Role("position", Position, NoPosition, Rope)

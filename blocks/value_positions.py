@@ -65,20 +65,20 @@ class Vapor(Part):
         self, parameters: Parameters, value: Float[Tensor, "B T K V"], position: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T K V"]:
         """R^-s v_s."""
-        return _turned(value, parameters["frequency"], -position)
+        return _rotated(value, parameters["frequency"], -position)
 
     def leave(
         self, parameters: Parameters, output: Float[Tensor, "B T H V"], position: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T H V"]:
         """R^t o_t."""
-        return _turned(output, parameters["frequency"], position)
+        return _rotated(output, parameters["frequency"], position)
 
 
 def _rope_frequencies(tensor: Tensor, _generator: torch.Generator | None, *, theta: float) -> None:
     tensor.copy_(Rope(theta=theta).frequencies(2 * tensor.shape[-1]).expand_as(tensor))
 
 
-def _turned(
+def _rotated(
     states: Float[Tensor, "B T H V"], frequency: Float[Tensor, "K half"], position: Int[Tensor, "B T"]
 ) -> Float[Tensor, "B T H V"]:
     """Rotate each pair of coordinates by its frequency times the position, in the accumulating dtype."""
@@ -86,8 +86,8 @@ def _turned(
     angles = repeat_heads(position[..., None, None].to(dtype) * frequency.to(dtype), states.shape[2])
     cosine, sine = angles.cos(), angles.sin()
     first, second = states.to(dtype).chunk(2, dim=-1)
-    turned = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
-    return turned.to(states.dtype)
+    rotated = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return rotated.to(states.dtype)
 
 
 VALUE_POSITIONS = Role("value position", Vapor, Vapor)

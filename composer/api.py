@@ -186,7 +186,7 @@ class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seed
             "--lolcats": self.lolcats,
         }
         if flags := [flag for flag, value in decided.items() if value]:
-            raise BuildError(f"{self.spec} is a lock, which decides {flags[0]}: leave that out, or lock the spec anew.")
+            raise BuildError(f"{self.spec} is a lock, which decides {flags[0]}: leave that out, or lock the spec again.")
 
 
 @in_words

@@ -119,7 +119,7 @@ class FeatureMap(Part):
                 warnings.warn(f"{refusal}. In its place: as defined", RuntimeWarning, stacklevel=2)
                 return self.mapped(parameters, "key_", keys, scale)
 
-        mapped = self.mapped(parameters, "query_", call.turn(query, position), scale, plain)
+        mapped = self.mapped(parameters, "query_", call.rotate(query, position), scale, plain)
         return (Mapped(mapped, map_key, scale == "logarithm"),), {}
 
     def activate(self, inputs: Tensor) -> Tensor:

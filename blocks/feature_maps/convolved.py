@@ -124,7 +124,7 @@ def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None
     return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
 
 
-def _does_not_turn(options: Mapping[str, Mapping[str, Any]]) -> bool:
+def _does_not_rotate(options: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return True if nothing rotates queries and keys between the convolution and the map."""
     return options["features"]["position"].base == ()
 
@@ -133,5 +133,5 @@ CONVOLVED_MAP = Pattern(
     nodes={"conv": lambda part: isinstance(part, Convolution), "features": lambda part: isinstance(part, Hedgehog)},
     edges=(("conv", "features", Kind.QUERY),),
     forms=_forms,
-    where=_does_not_turn,
+    where=_does_not_rotate,
 )

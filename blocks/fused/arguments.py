@@ -11,7 +11,7 @@ from blocks.legend import Float, Int, Tensor
 
 
 @dataclass(frozen=True)
-class Fall:
+class Evictions:
     """Which entries are in the state, and which in the window: the tables of ``blocks.fused.window_and_state``.
 
     held: number of entries before those of the call. reach: F ≤ t + reach, where F entries are evicted by token t. entries: the
@@ -22,7 +22,7 @@ class Fall:
     reach: int
     entries: int
     rows: Int[Tensor, "B 4"]
-    fallen: Int[Tensor, "B T"] | None = None
+    evicted: Int[Tensor, "B T"] | None = None
     start: Int[Tensor, "B E"] | None = None
 
 

@@ -2,7 +2,7 @@
 
 One program per row and query head processes the chunks from the first to the last. At the start of a chunk, the chunk before the
 previous one of its document is evicted: its pairs and those in the cache are scored by the current state, the best are kept, and
-the others are added to the state (``blocks.fused.cascade_fall``). Then the chunk's queries are answered from their own chunk and
+the others are added to the state (``blocks.fused.cascade_evict``). Then the chunk's queries are answered from their own chunk and
 the previous one, the cache, and the state, over one denominator (``blocks.fused.cascade_answer``). If the score needs it, the
 errors of the state's weights are added up for the pairs in the window (``blocks.fused.cascade_errors``). At the start of a
 document, cache and state are empty.
@@ -18,7 +18,7 @@ document, cache and state are empty.
     resolution B H S+E; or the errors of each in the window, which the walk adds to
     members B H S: of the kept pairs, their place among the S pairs of the cache followed by the entries
 
-Scores and sums are float32. Of equal scores the older pairs are kept, as in ``blocks.scores.base.falling``.
+Scores and sums are float32. Of equal scores the older pairs are kept, as in ``blocks.scores.base.pairs_to_evict``.
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -35,7 +35,7 @@ from torch import Tensor
 from blocks.fused.arguments import Cache, Chunks, Scores
 from blocks.fused.cascade_answer import answer
 from blocks.fused.cascade_errors import add_errors
-from blocks.fused.cascade_fall import let_fall
+from blocks.fused.cascade_evict import evict
 from blocks.fused.tiles import products_of, put, tuned, width
 from blocks.legend import Float, Int
 
@@ -54,7 +54,7 @@ WRITTEN = ["state", "maximum", "worth", "members"]
 def walk(
     query, key, value, position, query_features, key_features, held_key, held_value, held_features, held_position,
     weight, held_weight, length, decay, pieces, start, rows, resolution,
-    state, maximum, worth, members, scored, fell, output,
+    state, maximum, worth, members, scored, evicted_places, output,
     T, E, e, size, scale, weight_b, weight_t, weight_h, held_weight_b, held_weight_t, held_weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr,
     BLOCK: tl.constexpr, SOME: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr,
@@ -64,13 +64,14 @@ def walk(
     """Process all chunks of one row and query head.
 
     BLOCK: at least the tokens of a chunk. SOME: pairs that are processed together. EB: at least the number of candidates.
-    scored B H 2 EB, fell B H EB: buffers for the candidates' scores and for the evicted pairs. KEEP, ERROR: as in ``Scores``.
+    scored B H 2 EB, evicted_places B H EB: buffers for the candidates' scores and for the evicted pairs.
+    KEEP, ERROR: as in ``Scores``.
     """
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     k, n, m = h // (H // K), h // (H // N), h // (H // M)
     count, real = tl.load(rows + b * 2), tl.load(rows + b * 2 + 1)
     own, state, maximum = members + (b * H + h) * S, state + (b * H + h) * F * (D + 1), maximum + (b * H + h) * F
-    scored, fell = scored + (b * H + h) * 2 * EB, fell + (b * H + h) * EB
+    scored, evicted_places = scored + (b * H + h) * 2 * EB, evicted_places + (b * H + h) * EB
     worth += (b * H + h) * (S + E)
     if resolution is not None:
         resolution += (b * H + h) * (S + E)
@@ -88,9 +89,9 @@ def walk(
             if begin == 2 * size + token:
                 empty(state, maximum, D, F, DB, FB, EXPONENTIAL)
         if entered:
-            let_fall(
+            evict(
                 value, position, key_features, held_value, held_features, held_position, decay, resolution,
-                state, maximum, worth, own, scored, fell, (b * T + token) * H + h, first, begin, size, h, k, n, m, E,
+                state, maximum, worth, own, scored, evicted_places, (b * T + token) * H + h, first, begin, size, h, k, n, m, E,
                 H, K, N, M, D, F, S, SOME, EB, DB, FB, KEEP, EXPONENTIAL, BY_FEATURE, EXACT,
             )  # fmt: skip
         if ERROR != "":
@@ -147,7 +148,7 @@ def walked(
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     members = torch.arange(held, dtype=torch.int32, device=query.device).expand(batch, heads, -1).contiguous()
     competing = width(held + size)
-    scored, fell = state.new_empty(batch, heads, 2, competing), members.new_empty(batch, heads, competing)
+    scored, evicted_places = state.new_empty(batch, heads, 2, competing), members.new_empty(batch, heads, competing)
     columns, exact = width(dim), products_of(query.dtype)[1]
     fine = "ieee" if exact == "ieee" else "tf32x3"
     shared, own = key.shape[2], (key_features.shape[2], cache.features.shape[2])
@@ -162,7 +163,7 @@ def walked(
     nothing = state.new_empty(1)
     written = state, nothing if maximum is None else maximum, nothing if scores.worth is None else scores.worth
     walk[batch * heads,](
-        *inputs, *kept, *weights, *further, chunks.rows, scores.resolution, *written, members, scored, fell, output,
+        *inputs, *kept, *weights, *further, chunks.rows, scores.resolution, *written, members, scored, evicted_places, output,
         length, key.shape[1], key_features.shape[1], size, 1 / math.sqrt(dim), *strides, **constants,
     )  # fmt: skip
     return output, members

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.cascade_fall import known, lost, standing
+from blocks.fused.cascade_evict import known, lost, standing
 from blocks.fused.tiles import put, tile
 from blocks.fused.window_and_state import LEAST, LOG2_E
 

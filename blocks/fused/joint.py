@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from blocks.fused import window_and_state as forward
 from blocks.fused import window_and_state_backward as backward
-from blocks.fused.arguments import Fall
+from blocks.fused.arguments import Evictions
 from blocks.fused.tiles import parts, products_of, width
 from blocks.kernels import gently
 from blocks.legend import Float, Int
@@ -41,7 +41,7 @@ def together(
     log_decay: Float[Tensor, "B T N"] | Float[Tensor, "B T N F"] | None,
     weight: Float[Tensor, "B T H"] | None,
     state: Float[Tensor, "B N F V"],
-    fall: Fall,
+    evictions: Evictions,
     *,
     row_max: bool = False,
     block: int | None = None,
@@ -56,7 +56,7 @@ def together(
         log_decay = gently(log_decay)
         block = min(block, BY_FEATURE) if log_decay.dim() == 4 else block
     wide = weight is not None and weight.requires_grad and torch.is_grad_enabled()
-    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), fall, row_max, block, wide)  # pyright: ignore[reportReturnType]
+    return _Together.apply(*inputs, log_decay, weight, state.contiguous(), evictions, row_max, block, wide)  # pyright: ignore[reportReturnType]
 
 
 def _block(query: Tensor, features: Tensor) -> int:
@@ -69,23 +69,23 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, query_features: Tensor, key_features: Tensor,
-        log_decay: Tensor | None, weight: Tensor | None, state: Tensor, fall: Fall, row_max: bool, block: int, wide: bool,
+        log_decay: Tensor | None, weight: Tensor | None, state: Tensor, evictions: Evictions, row_max: bool, block: int, wide: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """wide: keep the output in float32. Rounding it to bfloat16 would add an error to the weight's gradient at every token,
         up to half of a gradient whose terms nearly cancel."""
-        sizes = _Sizes.of(query, key, query_features, key_features, fall, row_max, block)
-        decay = _decays(log_decay, sizes.count, block, fall)
-        laid, last = _sum_up(sizes, key_features, value, decay, fall, state)
+        sizes = _Sizes.of(query, key, query_features, key_features, evictions, row_max, block)
+        decay = _decays(log_decay, sizes.count, block, evictions)
+        laid, last = _sum_up(sizes, key_features, value, decay, evictions, state)
         output = torch.empty_like(query, dtype=torch.float32 if wide else query.dtype)
         kept = [_rows(query) for _ in range(3)]
         place = torch.empty(query.shape[:3], dtype=torch.int32, device=query.device)
         forward.answer[sizes.of_queries](
-            query, key, value, query_features, key_features, *decay, weight, fall.fallen, fall.start, fall.rows, *laid,
-            output, *kept, place, *sizes.lengths, fall.held, sizes.scale, *_strides(weight), **sizes.blocks(),
+            query, key, value, query_features, key_features, *decay, weight, evictions.evicted, evictions.start, evictions.rows,
+            *laid, output, *kept, place, *sizes.lengths, evictions.held, sizes.scale, *_strides(weight), **sizes.blocks(),
         )  # fmt: skip
         saved = (query, key, value, query_features, key_features, *decay, weight, state, last, output, *kept, place)
         ctx.save_for_backward(*saved)
-        ctx.fall, ctx.sizes = fall, sizes
+        ctx.evictions, ctx.sizes = evictions, sizes
         return output.to(query.dtype), last
 
     @staticmethod
@@ -93,28 +93,29 @@ class _Together(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, of_last: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         query, key, value, query_features, key_features, *rest = ctx.saved_tensors
         decay, (weight, state, last, output, *kept, place) = tuple(rest[:4]), rest[4:]
-        fall, sizes = ctx.fall, ctx.sizes
+        evictions, sizes = ctx.evictions, ctx.sizes
         mass_of_all, share, largest = kept
         upstream = upstream.contiguous()
         even = (upstream.float() * output.float()).sum(-1)
         of_last = torch.zeros_like(last) if of_last is None else of_last.contiguous()
-        laid, _ = _sum_up(sizes, key_features, value, decay, fall, state)
-        tables = *decay, weight, fall.fallen, fall.start, fall.rows
+        laid, _ = _sum_up(sizes, key_features, value, decay, evictions, state)
+        tables = *decay, weight, evictions.evicted, evictions.start, evictions.rows
         arrived = upstream, mass_of_all, share, even, largest, place
         of_query, of_query_features, of_weight = torch.empty_like(query), torch.empty_like(query_features), _rows(query)
         backward.of_queries[sizes.of_queries](
             query, key, value, key_features, *tables, *laid, *arrived, of_query, of_query_features, of_weight,
-            *sizes.lengths, fall.held, sizes.scale, *_strides(weight), **sizes.blocks(),
+            *sizes.lengths, evictions.held, sizes.scale, *_strides(weight), **sizes.blocks(),
         )  # fmt: skip
         of_state = torch.empty_like(state)
         backward.of_states[sizes.of_tiles](
-            query_features, upstream, share, even, *decay, fall.fallen, fall.start, fall.rows, of_last, *laid, of_state,
-            query.shape[1], key.shape[1], sizes.count, sizes.count * sizes.block, fall.reach, **sizes.tiles(of_keys=False),
+            query_features, upstream, share, even, *decay, evictions.evicted, evictions.start, evictions.rows, of_last, *laid,
+            of_state,
+            query.shape[1], key.shape[1], sizes.count, sizes.count * sizes.block, evictions.reach, **sizes.tiles(of_keys=False),
         )  # fmt: skip
         of_key, of_value, of_key_features = (torch.empty_like(tensor) for tensor in (key, value, key_features))
         backward.of_pairs[sizes.of_pairs](
             query, key, value, query_features, key_features, *tables, *laid, *arrived, of_weight, of_key, of_value,
-            of_key_features, *sizes.lengths, fall.held, fall.reach, sizes.scale, *_strides(weight),
+            of_key_features, *sizes.lengths, evictions.held, evictions.reach, sizes.scale, *_strides(weight),
             ROWS=min(sizes.block, ROWS), **sizes.blocks(),
         )  # fmt: skip
         of_decay = None
@@ -123,7 +124,7 @@ class _Together(torch.autograd.Function):
             taken, left = key_features * of_key_features, (of_last * last).sum(3)
             if decay[1] is None:
                 query_terms, taken, left = (terms.sum(-1) for terms in (query_terms, taken, left))
-            passed = _less_where_it_fell(query_terms, taken, fall)
+            passed = _without_evicted(query_terms, taken, evictions)
             of_decay = passed.flip(1).cumsum(1).flip(1) + left[:, None]
         of_weight = None if weight is None else of_weight
         return of_query, of_key, of_value, of_query_features, of_key_features, of_decay, of_weight, of_state, None, None, None, None
@@ -144,11 +145,11 @@ class _Sizes:
 
     @staticmethod
     def of(
-        query: Tensor, key: Tensor, query_features: Tensor, key_features: Tensor, fall: Fall, row_max: bool, block: int
+        query: Tensor, key: Tensor, query_features: Tensor, key_features: Tensor, evictions: Evictions, row_max: bool, block: int
     ) -> _Sizes:
         batch, tokens, heads, dim = query.shape
         # If several entries are evicted at a token, all of them may be evicted before the first token of a block.
-        count = parts(fall.entries, block) if fall.reach == 1 else fall.entries // block + 1
+        count = parts(evictions.entries, block) if evictions.reach == 1 else evictions.entries // block + 1
         lengths = tokens, key.shape[1], key_features.shape[1], count, count * block
         heads_of = heads, key.shape[2], key_features.shape[2]
         return _Sizes(batch, heads_of, (dim, query_features.shape[-1]), lengths, count, block, row_max, query.dtype)
@@ -189,7 +190,7 @@ class _Sizes:
 
 
 def _sum_up(
-    sizes: _Sizes, key_features: Tensor, value: Tensor, decay: Decays, fall: Fall, state: Tensor
+    sizes: _Sizes, key_features: Tensor, value: Tensor, decay: Decays, evictions: Evictions, state: Tensor
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Return the state before each block, its mass, and the state after the last token."""
     batch, heads, features, columns = state.shape
@@ -197,40 +198,40 @@ def _sum_up(
     mass, last = state.new_empty(laid.shape[:-1]), torch.empty_like(state)
     _, entries, mapped, count, steps = sizes.lengths
     forward.sum_up[sizes.of_tiles](
-        key_features, value, *decay[:2], fall.start, fall.rows, state, laid, mass, last, mapped, entries, count, steps,
+        key_features, value, *decay[:2], evictions.start, evictions.rows, state, laid, mass, last, mapped, entries, count, steps,
         **sizes.tiles(of_keys=True),
     )  # fmt: skip
     return (laid, mass), last
 
 
-def _decays(log_decay: Tensor | None, count: int, block: int, fall: Fall) -> Decays:
+def _decays(log_decay: Tensor | None, count: int, block: int, evictions: Evictions) -> Decays:
     """Return the decays in the layout of ``blocks.fused.window_and_state``, padded to all entries of all blocks."""
     if log_decay is None:
         return None, None, None, None
     missing, own = count * block - log_decay.shape[1], log_decay.dim() - 2
     filled = torch.nn.functional.pad(log_decay, (0, 0) * own + (0, missing))
-    if fall.reach == 1:
+    if evictions.reach == 1:
         entries = tokens = filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
     else:
-        entries, tokens = _where_several_fall(filled, log_decay.shape[1], count, block, fall)
+        entries, tokens = _decays_of_groups(filled, log_decay.shape[1], count, block, evictions)
     return (entries, None, tokens, None) if own == 1 else (None, entries, None, tokens)
 
 
-def _where_several_fall(
-    log_decay: Float[Tensor, "B S *N"], length: int, count: int, block: int, fall: Fall
+def _decays_of_groups(
+    log_decay: Float[Tensor, "B S *N"], length: int, count: int, block: int, evictions: Evictions
 ) -> tuple[Float[Tensor, "B S *N"], Float[Tensor, "B S *N"]]:
     """Return the decays of entries and tokens below a terraced window. The entries of a block may then be evicted at tokens
     that are a chunk apart.
 
     They are differences of sums over the whole text, which are computed in float64 for that reason.
     """
-    assert fall.fallen is not None
+    assert evictions.evicted is not None
     clock = log_decay.cumsum(1, dtype=torch.float64)
-    entries, tokens = take(clock, _falls_with(fall, count * block)), clock
+    entries, tokens = take(clock, _evicting_tokens(evictions, count * block)), clock
     last = entries[:, block - 1 :: block][:, :-1]
     before = torch.nn.functional.pad(last, (0, 0) * (log_decay.dim() - 2) + (1, 0))
     first = torch.arange(0, count * block, block, device=clock.device).clamp(max=length - 1)
-    base = take(before, fall.fallen[:, first] // block)
+    base = take(before, evictions.evicted[:, first] // block)
 
     def since(start: Tensor, clock: Tensor) -> Tensor:
         return (clock.unflatten(1, (count, block)) - start[:, :, None]).flatten(1, 2).to(log_decay.dtype)
@@ -238,20 +239,22 @@ def _where_several_fall(
     return since(before, entries), since(base, tokens)
 
 
-def _falls_with(fall: Fall, count: int) -> Int[Tensor, "B e"]:
+def _evicting_tokens(evictions: Evictions, count: int) -> Int[Tensor, "B e"]:
     """Return the token at which each of the first entries is evicted; the last token for entries that are not evicted."""
-    assert fall.fallen is not None
-    entry = torch.arange(count, device=fall.fallen.device, dtype=fall.fallen.dtype).expand(fall.fallen.shape[0], -1)
-    return torch.searchsorted(fall.fallen, entry.contiguous(), right=True).clamp(max=fall.fallen.shape[1] - 1)
+    assert evictions.evicted is not None
+    entry = torch.arange(count, device=evictions.evicted.device, dtype=evictions.evicted.dtype).expand(
+        evictions.evicted.shape[0], -1
+    )
+    return torch.searchsorted(evictions.evicted, entry.contiguous(), right=True).clamp(max=evictions.evicted.shape[1] - 1)
 
 
-def _less_where_it_fell(
-    query_terms: Float[Tensor, "B T *N"], taken: Float[Tensor, "B e *N"], fall: Fall
+def _without_evicted(
+    query_terms: Float[Tensor, "B T *N"], taken: Float[Tensor, "B e *N"], evictions: Evictions
 ) -> Float[Tensor, "B T *N"]:
     """Return the terms of each token's query, minus the terms of the entries that are evicted at that token."""
-    if fall.reach == 1:
+    if evictions.reach == 1:
         return query_terms - taken
-    index = _falls_with(fall, taken.shape[1])
+    index = _evicting_tokens(evictions, taken.shape[1])
     rows = in_all_rows(index, query_terms.shape[1]).flatten()
     return query_terms.flatten(0, 1).index_add(0, rows, taken.flatten(0, 1), alpha=-1).view_as(query_terms)
 

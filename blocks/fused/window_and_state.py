@@ -1,7 +1,7 @@
 """A window and the state below it in one pass: the kernels of the forward.
 
 Entries are the pairs that the window held before the call, the oldest first, followed by those of the call: the token t is entry
-``held + t``. Two numbers per token suffice: entries before ``fallen`` are in the state, and those from there up to its own are in
+``held + t``. Two numbers per token suffice: entries before ``evicted`` are in the state, and those from there up to its own are in
 the window; both only from the first entry of its document on (``start``). So both memories are one softmax, over logits q·k / √D +
 w of near entries and log φ(q)·φ(k) of far ones, w the logarithm of the window's weight.
 
@@ -11,7 +11,7 @@ w of near entries and log φ(q)·φ(k) of far ones, w the logarithm of the windo
     decay_now, clocks_now: the same of each token, from after the one at which all before the block ``base`` are evicted, the
               last block evicted at the first of its own block of tokens. The same tensors if each token evicts one
     weight B T H, by its strides
-    fallen B T: None if each token evicts one    start B E: None if a row is one document
+    evicted B T: None if each token evicts one    start B E: None if a row is one document
     rows B 4: the first entry that is a pair and in no state yet, the number of evicted ones, the first entry of the last token's
               document, the number of real tokens
 
@@ -100,7 +100,7 @@ def sum_up(
 )
 def answer(
     query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
-    fallen, start, rows, laid, laid_mass,
+    evicted, start, rows, laid, laid_mass,
     output, mass_of_all, share, largest, place_of_largest,
     T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
@@ -113,7 +113,7 @@ def answer(
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     k, n = h // (H // K), h // (H // N)
     here, columns = token < tl.minimum(T, tl.load(rows + b * 4 + 3)), column < D
-    until, base, stop = bounds(fallen, b, token, first_token, T, BLOCK)
+    until, base, stop = bounds(evicted, b, token, first_token, T, BLOCK)
     begin, first = begins(start, rows, b, E, held + token, token < T)
     row = (b * T + token) * H + h
 
@@ -142,7 +142,7 @@ def answer(
             queries = tile(query_features, row * F, feature, here, feature < F).to(laid.dtype.element_ty)
             if clocks is not None:
                 now = tile(clocks_now, ((b * steps + token) * N + n) * F, feature, token < steps, feature < F)
-                if fallen is not None:
+                if evicted is not None:
                     now -= over_blocks(clocks, b * steps, n, base, low // BLOCK, feature, N, F, BLOCK)[None, :]
                 for offset in range(0, BLOCK):
                     keys = decayed_features(key_features, clocks, (b * e + low + offset) * N + n,
@@ -155,7 +155,7 @@ def answer(
         if decay is not None:
             passed = since[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
             products *= tl.exp(tl.minimum(passed, 0.0))
-            if fallen is not None:
+            if evicted is not None:
                 since -= tl.load(decay + (b * steps + low + BLOCK - 1) * N + n)
         far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
         products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
@@ -232,14 +232,14 @@ def over_blocks(clocks, row, n, base, block, feature, N: tl.constexpr, F: tl.con
 
 
 @triton.jit
-def bounds(fallen, b, token, first_token, T, BLOCK: tl.constexpr):
+def bounds(evicted, b, token, first_token, T, BLOCK: tl.constexpr):
     """Return, for the tokens of a block: the number of entries evicted by each, the last block of entries before which all are
     evicted by the first token, and the number of entries evicted by the last token."""
     until, base, stop = token + 1, first_token // BLOCK, tl.minimum(first_token + BLOCK, T)
-    if fallen is not None:
-        until = tl.load(fallen + b * T + token, mask=token < T, other=0)
-        base = tl.load(fallen + b * T + first_token) // BLOCK
-        stop = tl.load(fallen + b * T + stop - 1)
+    if evicted is not None:
+        until = tl.load(evicted + b * T + token, mask=token < T, other=0)
+        base = tl.load(evicted + b * T + first_token) // BLOCK
+        stop = tl.load(evicted + b * T + stop - 1)
     return until, base, stop
 
 

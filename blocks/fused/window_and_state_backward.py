@@ -20,7 +20,7 @@ from blocks.fused.window_and_state import LOG2_E, begins, bounds, decayed_featur
 
 @tuned((4, 2), (8, 2), (4, 3), key=["H", "N", "D", "F", "BLOCK"], numbers=["T", "E", "count", "steps", "reach"])
 def of_states(
-    query_features, upstream, share, even, decay, clocks, decay_now, clocks_now, fallen, start, rows, last, laid, laid_mass, state,
+    query_features, upstream, share, even, decay, clocks, decay_now, clocks_now, evicted, start, rows, last, laid, laid_mass, state,
     T, E, count, steps, reach,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
     BLOCK: tl.constexpr, FB: tl.constexpr, VB: tl.constexpr, PRECISION: tl.constexpr,
@@ -57,11 +57,11 @@ def of_states(
             summed *= whole[:, None]
             mass *= whole
         nearest = block
-        if fallen is not None:
+        if evicted is not None:
             nearest = tl.maximum(low - reach, 0) // BLOCK
         for asking in range(nearest, tl.minimum(block + 1, tl.cdiv(T, BLOCK))):
             token = asking * BLOCK + tl.arange(0, BLOCK)
-            _, base, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
+            _, base, _ = bounds(evicted, b, token, asking * BLOCK, T, BLOCK)
             reads = (token < T) & (base == block)
             if start is not None:
                 begin = tl.load(start + b * E + (E - T) + token, mask=token < T, other=0)
@@ -93,7 +93,7 @@ def of_states(
     numbers=["T", "E", "e", "count", "steps", "held", "weight_b", "weight_t", "weight_h"],
 )
 def of_queries(
-    query, key, value, key_features, decay, clocks, decay_now, clocks_now, weight, fallen, start, rows, laid, laid_mass,
+    query, key, value, key_features, decay, clocks, decay_now, clocks_now, weight, evicted, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest,
     query_gradient, feature_gradient, weight_gradient,
     T, E, e, count, steps, held, scale, weight_b, weight_t, weight_h,
@@ -106,7 +106,7 @@ def of_queries(
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     k, n = h // (H // K), h // (H // N)
     here, columns = token < T, column < D
-    until, base, stop = bounds(fallen, b, token, first_token, T, BLOCK)
+    until, base, stop = bounds(evicted, b, token, first_token, T, BLOCK)
     begin, first = begins(start, rows, b, E, held + token, here)
     row = (b * T + token) * H + h
     arrived = tile(upstream, row * D, column, here, columns)
@@ -137,7 +137,7 @@ def of_queries(
             if decay is not None:
                 passed = (since - gone)[:, None] - tl.load(decay + (b * steps + entry) * N + n)[None, :]
                 products *= tl.exp(tl.minimum(passed, 0.0))
-                if fallen is not None:
+                if evicted is not None:
                     gone += tl.load(decay + (b * steps + low + BLOCK - 1) * N + n)
             far = (entry[None, :] < until[:, None]) & (entry[None, :] >= first[:, None])
             products = tl.where(far, products, 0.0).to(laid.dtype.element_ty)
@@ -148,7 +148,7 @@ def of_queries(
                     of_features += (
                         tl.sum(tl.where((entry == low + offset)[None, :], products.to(tl.float32), 0.0), 1)[:, None] * keys
                     )
-                if fallen is not None:
+                if evicted is not None:
                     now -= over_blocks(clocks, b * steps, n, low // BLOCK, low // BLOCK + 1, feature, N, F, BLOCK)[None, :]
             else:
                 keys = tile(key_features, ((b * e + entry) * N + n) * F, feature, entry < e, feature < F).to(products.dtype)
@@ -190,7 +190,7 @@ def of_queries(
 )
 def of_pairs(
     query, key, value, query_features, key_features, decay, clocks, decay_now, clocks_now, weight,
-    fallen, start, rows, laid, laid_mass,
+    evicted, start, rows, laid, laid_mass,
     upstream, mass_of_all, share, even, largest, place_of_largest, weight_gradient,
     key_gradient, value_gradient, feature_gradient,
     T, E, e, count, steps, held, reach, scale, weight_b, weight_t, weight_h,
@@ -210,7 +210,7 @@ def of_pairs(
         enters = enters & (entry >= tl.load(start + b * E + tl.maximum(tl.minimum(block * BLOCK + BLOCK, end) - 1, 0)))
     blocks = tl.minimum(block + 1, tl.cdiv(T, BLOCK))
     asking_first = block
-    if fallen is not None:
+    if evicted is not None:
         asking_first = tl.maximum(low + 1 - reach, 0) // BLOCK
     of_value = tl.zeros((ROWS, DB), tl.float32)
     # Entries are in rows and tokens in columns, because the sums are over tokens.
@@ -240,12 +240,12 @@ def of_pairs(
             mapped = mapped.to(matrix.dtype)
             for asking in range(asking_first, blocks):
                 token = asking * BLOCK + tl.arange(0, BLOCK)
-                until, base, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
+                until, base, _ = bounds(evicted, b, token, asking * BLOCK, T, BLOCK)
                 _, first = begins(start, rows, b, E, held + token, token < T)
                 far = (entry[:, None] < until[None, :]) & (entry[:, None] >= first[None, :])
                 far = far & ((token < T) & (base <= block))[None, :]
                 gone, gone_of = 0.0, tl.zeros((FB,), tl.float32)
-                if fallen is not None:
+                if evicted is not None:
                     if decay is not None:
                         for earlier in range(base, block):
                             gone += tl.load(decay + (b * steps + earlier * BLOCK + BLOCK - 1) * N + n)
@@ -283,7 +283,7 @@ def of_pairs(
     for asking in range(tl.maximum(low - held, 0) // BLOCK, blocks):
         token = asking * BLOCK + tl.arange(0, BLOCK)
         here = token < T
-        until, _, _ = bounds(fallen, b, token, asking * BLOCK, T, BLOCK)
+        until, _, _ = bounds(evicted, b, token, asking * BLOCK, T, BLOCK)
         _, first = begins(start, rows, b, E, held + token, here)
         near = (entry[:, None] >= tl.maximum(until, first)[None, :]) & (entry[:, None] <= (held + token)[None, :])
         for member in range(0, H // K):

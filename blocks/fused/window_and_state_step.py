@@ -2,7 +2,7 @@
 pair overwrites it in the ring, and the token's query is answered. Ring and state are overwritten.
 
     query B H D    key, value B K D    position, index B    query_features B H F    ring's key, value B W K D, position B W
-    fallen's features B E N F, value B E K D, there B E    decay B N G, G 1 or F    weight B H, by its strides    state B N F D+1
+    evicted features B E N F, value B E K D, there B E    decay B N G, G 1 or F    weight B H, by its strides    state B N F D+1
 """
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -25,7 +25,7 @@ from blocks.legend import Bool, Float, Int
     (2, 2), (4, 2), (8, 2), key=["H", "K", "N", "D", "F", "E"], numbers=["held", "size", "weight_b", "weight_h"], restore=["state"]
 )
 def step(
-    query, key, value, position, index, query_features, fallen_features, fallen_value, fallen_present, decay, weight,
+    query, key, value, position, index, query_features, evicted_features, evicted_value, evicted_present, decay, weight,
     ring_key, ring_value, ring_position, state, output, held, size, scale, weight_b, weight_h,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     BLOCK: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr, ROW_MAX: tl.constexpr, PRECISION: tl.constexpr,
@@ -41,9 +41,9 @@ def step(
     reach = tl.where(size == 0, held, (now % tl.maximum(size, 1)).to(tl.int32) + size)
     new_key = tl.load(key + (b * K + k) * D + column, mask=columns, other=0.0)
     new_value = tl.load(value + (b * K + k) * D + column, mask=columns, other=0.0)
-    present = tl.load(fallen_present + b * E + taken, mask=takes, other=0) != 0
-    falls = tl.sum(present.to(tl.int32), 0) > 0
-    values = tile(fallen_value, ((b * E + taken) * K + k) * D, column, present, columns).to(tl.float32)
+    present = tl.load(evicted_present + b * E + taken, mask=takes, other=0) != 0
+    evictions = tl.sum(present.to(tl.int32), 0) > 0
+    values = tile(evicted_value, ((b * E + taken) * K + k) * D, column, present, columns).to(tl.float32)
     for member in range(0, H // N):
         h = n * (H // N) + member
         total, mass = tl.zeros((DB,), tl.float32), 0.0
@@ -55,8 +55,8 @@ def step(
             if decay is not None:
                 left = tl.exp(tl.load(decay + (b * N + n) * G + feature % G, mask=features, other=0.0))
                 matrix, masses = matrix * left[:, None], masses * left
-            if falls:
-                keys = tile(fallen_features, ((b * E + taken) * N + n) * F, feature, present, features)
+            if evictions:
+                keys = tile(evicted_features, ((b * E + taken) * N + n) * F, feature, present, features)
                 if E == 1:
                     matrix += tl.sum(keys, 0)[:, None] * tl.sum(values, 0)[None, :]
                 else:
@@ -128,7 +128,7 @@ def stepped(
     position: Int[Tensor, "B 1"],
     index: Int[Tensor, "B 1"],
     query_features: Float[Tensor, "B 1 H F"],
-    fallen: tuple[Float[Tensor, "B E N F"], Float[Tensor, "B E K D"], Bool[Tensor, "B E"]],
+    evicted: tuple[Float[Tensor, "B E N F"], Float[Tensor, "B E K D"], Bool[Tensor, "B E"]],
     log_decay: Tensor | None,
     weight: Float[Tensor, "B 1 H"] | None,
     ring: tuple[Tensor, Tensor, Tensor],
@@ -139,7 +139,7 @@ def stepped(
 ) -> Float[Tensor, "B 1 H D"]:
     """Return the head's output. Ring and state are updated in place. ring: keys, values and positions. log_decay: B 1 N, or B 1
     N F."""
-    features, values, present = (tensor.contiguous() for tensor in fallen)
+    features, values, present = (tensor.contiguous() for tensor in evicted)
     batch, _, heads, dim = query.shape
     _, entries, state_heads, wide = features.shape
     key_heads = key.shape[2]

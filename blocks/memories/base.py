@@ -12,7 +12,7 @@ from blocks import initialise
 from blocks.calibration import WIDEST, Attended
 from blocks.gates import gates_of
 from blocks.legend import Float, Number, Shape, Tensor, torch
-from blocks.operation import EVERY, FALLEN, Call, Form, Kind, Operation, Port, Slot, State
+from blocks.operation import EVERY, EVICTED, Call, Form, Kind, Operation, Port, Slot, State
 from blocks.part import FieldPath, Fresh, Parameters, Part, Problem
 from blocks.positions import NoPosition, Position, PositionConfig
 from blocks.tensors import accumulating, as_dtype
@@ -98,8 +98,8 @@ class Memory(Part):
 
     def misfit(self, shape: Shape) -> Problem | None:
         """Return the problem with its position, if there is one."""
-        turn = self.turn.misfit(shape)
-        return turn and (turn[0], ("position", *turn[1]))
+        problem = self.rotation.misfit(shape)
+        return problem and (problem[0], ("position", *problem[1]))
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
         """Yield the problems with the memories around it.
@@ -146,7 +146,7 @@ class Memory(Part):
         return 0
 
     @property
-    def turn(self) -> Position:
+    def rotation(self) -> Position:
         """The rotation of queries and keys."""
         return self.position or NoPosition()
 
@@ -166,12 +166,12 @@ class Memory(Part):
         return None
 
     @property
-    def falls_together(self) -> bool:
+    def evicts_together(self) -> bool:
         """Whether it may evict several pairs at one token."""
         return False
 
     @property
-    def falling_at_once(self) -> int:
+    def evicted_at_once(self) -> int:
         """The largest number of pairs that it evicts at one token; 1 if it evicts none."""
         return 1
 
@@ -225,10 +225,10 @@ class Memory(Part):
     def operation(self, shape: Shape) -> Operation:
         """Build the memory's operation. It returns the partial attention and, for bounded memories, the evicted pairs."""
         heads = shape.heads if self.per_query_head else shape.key_heads
-        fallen = Port(FALLEN, Kind.PAIRS, heads, shape.head_dim, needed=False)
+        evicted = Port(EVICTED, Kind.PAIRS, heads, shape.head_dim, needed=False)
         return Operation(
             reads=self.inputs(shape),
-            gives=(Port("partial", Kind.PARTIAL, shape.heads, shape.value_dim), *([fallen] if self.bounded else [])),
+            gives=(Port("partial", Kind.PARTIAL, shape.heads, shape.value_dim), *([evicted] if self.bounded else [])),
             forms=self.forms_both_ways(shape) if shape.both_ways else self.forms(shape),
             slots={} if shape.both_ways else self.state(shape),
         )

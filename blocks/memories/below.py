@@ -22,7 +22,7 @@ class Below(Protocol):
         ...
 
     def look(self, pairs: Pairs, keys: Float[Tensor, "B E H F"]) -> None:
-        """Set the pairs of the calls that follow, until the next call of ``look``: ``distances`` compares them, ``fall`` evicts
+        """Set the pairs of the calls that follow, until the next call of ``look``: ``distances`` compares them, ``evict`` evicts
         some of them."""
         ...
 
@@ -35,7 +35,7 @@ class Below(Protocol):
         """Return the distance between each pair's value and the state's answer to the pair's own key."""
         ...
 
-    def fall(self, index: Int[Tensor, "B M H"], present: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
+    def evict(self, index: Int[Tensor, "B M H"], present: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:
         """Add some of the pairs to the state at the token in this column. present: which of them are pairs."""
         ...
 

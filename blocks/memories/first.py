@@ -62,7 +62,7 @@ class First(Holding):
     ) -> tuple[tuple[Partial, Pairs], State]:
         """Compute the partial attention. Pairs that are not kept are evicted at their own tokens."""
         tokens, size = call.tokens, self.size
-        entries = self.pairs_of(call.state).joined(pairs.kept(self.turn))
+        entries = self.pairs_of(call.state).joined(pairs.kept(self.rotation))
         stays = pairs.present & (pairs.position < size)
         present = torch.cat((call.state["position"] >= 0, stays), dim=1)
         entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extended_segment(size)
@@ -77,12 +77,12 @@ class First(Holding):
                 entries,
                 present[:, None] & (entry <= entry[size:, None]) & (segment[:, size:, None] == segment[:, None]),
             )
-        answer = dense(call.turn(query, self.turn), seen.key, seen.value, visible, call.shape.softcap)
+        answer = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
         carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
         carried = only(carried, kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
-        fallen = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
-        return (answer, fallen), state_of(carried, call.state)
+        evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
+        return (answer, evicted), state_of(carried, call.state)
 
 
 def _picked(entries: Tensor, order: Tensor) -> Tensor:

@@ -130,10 +130,10 @@ class Full(Memory):
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention."""
-        turn, tokens, state = self.turn, call.tokens, call.state
+        rotation, tokens, state = self.rotation, call.tokens, call.state
         query = self._rotate_and_scale(query, call)
         earlier = state["key"].shape[1]
-        key, value = _grown(state["key"], pairs.turned(turn)), _grown(state["value"], pairs.value)
+        key, value = _grown(state["key"], pairs.rotated(rotation)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._faded(call, decay)
         answer = attention(query, key, value, position, pairs, call, faded)
@@ -153,7 +153,7 @@ class Full(Memory):
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial], State]:
         """Compute the partial attention of one token, in the document of the state."""
-        key, value = _grown(call.state["key"], pairs.turned(self.turn)), _grown(call.state["value"], pairs.value)
+        key, value = _grown(call.state["key"], pairs.rotated(self.rotation)), _grown(call.state["value"], pairs.value)
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
         if window is not None:
@@ -169,7 +169,7 @@ class Full(Memory):
 
     def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated and, with ``length_scale``, multiplied by the factor of their position."""
-        query = call.turn(query, self.turn)
+        query = call.rotate(query, self.rotation)
         if self.length_scale is None:
             return query
         dtype = accumulating(query.dtype)
@@ -231,11 +231,11 @@ class Full(Memory):
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs
     ) -> tuple[tuple[Partial], State]:
         """Softmax over each token's whole document, before and after it."""
-        turn, tokens = self.turn, call.tokens
+        rotation, tokens = self.rotation, call.tokens
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        answer = dense(call.turn(query, turn), pairs.turned(turn), pairs.value, visible, call.shape.softcap)
+        answer = dense(call.rotate(query, rotation), pairs.rotated(rotation), pairs.value, visible, call.shape.softcap)
         return (answer,), {}
 
 

@@ -47,7 +47,7 @@ class Holding(Memory):
     def pairs_of(self, state: Mapping[str, Tensor]) -> Pairs:
         """Return the contents of a state, or some of them, as pairs."""
         key, numbers = state["key"], {name: entries for name, entries in state.items() if name not in PAIR}
-        return Pairs(key, state.get("convolved", key), state["value"], state["position"], numbers=numbers, by=self.turn)
+        return Pairs(key, state.get("convolved", key), state["value"], state["position"], numbers=numbers, by=self.rotation)
 
 
 def state_of(pairs: Pairs, like: State) -> State:

@@ -45,7 +45,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     assert isinstance(shared, Shared)
     tokens, size, keep = window.call.tokens, terraced.size, cache.keep
     extended: Pairs = window.compute(lambda _: terraced.entries(window.call, inputs["window"]["pairs"]))
-    query = window.call.turn(inputs["window"]["query"], terraced.turn)
+    query = window.call.rotate(inputs["window"]["query"], terraced.rotation)
     mapped: Mapped = inputs["state"]["features"]
     # Features of all entries are needed only for scores that depend on the window.
     most = extended.position.shape[1] if keep.reads == "window" else tokens.position.shape[1] + size - 1
@@ -53,12 +53,12 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     def map_features(_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the features of the queries, of the keys that may be evicted and of the keys in the cache, and the scale that
         was divided out."""
-        fallen = mapped.key(extended.each(lambda entries: entries[:, :most]))
+        evicted = mapped.key(extended.each(lambda entries: entries[:, :most]))
         held = mapped.key(cache.pairs_of(sparse.call.state))
         as_they_are = state.call.shape.even or state.call.shape.exponential
-        return (*((mapped.query, None) if as_they_are else scaled(mapped.query)), fallen, held)  # pyright: ignore
+        return (*((mapped.query, None) if as_they_are else scaled(mapped.query)), evicted, held)  # pyright: ignore
 
-    features, log_scale, fallen, held = state.compute(map_features)
+    features, log_scale, evicted, held = state.compute(map_features)
     logits = inputs["read"]["weight"]
     weights = tuple(weight_over(memory, state, logits, log_scale, features) for memory in (window, sparse))
     summed, numbers = to_write_over(state.call), _sum_of(window)
@@ -72,7 +72,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         elif keep.reads == "pair":
             worth, resolution = _worth(keep, before, extended, sparse.call.place)
         cache = Cache(before["key"], before["value"], held, before["position"])
-        entries = query, extended.key, extended.value, extended.position, features, fallen
+        entries = query, extended.key, extended.value, extended.position, features, evicted
         passing = inputs["state"].get("decay"), summed["state"], summed.get("maximum")
         chunks, scores = Chunks(size, pieces, rows, start), Scores(_called(keep), worth, resolution, length)
         return (*WALKED(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
@@ -162,7 +162,7 @@ def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
         "it supports only a window that moves by chunks": window.shape != "terraced",
         "of scores that read the state it supports `self_recall` and `relative_recall`": unknown == "state",
         "of scores that read the window it supports `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
-        "window and cache must rotate their keys alike": window.turn.base != sparse.turn.base,
+        "window and cache must rotate their keys alike": window.rotation.base != sparse.rotation.base,
         "it needs a cache with a size above 0": sparse.size == 0,
         f"at most {MOST} pairs compete in it": window.size + sparse.size > MOST,
         f"it has room for {WIDEST} numbers a head": sizes.head_dim > WIDEST,

@@ -21,10 +21,13 @@ class Looks:
         self.matrix, self.sums, self.asking, self.divisor = matrix[..., :columns], matrix[..., columns:], asking, divisor
         self.unseen: list[Tensor] = []
 
-    def look(self, pairs: Features, fallen: Features | None) -> None:
-        """Set the pairs to compare from now on. fallen: pairs that other looks have evicted since the last call."""
-        if fallen is not None:
-            keys, values = fallen.fill_absent(fallen.key, 0.0).transpose(1, 2), fallen.value.to(self.matrix.dtype).transpose(1, 2)
+    def look(self, pairs: Features, evicted: Features | None) -> None:
+        """Set the pairs to compare from now on. evicted: pairs that other looks have evicted since the last call."""
+        if evicted is not None:
+            keys, values = (
+                evicted.fill_absent(evicted.key, 0.0).transpose(1, 2),
+                evicted.value.to(self.matrix.dtype).transpose(1, 2),
+            )
             self.matrix = self.matrix + keys.mT @ values
             if self.divisor is None:
                 self.sums = self.sums + keys.sum(2)[..., None]
@@ -34,7 +37,7 @@ class Looks:
         self.numerators, self.masses = self.queries @ self.matrix, self.queries @ self.sums
         self.products, self.unseen = None, []
 
-    def fall(self, index: Int[Tensor, "B M H"]) -> None:
+    def evict(self, index: Int[Tensor, "B M H"]) -> None:
         """Add evicted pairs."""
         self.unseen.append(index.transpose(1, 2)[..., None])
 

@@ -14,14 +14,14 @@ from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
-from blocks.memories.eligible import by_heads, hidden_by_falls, joined_by_heads, selected_by_heads
+from blocks.memories.eligible import by_heads, hidden_by_evictions, joined_by_heads, selected_by_heads
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
 from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, anywhere, unbroken
 from blocks.part import Parameters
 from blocks.scores import ScoreConfig
-from blocks.scores.base import Contenders, falling
+from blocks.scores.base import Contenders, pairs_to_evict
 from blocks.scores.self_recall import SelfRecall
 from blocks.softmax import dense, native, native_fits, native_step, native_step_fits, single
 from blocks.tensors import accumulating, as_dtype, repeat_heads, take
@@ -42,8 +42,9 @@ class Sparse(Holding):
     """Softmax over the ``size`` pairs that were kept of all that the memory above evicted; each query head has its own pairs. New
     pairs and those in the cache are scored against the state below after the previous token: without this token's decay and without
     pairs evicted at this token. The ``size`` pairs with the largest scores are kept, the older of two equal ones, and the others
-    are evicted. Scores that differ by no more than their own rounding errors are equal (``blocks.scores.base.falling``), so that
-    pairs of repeated tokens are kept by age, however a text is split into calls. The choice has no gradient.
+    are evicted. Scores that differ by no more than their own rounding errors are equal
+    (``blocks.scores.base.pairs_to_evict``), so that pairs of repeated tokens are kept by age, however a text is split into calls.
+    The choice has no gradient.
     """
 
     equation: ClassVar[str] = "G_t = the size pairs of G_{t-1} ∪ {evicted} with the largest ‖φ(k)S/φ(k)·z - v‖; softmax over G_t"
@@ -120,8 +121,8 @@ class Sparse(Holding):
         steps = [
             Form(on, STEP + how, partial(self.answer_step, attention=attend), fits, decode=True) for on, how, attend, fits in STEPS
         ]
-        falls = [Form(on, FALLS + how, partial(self.answer, attention=attend), fits) for on, how, attend, fits in BLOCKS]
-        return (*steps, *falls)
+        evictions = [Form(on, FALLS + how, partial(self.answer, attention=attend), fits) for on, how, attend, fits in BLOCKS]
+        return (*steps, *evictions)
 
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attention: Attend
@@ -140,8 +141,8 @@ class Sparse(Holding):
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache. At every eviction a score of recall reads the state for each pair in the cache and each new
         one."""
-        scored = self.size + shape.falling if self.keep.reads == "state" else 0
-        recall = 2 * scored * shape.features * shape.value_dim // shape.falling
+        scored = self.size + shape.arriving if self.keep.reads == "state" else 0
+        recall = 2 * scored * shape.features * shape.value_dim // shape.arriving
         return shape.heads * (2 * self.size * (shape.head_dim + shape.value_dim) + recall)
 
     def attend(
@@ -166,13 +167,13 @@ class Sparse(Holding):
         held = {name: by_heads(entries) for name, entries in held.items()}
         blocks = {name: entries.to(held[name].dtype).split(size, dim=1) for name, entries in arriving.items()}
         answers: list[Partial] = []
-        for index, (asking, at, falls) in enumerate(
-            zip(*(of.split(size, dim=1) for of in (call.turn(query, self.turn), column, arrival)), strict=True)
+        for index, (asking, at, evictions) in enumerate(
+            zip(*(of.split(size, dim=1) for of in (call.rotate(query, self.rotation), column, arrival)), strict=True)
         ):
             eligible = {name: joined_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
-            members, left = self._pass(eligible, falls, together, call, below)
+            members, left = self._pass(eligible, evictions, together, call, below)
             if self.size:
-                hiding = hidden_by_falls(eligible, at, falls, together, left, tokens)
+                hiding = hidden_by_evictions(eligible, at, evictions, together, left, tokens)
                 answers.append(attention(asking, eligible["key"], eligible["value"], hiding, call.shape.softcap))
             else:
                 answers.append(_nothing(asking))
@@ -182,16 +183,16 @@ class Sparse(Holding):
         return _joined(answers), {name: held[name].contiguous() for name in call.state}
 
     def _pass(
-        self, eligible: Held, falls: Int[Tensor, "B e"], together: int, call: Call, below: Below | None
+        self, eligible: Held, evictions: Int[Tensor, "B e"], together: int, call: Call, below: Below | None
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Add the pairs that arrive in a block, one group after the other. Return which candidates are kept after the last group,
         and the number of the eviction, from 1, by which each candidate leaves; the number of evictions + 1 if it is kept."""
         present, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
-        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], falls.shape[1] // together + 1)
+        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], evictions.shape[1] // together + 1)
         if below is not None:
-            below.look(self._falling(eligible, call), eligible["mapped"])
-        for first in range(0, falls.shape[1], together):
-            column, among = falls[:, first], slice(self.size + first + together)
+            below.look(self._as_pairs(eligible, call), eligible["mapped"])
+        for first in range(0, evictions.shape[1], together):
+            column, among = evictions[:, first], slice(self.size + first + together)
             if below is not None and self.keep.reads == "state":
                 below.reach(column)
             if self.keep.reads == "state" or worth is None:
@@ -200,11 +201,11 @@ class Sparse(Holding):
             if segment is not None:
                 pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
             score, resolution = (of[:, among] for of in worth)
-            fall = falling(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
-            gone.scatter_(1, fall, True)
-            left.scatter_(1, fall, first // together + 1)
+            chosen = pairs_to_evict(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
+            gone.scatter_(1, chosen, True)
+            left.scatter_(1, chosen, first // together + 1)
             if below is not None:
-                below.fall(fall, pairs.gather(1, fall), column)
+                below.evict(chosen, pairs.gather(1, chosen), column)
         return self._stay(gone), left
 
     def step(
@@ -218,34 +219,34 @@ class Sparse(Holding):
         attention: Attend,
     ) -> tuple[Partial, Pairs | None, Float[Tensor, "B E H F"] | None, State]:
         """``attend`` for one token: return its answer, the evicted pairs with their mapped keys, and the new state."""
-        state, fallen, mapped = call.state, None, None
+        state, evicted, mapped = call.state, None, None
         if pairs is not None:
             arriving = self._held(pairs, call)
             eligible = {name: torch.cat((entries, arriving[name].to(entries.dtype)), dim=1) for name, entries in state.items()}
             if self.keep.reads == "state":
                 assert below is not None, "the graph wires a state below"
-                every = self._falling(eligible, call)
+                every = self._as_pairs(eligible, call)
                 eligible |= {"mapped": repeat_heads(below.map(every), query.shape[2]), "norm": _norm(eligible["value"])}
                 below.look(every, eligible["mapped"])
             present = eligible["position"] >= 0
             gone = torch.zeros_like(present)
-            fall = falling(*self._worth(eligible, below, call.place), present, gone, present.shape[1] - self.size)
-            held, dropped = selected(eligible, self._stay(gone.scatter(1, fall, True))), selected(eligible, fall)
-            fallen, state = self._falling(dropped, call), {name: held[name] for name in state}
+            chosen = pairs_to_evict(*self._worth(eligible, below, call.place), present, gone, present.shape[1] - self.size)
+            held, dropped = selected(eligible, self._stay(gone.scatter(1, chosen, True))), selected(eligible, chosen)
+            evicted, state = self._as_pairs(dropped, call), {name: held[name] for name in state}
             if below is not None:
-                mapped = dropped["mapped"] if "mapped" in dropped else below.map(fallen)
+                mapped = dropped["mapped"] if "mapped" in dropped else below.map(evicted)
         if self.size == 0:
             answer = _nothing(query)
         else:
             answer = attention(
-                call.turn(query, self.turn), state["key"], state["value"], state["position"], None, call.shape.softcap
+                call.rotate(query, self.rotation), state["key"], state["value"], state["position"], None, call.shape.softcap
             )
-        return answer, fallen, mapped, state
+        return answer, evicted, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
         """Return the pairs in the form of the state: those of each query head, with rotated keys."""
         held = {name: entries for name, entries in pairs.numbers.items() if name in call.state}
-        held |= {"key": pairs.turned(self.turn), "value": pairs.value}
+        held |= {"key": pairs.rotated(self.rotation), "value": pairs.value}
         if "convolved" in call.state:
             held["convolved"] = pairs.convolved
         held = {name: repeat_heads(entries, call.shape.heads) for name, entries in held.items()}
@@ -262,7 +263,7 @@ class Sparse(Holding):
             held["norm"] = _norm(held["value"])
         return held
 
-    def _falling(self, held: Held, call: Call) -> Pairs:
+    def _as_pairs(self, held: Held, call: Call) -> Pairs:
         """Return the pairs of the cache in the form of evicted pairs."""
         return self.pairs_of({name: held[name] for name in call.state})
 

@@ -18,7 +18,7 @@ from blocks.part import Part
 from blocks.pattern import Bound, Pattern
 
 
-class Falling:
+class StateBelow:
     """``blocks.memories.below.Below`` for one call.
 
     The cache chooses pairs by their scores, and a choice has no gradient. For the scores the state receives pairs without
@@ -33,8 +33,8 @@ class Falling:
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
         self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
         self.seen, self.groups = state.call.state, 0
-        self.fallen: list[Features] = []
-        self.falls: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.evicted: list[Features] = []
+        self.evictions: list[tuple[Tensor, Tensor, Tensor]] = []
         plain = decay is None and state.call.tokens.segment is None and recurrence.backend != REFERENCE
         # A step of decode looks once.
         self.looks = self.memory.looks(self.seen, state.call.shape) if plain and features.query.shape[1] > 1 else None
@@ -55,7 +55,7 @@ class Falling:
         with torch.no_grad():
             if self.looks is not None:
                 if self.looked is not self.pairs:  # ``_settle`` has gathered the pairs evicted before these, block by block
-                    self.looks.look(self.pairs, self.fallen[-1] if self.fallen else None)
+                    self.looks.look(self.pairs, self.evicted[-1] if self.evicted else None)
                 self.looked = self.pairs
                 return
             last, before = self._last(), torch.full_like(column, -1)
@@ -78,18 +78,18 @@ class Falling:
             answered = self.memory.predict(self.pairs.key, self.seen)
             return torch.linalg.vector_norm(answered - self.pairs.value, dim=-1)
 
-    def fall(self, index: Tensor, present: Tensor, column: Tensor) -> None:
+    def evict(self, index: Tensor, present: Tensor, column: Tensor) -> None:
         """Evict some of the pairs, if present, at the token in this column."""
         self.groups += 1
-        self.falls.append((index, present, column[:, None].expand(index.shape[:2])))
+        self.evictions.append((index, present, column[:, None].expand(index.shape[:2])))
         if self.looks is not None and self.looked is self.pairs:
-            self.looks.fall(index)
+            self.looks.evict(index)
 
     def _settle(self) -> None:
         """Gather the evicted pairs of those set by ``look``."""
-        if self.falls:
-            self.fallen.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.falls, strict=True))))
-            self.falls = []
+        if self.evictions:
+            self.evicted.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.evictions, strict=True))))
+            self.evictions = []
 
     def _of(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
         pairs = self.pairs
@@ -99,9 +99,9 @@ class Falling:
 
     def _last(self) -> Features | None:
         """Write the last evicted pairs."""
-        if self.falls:
-            return self._of(*self.falls[-1])
-        return self.fallen[-1].cut(slice(-self.together, None)) if self.fallen else None
+        if self.evictions:
+            return self._of(*self.evictions[-1])
+        return self.evicted[-1].cut(slice(-self.together, None)) if self.evicted else None
 
     def answer_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """Return the state's answer to the only token, at which these pairs are evicted, and the new state."""
@@ -115,8 +115,8 @@ class Falling:
     def answer(self) -> tuple[Partial, State]:
         """The state's answer to all tokens, and what it hands on."""
         self._settle()
-        fallen = _joined(self.fallen, self.together)
-        return self._recall(self.mapped.query, fallen, self.log_decay, self.call.tokens, self.call.state)
+        evicted = _joined(self.evicted, self.together)
+        return self._recall(self.mapped.query, evicted, self.log_decay, self.call.tokens, self.call.state)
 
     def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
         """Write the pairs as if each had its own token, of which the first has the decay."""
@@ -150,10 +150,10 @@ class Falling:
         return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
-def _joined(fallen: list[Features], together: int) -> Features:
+def _joined(evicted: list[Features], together: int) -> Features:
     """Return all evicted pairs, in their order; with one per token, in its own column."""
-    key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in fallen), strict=True))
-    others = zip(*((each.present, each.arrival, each.rate) for each in fallen), strict=True)
+    key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in evicted), strict=True))
+    others = zip(*((each.present, each.arrival, each.rate) for each in evicted), strict=True)
     present, arrival, rate = ([of for of in every if of is not None] for every in others)
     return Features(
         key,
@@ -181,19 +181,19 @@ def _answer_step(
     """The same in a step of decode."""
     cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
     answers = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
-    exact, *falling, held = answers
-    rest, summed = state.compute(lambda _: below.answer_step(*falling))
+    exact, *arriving, held = answers
+    rest, summed = state.compute(lambda _: below.answer_step(*arriving))
     return [((exact, None), held), ((rest,), summed)]
 
 
 def _opened(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], recurrence: Form
-) -> tuple[Bound, Bound, Falling, Tensor, Any]:
+) -> tuple[Bound, Bound, StateBelow, Tensor, Any]:
     """Return the cache and the state, the state as the cache reads it, the queries, and the pairs that arrive, if any."""
     cache, state = bound["sparse"], bound["state"]
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
     together = 1 if pairs is None else pairs.together
-    below = Falling(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, together)
+    below = StateBelow(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, together)
     return cache, state, below, query, pairs
 
 
@@ -208,18 +208,18 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(memory, Recurrent)
     # A step may write over the cache, and one that refuses may not have done so.
     of_steps = [each for each in memory.recurrences if each.backend != REFERENCE and not each.refuses]
-    of_falls = [each for each in memory.recurrences if not each.decode]
+    of_evictions = [each for each in memory.recurrences if not each.decode]
     steps = [
         replace(each, says=f"{STEP}{how}; {each.says}", decode=True,
                 run=partial(_answer_step, recurrence=each, attention=attention), fits=partial(_both_fit, (fits, each.fits)))
         for _, how, attention, fits in STEPS for each in of_steps
     ]  # fmt: skip
-    falls = [
+    evictions = [
         replace(each, says=f"{FALLS}{how}; {each.says}", run=partial(_answer, recurrence=each, attention=attention),
                 fits=partial(_both_fit, (fits, each.fits)))
-        for backend, how, attention, fits in BLOCKS for each in of_falls if backend in (EVERY, each.backend)
+        for backend, how, attention, fits in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
     ]  # fmt: skip
-    return (*steps, *falls)
+    return (*steps, *evictions)
 
 
 def _both_fit(fits: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:

@@ -57,15 +57,15 @@ class Window(Holding):
         return self.held
 
     @property
-    def falls_together(self) -> bool:
+    def evicts_together(self) -> bool:
         return self.shape == "terraced"
 
     @property
-    def falling_at_once(self) -> int:
-        return self.size if self.falls_together else 1
+    def evicted_at_once(self) -> int:
+        return self.size if self.evicts_together else 1
 
     def problem_between(self, above: Sequence[Memory], below: Mapping[str, Memory], *, edges: bool) -> Iterator[Misplaced]:
-        for name, memory in below.items() if self.falls_together else ():
+        for name, memory in below.items() if self.evicts_together else ():
             if not memory.takes_several:
                 remedy = f"`pairs -> {name}`" if edges else "put one of those below it"
                 yield (
@@ -126,7 +126,7 @@ class Window(Holding):
         tokens, held = call.tokens, self.held
         extended = self.entries(call, pairs)
         segment = tokens.extended_segment(held)
-        key, query = extended.key, call.turn(query, self.turn)
+        key, query = extended.key, call.rotate(query, self.rotation)
         reach = None if self.shape == "sliding" else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
         answer = attention(query, key, extended, visible, call.shape.softcap)
@@ -137,13 +137,13 @@ class Window(Holding):
                 extended = replace(extended, numbers={**extended.numbers, number.name: sums})
 
         carried = self.carried(call, extended)
-        fall = self._pair_per_token if self.shape == "sliding" else self._chunks
-        return (answer, fall(extended, segment, tokens)), carried
+        evict = self._pair_per_token if self.shape == "sliding" else self._chunks
+        return (answer, evict(extended, segment, tokens)), carried
 
     def entries(self, call: Call, pairs: Pairs) -> Pairs:
         """Return the pairs of the state, the oldest first, followed by those of the call."""
         before = self.pairs_of(call.state).each(lambda entries: by_age(entries, call.tokens))
-        return before.joined(pairs.kept(self.turn))
+        return before.joined(pairs.kept(self.rotation))
 
     def carried(self, call: Call, extended: Pairs) -> State:
         """What the call hands on of them."""
@@ -166,9 +166,9 @@ class Window(Holding):
         """The same for one token, whose pair overwrites the oldest. Nothing is evicted: None."""
         tokens, state = call.tokens, call.state
         sliding, place = self.shape == "sliding", place_of(tokens, self.held)
-        fallen = None if self.drops else self.falling(call, pairs)
-        carried = written(state, place, state_of(pairs.kept(self.turn), state), in_place=call.in_place)
-        query, hiding = call.turn(query, self.turn), None
+        evicted = None if self.drops else self.evicted_pairs(call, pairs)
+        carried = written(state, place, state_of(pairs.kept(self.rotation), state), in_place=call.in_place)
+        query, hiding = call.rotate(query, self.rotation), None
         if not sliding:
             hiding = tokens.once(("two chunks", self.size, query.dtype), lambda: self._beyond_two_chunks(tokens, query.dtype))
         if any(number.error for number in call.shape.numbers):
@@ -177,16 +177,16 @@ class Window(Holding):
         # If each token adds its pair, windows of one size hold the same positions in all layers.
         full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_present(position))
         answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
-        return (answer, fallen), carried
+        return (answer, evicted), carried
 
-    def falling(self, call: Call, pairs: Pairs) -> Pairs | None:
+    def evicted_pairs(self, call: Call, pairs: Pairs) -> Pairs | None:
         """Return the pairs that are evicted at the only token of a call, if any can be."""
         if self.shape == "terraced":
-            return self._chunk_that_falls(call.state, call.tokens)
-        fallen = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
-        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_present(fallen.position)):
-            fallen.looked = True
-        return fallen
+            return self._evicted_chunk(call.state, call.tokens)
+        evicted = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
+        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_present(evicted.position)):
+            evicted.looked = True
+        return evicted
 
     def _summed(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None
@@ -200,14 +200,14 @@ class Window(Holding):
             if number.error is not None
         }
 
-    def _chunk_that_falls(self, state: State, tokens: Tokens) -> Pairs | None:
+    def _evicted_chunk(self, state: State, tokens: Tokens) -> Pairs | None:
         """The chunk before the last, where the only token of a call begins one: position -1 in the rows where it does not."""
         begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
         if may_look(begins) and not begins.any():
             return None
         index = (tokens.in_row() + torch.arange(self.size, device=begins.device)) % self.held
-        fallen = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
-        return replace(only(fallen, begins), arrival=torch.zeros_like(index), together=self.size)
+        evicted = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
+        return replace(only(evicted, begins), arrival=torch.zeros_like(index), together=self.size)
 
     def _beyond_two_chunks(self, tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
         """Of a ring of two chunks, what hides from the only token what is neither in its own chunk nor in the one before."""
@@ -229,7 +229,7 @@ class Window(Holding):
     ) -> tuple[tuple[Partial, None], State]:
         """Softmax over the pairs nearer than ``size``, before and after each token (Latte, section 4.4). Nothing is evicted."""
         tokens = call.tokens
-        query, key = call.turn(query, self.turn), pairs.turned(self.turn)
+        query, key = call.rotate(query, self.rotation), pairs.rotated(self.rotation)
         if not blocks:
             entry = torch.arange(query.shape[1], device=query.device)
             visible = pairs.present[:, None] & ((entry[:, None] - entry).abs() < self.size)
@@ -248,13 +248,13 @@ class Window(Holding):
 
     def _pair_per_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
         length = tokens.position.shape[1]
-        fallen = extended.each(lambda entries: entries[:, :length])
-        position = fallen.position
+        evicted = extended.each(lambda entries: entries[:, :length])
+        position = evicted.position
         if segment is not None:
             position = position.masked_fill(segment[:, :length] != segment[:, self.size :], -1)
         if tokens.valid is not None:
             position = position.masked_fill(~tokens.valid, -1)
-        return replace(fallen, position=position)
+        return replace(evicted, position=position)
 
     def _chunks(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
         """Return the evicted pairs of a terraced window: a chunk is evicted when the second chunk after it begins. Among as many
@@ -273,8 +273,8 @@ class Window(Holding):
         present, arrival = (of.repeat_interleave(size, dim=1) for of in (column < length, arrival))
         if segment is not None:
             present = present & (take(segment, entry) == take(segment, arrival + self.held))
-        fallen = only(extended.each(lambda entries: take(entries, entry)), present)
-        return replace(fallen, arrival=arrival, together=size)
+        evicted = only(extended.each(lambda entries: take(entries, entry)), present)
+        return replace(evicted, arrival=arrival, together=size)
 
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens
-from blocks.fused.arguments import Fall
+from blocks.fused.arguments import Evictions
 from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory
@@ -33,7 +33,7 @@ WIDEST = 256
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     window, state, read = bound["window"], bound["state"], bound["read"]
     extended: Pairs = window.compute(_entries, window, inputs["window"]["pairs"])
-    query = window.call.turn(inputs["window"]["query"], _window(window).turn)
+    query = window.call.rotate(inputs["window"]["query"], _window(window).rotation)
     arguments = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, rest = state.compute(_features, state, *arguments)
     output, summed = read.compute(_together, query, extended, state_features, rest, _shared(read).asks_maximum)
@@ -65,7 +65,7 @@ def _features(
         decay = decay.masked_fill(~tokens.valid.view(*tokens.valid.shape, *[1] * (decay.dim() - 2)), 0.0)
     weight = weight_over(window, state, logits, log_scale, query)
     state_features = query, repeat_heads(key, shape.state_heads)
-    return state_features, (decay, weight, state.call.state["state"], fall_of(memory, extended, tokens))
+    return state_features, (decay, weight, state.call.state["state"], evictions_of(memory, extended, tokens))
 
 
 def _together(
@@ -79,17 +79,17 @@ def _together(
     return TOGETHER(query, extended.key, extended.value, *state_features, *rest, row_max=row_max)
 
 
-def fall_of(window: Window, extended: Pairs, tokens: Tokens) -> Fall:
+def evictions_of(window: Window, extended: Pairs, tokens: Tokens) -> Evictions:
     """Which entries the state has at each token."""
     held, size = window.held, window.size
-    fallen, start, ends, count = tokens.once(("fall", window.shape, size), lambda: _tables(window, tokens))
+    evicted, start, ends, count = tokens.once(("fall", window.shape, size), lambda: _tables(window, tokens))
     absent = (extended.position[:, :held] < 0).sum(1)
     # A terraced window has room for pairs that are in the state by now.
     first = absent if window.shape == "sliding" else absent.maximum(size - 1 - (tokens.position[:, 0] - 1) % size)
     reach, length = (1 if window.shape == "sliding" else size), tokens.position.shape[1]
-    end = torch.full_like(first, length) if fallen is None else fallen[:, -1]
+    end = torch.full_like(first, length) if evicted is None else evicted[:, -1]
     rows = torch.stack((first, end, ends, count), dim=1).to(torch.int32)
-    return Fall(held, reach, length + reach - 1, rows, fallen, start)
+    return Evictions(held, reach, length + reach - 1, rows, evicted, start)
 
 
 def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
@@ -99,18 +99,18 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
     length, size = position.shape[1], window.size
     token = torch.arange(length, device=position.device)
     start, ends, count = documents_of(tokens, window.held)
-    fallen = None
+    evicted = None
     if window.shape == "terraced":
-        fallen = size + token - position % size
+        evicted = size + token - position % size
     elif valid is not None:
-        fallen = (token + 1).expand_as(position)
-    if fallen is not None and valid is not None:
+        evicted = (token + 1).expand_as(position)
+    if evicted is not None and valid is not None:
         last = (count - 1).clamp(min=0)[:, None]
         # Nothing is evicted at padding; a row of padding alone has the entries evicted before.
         before = 0 if window.shape == "sliding" else size - 1 - (position[:, :1] - 1) % size
-        fallen = torch.where(valid, fallen, torch.where(valid.any(1, keepdim=True), fallen.gather(1, last), before))
-    fallen, start = (None if table is None else table.to(torch.int32).contiguous() for table in (fallen, start))
-    return fallen, start, ends, count
+        evicted = torch.where(valid, evicted, torch.where(valid.any(1, keepdim=True), evicted.gather(1, last), before))
+    evicted, start = (None if table is None else table.to(torch.int32).contiguous() for table in (evicted, start))
+    return evicted, start, ends, count
 
 
 def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
@@ -127,12 +127,12 @@ def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, 
 def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     """The same for one token. Inputs that no kernel needs, such as a key before its convolution, are written separately."""
     window, state, read = bound["window"], bound["state"], bound["read"]
-    pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).turn)
-    fallen = window.compute(lambda _: _window(window).falling(window.call, pairs))
-    arguments = window, fallen, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
+    pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).rotation)
+    evicted = window.compute(lambda _: _window(window).evicted_pairs(window.call, pairs))
+    arguments = window, evicted, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)
     held, call = to_write_over(window.call), window.call
-    query, ring = call.turn(inputs["window"]["query"], _window(window).turn), tuple(held[name] for name in RING)
+    query, ring = call.rotate(inputs["window"]["query"], _window(window).rotation), tuple(held[name] for name in RING)
     further = {"size": 0 if _window(window).shape == "sliding" else _window(window).size, "row_max": _shared(read).asks_maximum}
 
     def answer(_: Any) -> Tensor:
@@ -150,7 +150,7 @@ def _step_features(
     parameters: Any,
     state: Bound,
     window: Bound,
-    fallen: Pairs | None,
+    evicted: Pairs | None,
     features: Mapped,
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
@@ -159,12 +159,12 @@ def _step_features(
     which is overwritten."""
     shape, summed, query = state.call.shape, to_write_over(state.call), features.query
     batch = query.shape[0]
-    if fallen is None:
+    if evicted is None:
         keys = query.new_zeros(batch, 1, shape.state_heads, shape.features)
         values = query.new_zeros(batch, 1, shape.key_heads, shape.value_dim)
         present = torch.zeros(batch, 1, dtype=torch.bool, device=query.device)
     else:
-        keys, values, present = repeat_heads(features.key(fallen), shape.state_heads), fallen.value, fallen.present
+        keys, values, present = repeat_heads(features.key(evicted), shape.state_heads), evicted.value, evicted.present
     log_scale = None
     if shape.exponential:
         keys = keys.masked_fill(~present[..., None, None], -math.inf)

@@ -75,7 +75,7 @@ class WindowScore(Score):
         return pairs.errors
 
 
-def falling(
+def pairs_to_evict(
     score: Float[Tensor, "B E H"],
     resolution: Float[Tensor, "B E H"],
     present: Bool[Tensor, "B E H"],

@@ -38,8 +38,8 @@ def dense(
         logits = capped(logits, softcap)
         if faded is not None:
             totals, since = (of.transpose(1, 2).unflatten(1, (key.shape[2], -1)) for of in faded)
-            fallen = totals[:, :, :, start : start + ROWS, None] - since[:, :, :, None]
-            logits = logits + fallen.to(dtype).transpose(2, 3)
+            decayed = totals[:, :, :, start : start + ROWS, None] - since[:, :, :, None]
+            logits = logits + decayed.to(dtype).transpose(2, 3)
         weights, lse, largest = masked_softmax(logits, seen)
         outputs.append((weights.flatten(2, 3) @ values).unflatten(2, rows.shape[2:4]))
         masses.append(lse)

@@ -213,7 +213,7 @@ def _starts(lengths: np.ndarray, sequence: int, how: Packing) -> Iterator[int]:
 
 
 def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, begins: np.ndarray) -> PackedRows:
-    """All rows, with the documents at their places. begins: ``N T``, where positions begin anew."""
+    """All rows, with the documents at their places. begins: ``N T``, the starts of positions."""
     count, sequence = begins.shape
     ids = np.full(count * sequence, PADDING, np.int32)
     learned = np.zeros(count * sequence, np.bool_)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blocks.memories.base import Memory
-from blocks.operation import FALLEN, Kind, Slot
+from blocks.operation import EVICTED, Kind, Slot
 from blocks.part import Part
 from composer.drawing.layered import LABEL_SIZE, Link, Size
 from composer.drawing.text import fitted, lines_of, width
@@ -104,11 +104,11 @@ def _passes(graph: HeadGraph, node: Node) -> Edge | None:
 
 def _link(edge: Edge, count: int) -> Link:
     word = WORDS[edge.kind]
-    if falls := edge.output == FALLEN:
+    if evicts := edge.output == EVICTED:
         word = "evicted pairs"
     elif edge.kind in (Kind.KEY, Kind.QUERY, Kind.VALUE) and edge.input != edge.kind:
         word = f"{edge.input} {word}"
-    kind = edge.output if falls else str(edge.kind)
+    kind = edge.output if evicts else str(edge.kind)
     label = fitted(word, WIDEST, LABEL_SIZE)
     sizes = " × ".join(f"{count:,}" for count in (edge.heads, edge.dim) if count)
     title = f"{word}, from {edge.start} to {edge.end}" + (f": {sizes} a token" if sizes and edge.kind is not Kind.WEIGHT else "")

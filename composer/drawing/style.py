@@ -25,7 +25,7 @@ _FLOWS = {
     "key": ("#b34700", "#f0883e", ""),
     "value": ("#00664b", "#56d4a5", ""),
     "pairs": ("#57606a", "#b1bac4", ""),
-    "fallen": ("#24292f", "#e6edf3", "7 4"),
+    "evicted": ("#24292f", "#e6edf3", "7 4"),
     "features": ("#a64d79", "#e79ac0", ""),
     "decay": ("#b34700", "#f0883e", "2 3"),
     "numbers": ("#b34700", "#f0883e", "2 3"),
@@ -47,7 +47,7 @@ def style(used: str) -> str:
     """
     always = (
         f".cd-picture text{{font-family:{FAMILY}}}"
-        ".cd-flow{fill:none;stroke-width:1.5}.cd-flow.cd-fallen,.cd-flow.cd-partial,.cd-flow.cd-output{stroke-width:2.2}"
+        ".cd-flow{fill:none;stroke-width:1.5}.cd-flow.cd-evicted,.cd-flow.cd-partial,.cd-flow.cd-output{stroke-width:2.2}"
         ".cd-shape{stroke-width:1.3}.cd-memory .cd-shape{stroke-width:2}.cd-lid{fill:none;stroke-width:1.3}"
         ".cd-title,.cd-state,.cd-name{font-weight:700}.cd-marked{fill:none;stroke-width:2;stroke-dasharray:5 3}"
         + "".join(

@@ -44,8 +44,8 @@ STORE = RunStore(
     ),
 )
 UNFINISHED = "not finished: run the command again to finish it"
-SAMPLES_AGAIN = "Remove it: its samples are then scored again. Or begin anew: --force."
-REPORT_AGAIN = "Remove it: the report is then made of the scored samples. Or begin anew: --force."
+SAMPLES_AGAIN = "Remove it: its samples are then scored again. Or start again: --force."
+REPORT_AGAIN = "Remove it: the report is then made of the scored samples. Or start again: --force."
 
 
 class ScoreLog:
@@ -156,7 +156,8 @@ def all_cells(
 ) -> Iterator[EvaluationCell]:
     """The cells of this call and of earlier ones, in the order of the setting, without combinations that no call had.
 
-    logged: all scored samples, those of interrupted calls included; an earlier report's cell that lacks some of them is made anew.
+    logged: all scored samples, those of interrupted calls included; an earlier report's cell that lacks some of them is computed
+    again.
     """
     before = {cell.key: cell for cell in (earlier.cells if earlier else ()) if cell.samples >= len(logged.get(cell.key, ()))}
     cells = before | {cell.key: cell for cell in fresh}

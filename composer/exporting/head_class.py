@@ -19,7 +19,7 @@ from composer.exporting.recording import Recorded
 from composer.exporting.template import IN_PIECES, ONE_BY_ONE
 from composer.exporting.wrapping import wrapped
 from composer.graph.composition import HeadSpec
-from composer.graph.listing import turns
+from composer.graph.listing import rotations
 from composer.graph.lowering import compiled
 
 INPUTS = ("hidden", "query", "key", "value", "sinks", "position", "valid", "state", "rotation", "cosine", "sine", "dtype", "device")
@@ -147,7 +147,7 @@ class HeadClass:
             )
         lines = [f"class {self.name}(nn.Module):"]
         heads = f"{self.shape.heads} query heads and {self.shape.key_heads} key heads of a layer"
-        lines += [f'    """{heads}. {_turned(self.head, self.shape)}']
+        lines += [f'    """{heads}. {_rotations(self.head, self.shape)}']
         lines += [
             "    hidden B T C, query B T H D, key and value B T K D, position B T, valid B T; the output is B T H D.",
             '    """',
@@ -237,6 +237,6 @@ def _fact(value: Any) -> ArgumentFact:
     return NotNone()
 
 
-def _turned(head: HeadSpec, shape: Shape) -> str:
+def _rotations(head: HeadSpec, shape: Shape) -> str:
     """How queries and keys are rotated, in words."""
-    return " ".join(line.lstrip("# ") for line in turns(program_of(compiled(head, shape), one_token=False)))
+    return " ".join(line.lstrip("# ") for line in rotations(program_of(compiled(head, shape), one_token=False)))

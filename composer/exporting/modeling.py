@@ -201,7 +201,7 @@ def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[st
         names = {}
         for group in attention.composed._groups:
             own = anatomy(cast("Head", attention.composed._modules[group.head]))
-            head, turns = with_model_rotation(own.head, rope), bool(attention.facts.turns) or rope is not None
+            head, turns = with_model_rotation(own.head, rope), bool(attention.facts.rotates) or rope is not None
             same = (
                 item
                 for item in classes
@@ -232,7 +232,7 @@ def with_model_rotation(head: HeadSpec, rope: Rope | None) -> HeadSpec:
     def is_models(position: Any) -> bool:
         return position.is_of_model or (rope is not None and position.base == rope.base)
 
-    memories = (memory.model_copy(update={"position": Rope()}) if is_models(memory.turn) else memory for memory in head.memory)
+    memories = (memory.model_copy(update={"position": Rope()}) if is_models(memory.rotation) else memory for memory in head.memory)
     return head.model_copy(update={"memory": tuple(memories)})
 
 

@@ -188,7 +188,7 @@ def _heads_of(model: Any) -> Iterator[LayerHead]:
     for _, attention in attentions(model):
         for name, module in groups_of(attention.composed):
             spec = with_model_rotation(anatomy(module).head, rope)
-            yield LayerHead(attention.layer, name, spec, bool(attention.facts.turns) or rope is not None)
+            yield LayerHead(attention.layer, name, spec, bool(attention.facts.rotates) or rope is not None)
 
 
 def _host_type(model: Any) -> str:

@@ -213,10 +213,10 @@ def takers_of(graph: HeadGraph, name: str) -> list[TakesPartials]:
     return [part for part in parts if isinstance(part, TakesPartials)]
 
 
-def falls_together(graph: HeadGraph, name: str) -> bool:
+def evicts_together(graph: HeadGraph, name: str) -> bool:
     """Return whether this node may evict several pairs at a token."""
     part = graph.nodes[name].part
-    return isinstance(part, Memory) and part.falls_together
+    return isinstance(part, Memory) and part.evicts_together
 
 
 def pairs_of(graph: HeadGraph, name: str) -> dict[str, bool]:

@@ -1,6 +1,6 @@
 """A program as text: one line per step, in the style of transformers' modeling code, followed by shapes and forms.
 
-``state = state(state_features, window_fallen)  # B T 4 8    torch: chunks of 64`` calls the part of that name. If an input has
+``state = state(state_features, window_evicted)  # B T 4 8    torch: chunks of 64`` calls the part of that name. If an input has
 several edges, an argument has its edge's label as a keyword, unless the value has that name already.
 """
 
@@ -39,15 +39,15 @@ def listing(program: Program) -> list[str]:
     return [*_lines(_steps(program)), f"return {OUTPUT}"]
 
 
-def turns(program: Program) -> list[str]:
+def rotations(program: Program) -> list[str]:
     """Return a comment for each way in which memories rotate queries and keys."""
     ways: dict[str, list[str]] = {}
     for node in (covered.node for step in program.steps for covered in step.covers):
         if node.main and isinstance(node.part, Memory) and any(port.kind in ASKING for port in node.operation.reads):
-            ways.setdefault(node.part.turn.description, []).append(node.name)
+            ways.setdefault(node.part.rotation.description, []).append(node.name)
     return [
-        f"# Queries and keys are {f'rotated by {turn}' if turn else 'not rotated'} in {', '.join(names)}."
-        for turn, names in ways.items()
+        f"# Queries and keys are {f'rotated by {rotation}' if rotation else 'not rotated'} in {', '.join(names)}."
+        for rotation, names in ways.items()
     ]
 
 

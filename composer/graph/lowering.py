@@ -20,7 +20,7 @@ from blocks.part import Closed
 from blocks.pattern import Pattern
 from composer.errors import BuildError, GraphError
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, falls_together, once, pairs_of, takers_of
+from composer.graph.graph import OUTPUT, HeadGraph, Node, build_graph, evicts_together, once, pairs_of, takers_of
 from composer.graph.matching import matches
 from composer.graph.program import Program, Step, covered, tell
 from converters.trunk import dtype_name
@@ -219,7 +219,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
         setting,
         shape=node.shape,
         **pairs_of(graph, node.name),
-        one_pair=not any(falls_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
+        one_pair=not any(evicts_together(graph, edge.start) for edge in graph.into(node.name, "pairs")),
         needs_mass=_needs_mass(graph, node),
         needs_maximum=any(taker.asks_maximum for taker in takers_of(graph, node.name)),
         capped=node.shape.softcap is not None,

@@ -27,7 +27,7 @@ def takes_pieces(graph: HeadGraph, backend: str, device: str) -> bool:
     return (
         backend != REFERENCE
         and device == "cpu"
-        and not any(node.shape.both_ways or memory.grows or memory.turn.by_call for node, memory in graph.memories)
+        and not any(node.shape.both_ways or memory.grows or memory.rotation.by_call for node, memory in graph.memories)
     )
 
 

@@ -43,13 +43,13 @@ parameters before them."""
 @dataclass(slots=True)  # one per call of a head; not frozen, which would be three times as slow to create
 class CallContext:
     """The arguments of a call of a head that all of its steps share. place: the layer, and the first of these heads in it.
-    in_place: the state may be overwritten. turned: a cache of rotated queries."""
+    in_place: the state may be overwritten. rotated: a cache of rotated queries."""
 
     tokens: Tokens
     state: State
     place: tuple[int, int]
     in_place: bool
-    turned: dict[Any, Any] = field(default_factory=dict)
+    rotated: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CoveredOperation:
     def call(self, context: CallContext) -> Call:
         """Return the call that the operation's form receives beside its inputs."""
         state = {name: context.state[full] for name, full in self.slots} if self.slots else {}
-        return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.needs_mass, context.turned)
+        return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.needs_mass, context.rotated)
 
     def keep(self, result: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write the operation's outputs to ``values``, and its new state to ``carried``."""

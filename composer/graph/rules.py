@@ -8,7 +8,7 @@ import networkx
 
 from blocks.legend import Shape
 from blocks.memories.base import Memory
-from blocks.operation import FALLEN, Kind
+from blocks.operation import EVICTED, Kind
 from blocks.part import FieldPath, Part, Problem
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
@@ -80,7 +80,7 @@ def _both_ways(graph: HeadGraph) -> Iterator[Problem]:
                 f"a bidirectional head cannot have a graph of pairs, as every token sees all others; remove `graph`{several}",
                 ("graph",),
             )
-        if edge.output == FALLEN:
+        if edge.output == EVICTED:
             yield "memories of a bidirectional head evict no pairs, as every token sees all others; set `flow: parallel`", ("flow",)
 
 

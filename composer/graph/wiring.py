@@ -11,7 +11,7 @@ from blocks.entry import Entry
 from blocks.feature_maps.base import Scale
 from blocks.legend import Number, Shape
 from blocks.memories.base import Memory
-from blocks.operation import FALLEN, Kind, Port
+from blocks.operation import EVICTED, Kind, Port
 from blocks.part import FieldPath
 from blocks.reads import Alone
 from blocks.sinks import Sinks
@@ -118,7 +118,7 @@ class _Wiring:
             features = any(other in self.mapped for other in below)
             own = replace(shape, convolved_heads=self.convolved if features else 0, numbers=self._numbers(name, below))
             if above := self._above(name):
-                own = replace(own, falling=above.falling_at_once)
+                own = replace(own, arriving=above.evicted_at_once)
             if memory.looks_below and features:
                 own = replace(own, features=self._state_shape(below[0]).features)
             self.draft.add(name, memory, own, self._path(name))
@@ -135,7 +135,7 @@ class _Wiring:
         mapping, shape = self.head.feature_map, self._state_shape(name)
         if mapping:
             scale: Scale = "logarithm" if mapping.exponential else "plain"
-            options = {"position": memory.turn, "scale": memory.features_as or scale}
+            options = {"position": memory.rotation, "scale": memory.features_as or scale}
             self.draft.add(features_of(name), mapping, shape, ("feature_map",), module="feature_map", options=options)
             self._connect(self.query, features_of(name), "query")
         self.draft.add(name, memory, shape, self._path(name))
@@ -166,7 +166,7 @@ class _Wiring:
         """Return the pairs of the call, or those that the memory above evicts."""
         if above := self.feeds.get(name):
             path = ("graph", edges(self.head).index((above, name))) if self.head.graph else None
-            self.draft.connect(above, name, "pairs", output=FALLEN if above in self.memory else None, path=path)
+            self.draft.connect(above, name, "pairs", output=EVICTED if above in self.memory else None, path=path)
 
     def _above(self, name: str) -> Memory | None:
         """The memory that feeds this one, if one does."""

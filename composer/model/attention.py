@@ -73,13 +73,13 @@ class HeadsHaveRun(Exception):
     """Ends the forward of a host once its heads have run, where nothing needs the rest of its computation."""
 
 
-class Unturned(tuple[Tensor, ...]):
+class Unrotated(tuple[Tensor, ...]):
     """Cosine and sine of a rotation by 0. ``used`` is whether the host has read them: some layers of some hosts do not rotate."""
 
     used = False
 
     @classmethod
-    def like(cls, turned: Any) -> Unturned:
+    def like(cls, turned: Any) -> Unrotated:
         """Build those of no rotation, of the shape and dtype of a host's: cosine and sine, or a tensor of complex numbers."""
         cosine, sine = (turned.real, turned.imag) if isinstance(turned, Tensor) else turned
         return cls((torch.ones_like(cosine), torch.zeros_like(sine)))
@@ -123,7 +123,7 @@ class LayerCall:
     projected: Projected | None = None
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
-    unturned: Unturned | None = None
+    unrotated: Unrotated | None = None
 
 
 class ComposedAttention(nn.Module):
@@ -198,7 +198,7 @@ class ComposedAttention(nn.Module):
             if name in host_options:
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
-            host_options["position_embeddings"] = call.unturned = Unturned.like(host_options["position_embeddings"])
+            host_options["position_embeddings"] = call.unrotated = Unrotated.like(host_options["position_embeddings"])
         if all(tensor is hidden for tensor in inputs):
             return super().forward(hidden, *_without_mask(arguments), **host_options)
         self.hook_projections()

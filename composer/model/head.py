@@ -17,7 +17,7 @@ from blocks.part import Fresh, Part
 from blocks.tensors import accumulating, as_dtype, may_look, settled
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, HeadGraph
-from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, turns
+from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, rotations
 from composer.graph.lowering import AUTO, Compiled, compiled
 from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
 from composer.graph.program import CallContext, Program
@@ -209,7 +209,7 @@ class Head(nn.Module):
         differs = [] if self._compiled.shape.both_ways else otherwise(program, decode)
         first = f"# {heading(self._printed, setting.device, setting.dtype)}"
         pieces = [IN_PIECES] if takes_pieces(self._compiled.graph, self._printed, setting.device) else []
-        return "\n".join([first, *turns(program), *listing(program), *pieces, *([DECODE, *differs] if differs else [])])
+        return "\n".join([first, *rotations(program), *listing(program), *pieces, *([DECODE, *differs] if differs else [])])
 
 
 def anatomy(head: Head) -> Anatomy:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from blocks.operation import Slot, State
-from blocks.positions import Turning
+from blocks.positions import Rotary
 from composer.graph.composition import HeadSpec
 from composer.model.head import Head, anatomy
 from composer.spec.resolve import Resolved
@@ -21,8 +21,8 @@ from composer.spec.resolve import Resolved
 @dataclass(frozen=True)
 class AttentionFacts:
     """The facts about a host's attention that heads in its place must follow. scale: of the logits. window: tokens that a query
-    sees, its own among them; None: all. softcap: c of c·tanh(logit / c). turns: whether it rotates queries and keys. sinks: whether
-    it has any."""
+    sees, its own among them; None: all. softcap: c of c·tanh(logit / c). rotates: whether it rotates queries and keys. sinks:
+    whether it has any."""
 
     heads: int
     key_heads: int
@@ -31,23 +31,23 @@ class AttentionFacts:
     scale: float
     window: int | None
     softcap: float | None
-    turns: bool
+    rotates: bool
     sinks: bool
 
 
-def turned_by(head: HeadSpec, turning: Turning | None) -> HeadSpec:
+def rotated_by(head: HeadSpec, rotary: Rotary | None) -> HeadSpec:
     """Return the head for a layer with this rotation of queries and keys: the positions of its memories are the host's."""
-    memories = ((memory, memory.turn.within(turning)) for memory in head.memory)
-    if all(position is memory.turn for memory, position in memories):
+    memories = ((memory, memory.rotation.within(rotary)) for memory in head.memory)
+    if all(position is memory.rotation for memory, position in memories):
         return head
-    turned = (memory.model_copy(update={"position": memory.turn.within(turning)}) for memory in head.memory)
-    return head.model_copy(update={"memory": tuple(turned)})
+    rotated = (memory.model_copy(update={"position": memory.rotation.within(rotary)}) for memory in head.memory)
+    return head.model_copy(update={"memory": tuple(rotated)})
 
 
 class ComposedHeads(nn.Module):
     """The groups of one layer, each a head by its name. All fresh parameters of the layer are in this module."""
 
-    def __init__(self, resolved: Resolved, layer: int, facts: AttentionFacts, turning: Turning | None) -> None:
+    def __init__(self, resolved: Resolved, layer: int, facts: AttentionFacts, rotary: Rotary | None) -> None:
         """facts: of the attention that the heads replace. turning: how that attention rotates queries and keys, if it does."""
         super().__init__()
         self._groups, first = resolved.layers[layer], 0
@@ -55,7 +55,7 @@ class ComposedHeads(nn.Module):
         """For each head, the names of its state's tensors in the layer's state."""
         for group in self._groups:
             shape = replace(resolved.shape(group.heads), window=facts.window, softcap=facts.softcap, sinks=facts.sinks)
-            head = Head(turned_by(resolved.heads[group.head], turning), shape, (layer, first))
+            head = Head(rotated_by(resolved.heads[group.head], rotary), shape, (layer, first))
             self.add_module(group.head, head)
             self._names[group.head] = {part: f"{group.head}.{part}" for part in head._slots}
             first += group.heads

@@ -17,7 +17,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.llama import modeling_llama
 
 from composer.errors import BuildError
-from composer.model.attention import INTERFACE, ComposedAttention, Unturned
+from composer.model.attention import INTERFACE, ComposedAttention, Unrotated
 from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.model.made import made
 from composer.model.mixers import hybrids_run, keep_mixers
@@ -29,7 +29,7 @@ from converters.model_types import PREFIX
 PROBE = "composed-probe"
 """The name of an attention interface that records its arguments and computes nothing."""
 
-TURNS: Mapping[str, Callable[[Any], bool]] = {
+ROTATES: Mapping[str, Callable[[Any], bool]] = {
     "Cohere2Attention": lambda attention: attention.sliding_window is not None,
     "Cohere2MoeAttention": lambda attention: attention.sliding_window is not None,
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
@@ -87,7 +87,7 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
     name, layers = layers_of(base)
     around = base.get_submodule(name.rpartition(".")[0])
     rotary = next((getattr(around, name) for name in ROTARIES if hasattr(around, name)), None)
-    turnings: dict[Any, HostTurning] = {}
+    rotaries: dict[Any, HostRotary] = {}
     for index, layer in enumerate(layers):
         if not resolved.layers[index]:
             continue
@@ -103,10 +103,10 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
                 f"layer {index} of {_host(base)} could not be probed for the attention that it computes, so its heads cannot be "
                 f"replaced: {error}"
             ) from error
-        if rotary is not None and facts.turns and layer_type not in turnings:
-            turnings[layer_type] = HostTurning(rotary, attention, layer_type)
+        if rotary is not None and facts.rotates and layer_type not in rotaries:
+            rotaries[layer_type] = HostRotary(rotary, attention, layer_type)
         _check(base, index, facts, resolved)
-        heads = ComposedHeads(resolved, index, facts, turnings.get(layer_type) if facts.turns else None)
+        heads = ComposedHeads(resolved, index, facts, rotaries.get(layer_type) if facts.rotates else None)
         projections = (getattr(attention, name, None) for name in ("q_proj", "k_proj"))
         if heads._mixes and not all(isinstance(projection, nn.Module) for projection in projections):
             raise BuildError(
@@ -140,9 +140,9 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
     """The facts of a host's attention: its own forward is called once, with tensors that have no numbers."""
     meta = {name: tensor.to("meta") for name, tensor in (*attention.named_parameters(), *attention.named_buffers())}
     hidden = torch.empty(1, 1, attention.config.hidden_size, device="meta", dtype=next(iter(meta.values())).dtype)
-    unturned = Unturned(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
+    unrotated = Unrotated(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
     seen: dict[str, Any] = {}
-    options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unturned})
+    options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unrotated})
     if "position_ids" in inspect.signature(type(attention).forward).parameters:
         options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device="meta")
     config = attention.config
@@ -160,7 +160,7 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         window=seen.get("sliding_window"),
         softcap=seen.get("softcap"),
-        turns=unturned.used and TURNS.get(type(attention).__name__, lambda _: True)(attention),
+        rotates=unrotated.used and ROTATES.get(type(attention).__name__, lambda _: True)(attention),
         sinks=seen.get("s_aux") is not None,
     )
 
@@ -230,8 +230,8 @@ def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | N
     return None if types is None else types[index]
 
 
-class HostTurning:
-    """The ``blocks.positions.Turning`` of the layers of one type, by the host's own functions."""
+class HostRotary:
+    """The ``blocks.positions.Rotary`` of the layers of one type, by the host's own functions."""
 
     def __init__(self, rotary: nn.Module, attention: nn.Module, layer_type: str | None) -> None:
         host = type(attention)
@@ -255,13 +255,13 @@ class HostTurning:
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         width = cosine.shape[-1] * (2 if self.halves else 1)
         first = states.shape[-1] - width if self.last else 0
-        before, turned, behind = states.tensor_split((first, first + width), dim=-1)
-        turned = turned.transpose(1, 2)
+        before, rotated, behind = states.tensor_split((first, first + width), dim=-1)
+        rotated = rotated.transpose(1, 2)
         tables = (torch.complex(cosine, sine),) if self.complex else (cosine, sine)
-        # The host's function turns queries and keys together. Of the second, which is dropped, it gets one head.
-        turned = self.function(turned, turned[:, :1], *tables)[0] if self.both else self.function(turned, *tables)
-        turned = turned.transpose(1, 2)
-        return turned if width == states.shape[-1] else torch.cat((before, turned, behind), dim=-1)
+        # The host's function rotates queries and keys together. Of the second, which is dropped, it gets one head.
+        rotated = self.function(rotated, rotated[:, :1], *tables)[0] if self.both else self.function(rotated, *tables)
+        rotated = rotated.transpose(1, 2)
+        return rotated if width == states.shape[-1] else torch.cat((before, rotated, behind), dim=-1)
 
 
 @cache

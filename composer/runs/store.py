@@ -141,7 +141,7 @@ class RunStore:
 
     def check_same(self, folder: Path, settings: OfSettings) -> OfSettings:
         """Return the settings of the run in a folder. Raises ``error`` where they differ."""
-        path, remedy = folder / self.mark, f"Begin anew: --force, or remove {folder}."
+        path, remedy = folder / self.mark, f"Start again: --force, or remove {folder}."
         try:
             earlier = read_state(path, type(settings), self.error, remedy)
         except FileNotFoundError as error:
@@ -152,7 +152,7 @@ class RunStore:
             listed = "\n  ".join(lines)
             raise self.error(
                 f"The {self.noun} in {folder} was begun with other settings:\n  {listed}\n"
-                "Use the same settings, choose another --out, or begin anew with --force."
+                "Use the same settings, choose another --out, or start again with --force."
             )
         return earlier
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blocks.operation import Setting
 from blocks.part import Closed
-from composer.graph.listing import DECODE, IN_PIECES, heading, inputs_of, listing, otherwise, turns
+from composer.graph.listing import DECODE, IN_PIECES, heading, inputs_of, listing, otherwise, rotations
 from composer.graph.lowering import AUTO, check_backend, compiled
 from composer.graph.pieces import takes_pieces
 from composer.spec.resolve import Resolved
@@ -21,7 +21,7 @@ class Code(Closed):
     heads: int
     key_heads: int
     inputs: tuple[str, ...]
-    turns: tuple[str, ...]
+    rotations: tuple[str, ...]
     """How memories rotate queries and keys."""
     prefill: tuple[str, ...]
     in_pieces: bool
@@ -48,7 +48,7 @@ class Listing(Readable, Closed):
             lines.append(f"\n# {heads} in {layers_in_words(group.layers)}")
             lines.append(f"def {group.head.replace('-', '_')}({', '.join(group.inputs)}):")
             pieces, decode = [IN_PIECES] if group.in_pieces else [], [DECODE, *group.decode] if group.decode else []
-            lines += [f"    {line}" for line in (*group.turns, *group.prefill, *pieces, *decode)]
+            lines += [f"    {line}" for line in (*group.rotations, *group.prefill, *pieces, *decode)]
         return "\n".join(lines)
 
     def view(self) -> View:
@@ -67,7 +67,7 @@ def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "
             heads=made.shape.heads,
             key_heads=made.shape.key_heads,
             inputs=inputs_of(made.program(backend, setting)),
-            turns=tuple(turns(made.program(backend, setting))),
+            rotations=tuple(rotations(made.program(backend, setting))),
             prefill=tuple(listing(made.program(backend, setting))),
             in_pieces=takes_pieces(made.graph, backend, device),
             decode=tuple([] if made.shape.both_ways else otherwise(*made.both(backend, setting))),

@@ -198,7 +198,9 @@ def _cost(
     pairs = pairs_held(graph, sequence)
     # A value position has two nodes; the first counts the operations of both.
     working = [(node.part, node.shape) for node in graph.parts if node.part and node.main]
-    beside = sum(memory.flops_of_weight(node.shape) + _turning(memory, node.shape, sequence) for node, memory in graph.memories)
+    beside = sum(
+        memory.flops_of_weight(node.shape) + _flops_of_rotation(memory, node.shape, sequence) for node, memory in graph.memories
+    )
     return GroupCost(
         head=name,
         layers=tuple(layers),
@@ -223,7 +225,7 @@ def _cost(
     )
 
 
-def _turning(memory: Memory, shape: Shape, tokens: int) -> int:
+def _flops_of_rotation(memory: Memory, shape: Shape, tokens: int) -> int:
     return memory.position.flops(shape, tokens) if memory.position and memory.reads is not Kind.HIDDEN else 0
 
 

@@ -220,8 +220,8 @@ def refuse_odd(head: HeadSpec, trunk: TrunkSpec, written: TrunkSpec) -> None:
     """Raise GraphError if positions rotate pairs of coordinates, and the trunk's heads have an odd number of them. written: the
     trunk before its sizes are completed."""
     odd = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=1)
-    turned = head.value_position is not None or any(memory.turn.misfit(odd) for memory in head.memory)
-    if turned and trunk.head_dim and trunk.head_dim % 2:
+    rotated = head.value_position is not None or any(memory.rotation.misfit(odd) for memory in head.memory)
+    if rotated and trunk.head_dim and trunk.head_dim % 2:
         key = "width" if written.head_dim is None else "head_dim"
         remedy = "choose another `width`, or set an even `head_dim`" if written.head_dim is None else "make it even"
         raise GraphError(

@@ -173,7 +173,7 @@ class _Calibration:
         (above,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []
         for piece in pieces(self._head, self._call, self._backend):
-            queries.append(position.turn(piece.values[above.start, above.output], piece.tokens))
+            queries.append(position.rotate_tokens(piece.values[above.start, above.output], piece.tokens))
             keys.append(piece.values["pairs", "pairs"].mappable(position))
             decays += [piece.values[edge.start, edge.output] for edge in graph.into(memory.name, "decay")]
         query, key, decay = torch.cat(queries, dim=1)[:, list(self._queries)], torch.cat(keys, dim=1), None

@@ -164,7 +164,7 @@ def _series(points: Iterable[tuple[int, float | None]]) -> tuple[list[int], list
 
 def _lines(log: Path) -> list[LogLine]:
     """The lines, without an incomplete last one, which a kill may leave. Raises TrainingError where another one is damaged."""
-    return read_log(log, LogLine, TrainingError, "Remove it to continue without its curves, or begin anew with --force.")
+    return read_log(log, LogLine, TrainingError, "Remove it to continue without its curves, or start again with --force.")
 
 
 def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from composer.training.folder import DataReferences
 from converters.bounded import check_file, reason
 
 LOGITS, SHARD, SHARDS = "logits.json", "logits-{:05d}.safetensors", "logits-*.safetensors"
-REMEDY = "Write the logits anew: `compose logits … --force`"
+REMEDY = "Write the logits again: `compose logits … --force`"
 
 
 class LogitsRecord(Settings):
@@ -137,7 +137,7 @@ class StoredLogits:
         if temperature != self.record.temperature:
             raise TrainingError(
                 f"recipe.finetune.temperature is {temperature:g}, and the logits in {self.folder} were written with "
-                f"{self.record.temperature:g}. Write them anew with --temperature {temperature:g}, or --set "
+                f"{self.record.temperature:g}. Write them again with --temperature {temperature:g}, or --set "
                 f"recipe.finetune.temperature={self.record.temperature:g}"
             )
 
@@ -162,7 +162,7 @@ class StoredLogits:
             raise TrainingError(
                 f"{shown(self.folder)} lacks the logits of {missing:,} of the {len(rows):,} rows {what}."
                 f"{''.join(differ) or ' The texts, or recipe.rows, are others than then.'}\n"
-                "Train on the rows that the logits were written for, or write them anew: compose logits"
+                "Train on the rows that the logits were written for, or write them again: compose logits"
             )
         return TaughtRows(rows.ids, rows.labels, rows.position, rows.valid, rows.dropped, rows.report, self, places)
 
@@ -204,7 +204,7 @@ def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, 
     if largest >= log_predicted.shape[1]:
         raise TrainingError(
             f"The teacher's logits include token {largest:,}, and the student has {log_predicted.shape[1]:,} embeddings. The "
-            "teacher's embeddings are padded. Write its logits anew with a smaller --top-k, which leaves tokens of padding out."
+            "teacher's embeddings are padded. Write its logits again with a smaller --top-k, which leaves tokens of padding out."
         )
     losses = (wanted.exp() * (wanted - log_predicted.gather(1, tokens))).sum(-1)
     if tokens.shape[1] < log_predicted.shape[1]:

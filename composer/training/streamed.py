@@ -141,7 +141,7 @@ def transfer_streamed(
     for spill in spills:
         wrong = spill.tidy()
         if wrong is not None:
-            run.options.tell(f"{wrong}, and is made anew.")
+            run.options.tell(f"{wrong}. It is computed again.")
         if spill.at > next((index for index, layer in enumerate(finished) if layer is None), count):
             spill.clear()  # it is ahead of the first layer that is still to be trained
     for index, done in enumerate(finished):

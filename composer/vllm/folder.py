@@ -90,7 +90,7 @@ def _load_export(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:
 def _check_rotations(model: ComposedForCausalLM) -> None:
     for name, attention in attentions(model):
         for _, head in groups_of(attention.composed):
-            if any(memory.turn.by_call for _, memory in anatomy(head).graph.memories):
+            if any(memory.rotation.by_call for _, memory in anatomy(head).graph.memories):
                 raise ValueError(
                     f"{name} rotates queries and keys by the longest text of a call (rope_type dynamic or longrope), and a step of "
                     "vLLM holds several texts. Serve it with `compose serve`, one text at a time"

@@ -39,7 +39,7 @@ class PlainSoftmax:
 
     def __call__(self, tokens: Tokens, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query ``1 N H D``, key and value ``1 N K D``, before rotation, to ``1 N H D``."""
-        query, key = (self.memory.turn.turn(states, tokens) for states in (query, key))
+        query, key = (self.memory.rotation.rotate_tokens(states, tokens) for states in (query, key))
         return self.softmax(*(states[0].flatten(1) for states in (query, key, value))).view(query.shape)
 
 

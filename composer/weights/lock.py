@@ -75,7 +75,7 @@ class Lock(Closed):
         if (kind := first_missing(stored)) is not None:
             raise BuildError(f"{needed_part(named, kind, stored)}.")
         if changed := list(changed_parts(self.parts)):
-            raise BuildError(f"{named} is locked with other parts: {'; '.join(changed)}. Lock the spec anew, or install those.")
+            raise BuildError(f"{named} is locked with other parts: {'; '.join(changed)}. Lock the spec again, or install those.")
 
     def check_source(self, source: Source) -> None:
         """Raise BuildError for a source with other files."""

@@ -196,8 +196,8 @@ def merged_piece(name: str, tensor: StoredTensor, dtype: Dtype, product: Product
 def _finite(name: str, tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:
     import torch
 
-    turned = tensor.to(getattr(torch, dtype))
-    if not all_finite(turned):
+    converted = tensor.to(getattr(torch, dtype))
+    if not all_finite(converted):
         what = f"holds values too large for {dtype}" if all_finite(tensor) else "holds values that are not finite"
         raise BuildError(f"{name} {what}; nothing is written.")
-    return turned
+    return converted

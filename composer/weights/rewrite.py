@@ -1,4 +1,4 @@
-"""Writes a built model anew, with trained weights or under another name: files without changes are linked."""
+"""Rewrite a built model, with trained weights or under another name: files without changes are linked."""
 
 from __future__ import annotations
 

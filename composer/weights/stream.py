@@ -166,7 +166,7 @@ def inherited_piece(name: str, tensor: StoredTensor, dtype: Dtype) -> TensorToWr
         for block in blocks(tensor.file, tensor.start, tensor.end):
             if not all_finite(as_tensor(block, tensor.dtype)):
                 raise BuildError(not_finite(tensor.file, {name: count_stored(tensor)}))
-            yield block if tensor.dtype == dtype else _turned(name, block, tensor.dtype, dtype)
+            yield block if tensor.dtype == dtype else _converted(name, block, tensor.dtype, dtype)
 
     return TensorToWrite(name, dtype, tensor.shape, contents)
 
@@ -204,12 +204,12 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _turned(name: str, block: memoryview, dtype: str, into: Dtype) -> memoryview:
+def _converted(name: str, block: memoryview, dtype: str, into: Dtype) -> memoryview:
     import torch
 
     tensor = as_tensor(block, dtype)
-    turned = tensor.to(getattr(torch, into))
-    if not all_finite(turned):
+    converted = tensor.to(getattr(torch, into))
+    if not all_finite(converted):
         largest = tensor.abs().max().item()
         raise BuildError(f"{name} holds values up to {largest:.4g}, too large for {into}. Choose another --dtype.")
-    return as_bytes(turned)
+    return as_bytes(converted)

@@ -16,15 +16,15 @@ ROPE = Rope(theta=100.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Turning:
-    """``blocks.positions.Turning`` by two functions."""
+class Rotary:
+    """``blocks.positions.Rotary`` by two functions."""
 
     tables: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
     by_call: bool = False
 
 
-def turning(width: int, factor: float = 1.0, *, neighbours: bool = False) -> Turning:
+def rotary(width: int, factor: float = 1.0, *, neighbours: bool = False) -> Rotary:
     """Of the first ``width`` coordinates, in halves or in pairs of neighbours; tables times a factor, as YaRN has it."""
 
     def tables(position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,14 +33,14 @@ def turning(width: int, factor: float = 1.0, *, neighbours: bool = False) -> Tur
         return factor * angle.cos().to(like.dtype), factor * angle.sin().to(like.dtype)
 
     def apply(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        turned, rest = states[..., :width], states[..., width:]
+        rotated, rest = states[..., :width], states[..., width:]
         if neighbours:
-            crossed = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+            crossed = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), -1).flatten(-2)
         else:
-            crossed = torch.cat((-turned[..., width // 2 :], turned[..., : width // 2]), -1)
-        return torch.cat((turned * cosine[:, :, None] + crossed * sine[:, :, None], rest), -1)
+            crossed = torch.cat((-rotated[..., width // 2 :], rotated[..., : width // 2]), -1)
+        return torch.cat((rotated * cosine[:, :, None] + crossed * sine[:, :, None], rest), -1)
 
-    return Turning(tables, apply)
+    return Rotary(tables, apply)
 
 
 def states(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -50,9 +50,9 @@ def states(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 def test_it_turns_as_rope_where_that_is_the_models() -> None:
     inputs, position = states()
-    own = HostRotation(turning=turning(8))
+    own = HostRotation(rotary=rotary(8))
     assert torch.equal(own.rotate(inputs, position), ROPE.rotate(inputs, position))
-    assert torch.equal(own.turn(inputs, Tokens(position)), ROPE.rotate(inputs, position))
+    assert torch.equal(own.rotation(inputs, Tokens(position)), ROPE.rotate(inputs, position))
     heads = torch.stack((position, position + 1, position + 7), dim=-1)
     assert torch.equal(own.rotate(inputs, heads), ROPE.rotate(inputs, heads))
 
@@ -62,40 +62,40 @@ def test_it_turns_as_rope_where_that_is_the_models() -> None:
 @pytest.mark.parametrize("width", [8, 4])
 def test_the_way_back(width: int, factor: float, neighbours: bool) -> None:
     inputs, position = states()
-    own = HostRotation(turning=turning(width, factor, neighbours=neighbours))
-    torch.testing.assert_close(own.turned_back(own.rotate(inputs, position), position), inputs, rtol=0, atol=1e-12)
+    own = HostRotation(rotary=rotary(width, factor, neighbours=neighbours))
+    torch.testing.assert_close(own.rotate_back(own.rotate(inputs, position), position), inputs, rtol=0, atol=1e-12)
     heads = torch.stack((position, position + 1, position + 7), dim=-1)
-    torch.testing.assert_close(own.turned_back(own.rotate(inputs, heads), heads), inputs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(own.rotate_back(own.rotate(inputs, heads), heads), inputs, rtol=0, atol=1e-12)
 
 
 def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
     """Where angles depend on all positions of a call; where they do not, a piece is a call of its own."""
     inputs, position = states()
-    how = turning(8)
-    by_call = Turning(lambda at, like: how.tables(at * int(at.max()), like), how.apply, by_call=True)
+    how = rotary(8)
+    by_call = Rotary(lambda at, like: how.tables(at * int(at.max()), like), how.apply, by_call=True)
     tokens, columns = Tokens(position), slice(0, 2)
     piece = replace(tokens.cut(columns), call=(tokens, columns))
     for given in (by_call, how):
-        own = HostRotation(turning=given)
-        assert torch.equal(own.turn(inputs[:, columns], piece), own.turn(inputs, tokens)[:, columns])
-    own = HostRotation(turning=by_call)
-    assert not torch.equal(own.turn(inputs[:, columns], tokens.cut(columns)), own.turn(inputs, tokens)[:, columns])
+        own = HostRotation(rotary=given)
+        assert torch.equal(own.rotation(inputs[:, columns], piece), own.rotation(inputs, tokens)[:, columns])
+    own = HostRotation(rotary=by_call)
+    assert not torch.equal(own.rotation(inputs[:, columns], tokens.cut(columns)), own.rotation(inputs, tokens)[:, columns])
 
 
 def test_tables_are_made_once_a_call() -> None:
     inputs, position = states()
-    made, how = [], turning(8)
-    own = HostRotation(turning=Turning(lambda *given: made.append(1) or how.tables(*given), how.apply))
+    made, how = [], rotary(8)
+    own = HostRotation(rotary=Rotary(lambda *given: made.append(1) or how.tables(*given), how.apply))
     tokens = Tokens(position)
     for _ in range(3):
-        own.turn(inputs, tokens)
+        own.rotation(inputs, tokens)
     assert made == [1]
 
 
 def test_a_rope_of_no_theta_is_the_models_own() -> None:
-    how = turning(8)
-    assert Rope().within(how) == HostRotation(turning=how)
+    how = rotary(8)
+    assert Rope().within(how) == HostRotation(rotary=how)
     assert Rope().within(None) == NoPosition()
     assert ROPE.within(how) is ROPE
     assert NoPosition().within(how) == NoPosition()
-    assert HostRotation(turning=how).base != HostRotation(turning=turning(8)).base
+    assert HostRotation(rotary=how).base != HostRotation(rotary=rotary(8)).base

@@ -18,7 +18,7 @@ from tests.blocks.support import close, random
 LLAMA3 = Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=64)
 
 
-def transformers_turn(states: Tensor, position: Tensor, theta: float, scaling: Llama3Scaling | None) -> Tensor:
+def transformers_rotate(states: Tensor, position: Tensor, theta: float, scaling: Llama3Scaling | None) -> Tensor:
     parameters = {"rope_type": "default", "rope_theta": theta}
     if scaling is not None:
         parameters |= {
@@ -35,12 +35,14 @@ def transformers_turn(states: Tensor, position: Tensor, theta: float, scaling: L
 
 def test_it_multiplies_complex_numbers() -> None:
     states, position = random(2, 3, 2, 6), torch.tensor([[0, 1, 2], [7, 30, 4]])
-    turned = Rope(theta=50.0).rotate(states, position)
+    rotated = Rope(theta=50.0).rotate(states, position)
     for batch, token, head, index in torch.ones(2, 3, 2, 3).nonzero().tolist():
         first, second = states[batch, token, head, index], states[batch, token, head, index + 3]
         angle = int(position[batch, token]) * 50.0 ** (-2 * index / 6)
         wanted = complex(first, second) * cmath.exp(1j * angle)
-        assert complex(turned[batch, token, head, index], turned[batch, token, head, index + 3]) == pytest.approx(wanted, abs=1e-5)
+        assert complex(rotated[batch, token, head, index], rotated[batch, token, head, index + 3]) == pytest.approx(
+            wanted, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,9 +50,9 @@ def test_it_multiplies_complex_numbers() -> None:
 @pytest.mark.parametrize("scaling", [None, LLAMA3], ids=["default", "llama3"])
 def test_it_is_transformers_own(scaling: Llama3Scaling | None, theta: float, dtype: torch.dtype) -> None:
     states, position = random(2, 40, 3, 32, dtype=dtype), torch.randint(0, 20_000, (2, 40))
-    turned = Rope(theta=theta, scaling=scaling).rotate(states, position)
-    assert turned.dtype == dtype
-    assert torch.equal(turned, transformers_turn(states, position, theta, scaling))
+    rotated = Rope(theta=theta, scaling=scaling).rotate(states, position)
+    assert rotated.dtype == dtype
+    assert torch.equal(rotated, transformers_rotate(states, position, theta, scaling))
 
 
 def test_llama3_leaves_fast_frequencies_divides_slow_ones_and_blends_between() -> None:
@@ -82,11 +84,11 @@ def test_what_was_turned_is_turned_back(dtype: torch.dtype, tolerance: float) ->
     """Within the rounding of the dtype, however the tables of cosines and sines are rounded; each head at a position of its own."""
     states, rope = random(2, 300, 3, 8, dtype=dtype), Rope(theta=100.0)
     for position in (torch.arange(300).expand(2, -1), torch.randint(-1, 9000, (2, 300, 3))):
-        back = rope.turned_back(rope.rotate(states, position), position)
+        back = rope.rotate_back(rope.rotate(states, position), position)
         assert back.dtype == dtype
         error = (back.double() - states.double()).abs() / states.double().unflatten(3, (2, 4)).norm(dim=3).repeat(1, 1, 1, 2)
         assert error.max() < tolerance
-        assert NoPosition().turned_back(states, position) is states
+        assert NoPosition().rotate_back(states, position) is states
 
 
 def test_position_0_and_no_position_turn_nothing() -> None:

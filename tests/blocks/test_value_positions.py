@@ -35,14 +35,14 @@ VAPOR = Vapor(theta=20.0)
 def matrix(frequency: Tensor) -> Tensor:
     """R of one key head, D × D: a rotation in the plane of coordinates i and i + D/2, by the i-th frequency."""
     half = len(frequency)
-    turned = torch.zeros(2 * half, 2 * half, dtype=torch.float64)
+    rotated = torch.zeros(2 * half, 2 * half, dtype=torch.float64)
     for index, angle in enumerate(frequency.double()):
-        turned[index, index] = turned[index + half, index + half] = angle.cos()
-        turned[index, index + half], turned[index + half, index] = -angle.sin(), angle.sin()
-    return turned
+        rotated[index, index] = rotated[index + half, index + half] = angle.cos()
+        rotated[index, index + half], rotated[index + half, index] = -angle.sin(), angle.sin()
+    return rotated
 
 
-def turned_latents(parameters: list[dict[str, Tensor]], inputs: Tensor, value: Tensor, tokens: Tokens, shape: Shape) -> Tensor:
+def rotated_latents(parameters: list[dict[str, Tensor]], inputs: Tensor, value: Tensor, tokens: Tokens, shape: Shape) -> Tensor:
     """Latents whose values are turned on their way in and outputs on their way out."""
     latents, vapor = parameters
     entering = VAPOR.enter(vapor, value, tokens.position)
@@ -57,7 +57,7 @@ def test_equation_20(shape: Shape) -> None:
     parameters = [drawn(LATENTS, shape), drawn(VAPOR, shape)]
     inputs, value, tokens = random(2, 9, 6), random(2, 9, shape.key_heads, 4), documents([9], [4, 5])
     assert tokens.segment is not None
-    got = turned_latents(parameters, inputs, value, tokens, shape)
+    got = rotated_latents(parameters, inputs, value, tokens, shape)
     latents = LATENTS.size // shape.heads
     for head in range(shape.heads):
         own, key_head = slice(head * latents, (head + 1) * latents), owner(head, shape.heads, shape.key_heads)
@@ -77,12 +77,12 @@ def test_equation_20(shape: Shape) -> None:
 def test_only_the_distance_matters(by: int) -> None:
     parameters = [drawn(LATENTS, GROUPED), started(VAPOR, GROUPED)]
     inputs, value = random(1, 9, 6), random(1, 9, 2, 4)
-    here = turned_latents(parameters, inputs, value, counted(1, 9), GROUPED)
-    there = turned_latents(parameters, inputs, value, counted(1, 9, start=by), GROUPED)
+    here = rotated_latents(parameters, inputs, value, counted(1, 9), GROUPED)
+    there = rotated_latents(parameters, inputs, value, counted(1, 9, start=by), GROUPED)
     close(there, here, 1e-9)
     still = {"frequency": torch.zeros_like(parameters[1]["frequency"])}
-    unturned = turned_latents([parameters[0], still], inputs, value, counted(1, 9), GROUPED)
-    assert (unturned - here).abs().max() > 0.1
+    unrotated = rotated_latents([parameters[0], still], inputs, value, counted(1, 9), GROUPED)
+    assert (unrotated - here).abs().max() > 0.1
 
 
 def test_it_starts_at_ropes_frequencies_and_turns_as_rope_does() -> None:
@@ -109,12 +109,12 @@ def test_gradients() -> None:
 def test_angles_are_never_in_half_precision(dtype: torch.dtype, tolerance: float) -> None:
     states, position = random(1, 6, 2, 4, dtype=dtype), torch.tensor([[0, 1, 50, 300, 301, 4000]])
     frequency = torch.tensor([[0.25, 0.5], [0.125, 2**-6]], dtype=dtype)
-    turned = VAPOR.leave({"frequency": frequency}, states, position)
-    assert turned.dtype == dtype
+    rotated = VAPOR.leave({"frequency": frequency}, states, position)
+    assert rotated.dtype == dtype
     for head in range(2):
         for token, place in enumerate(position[0]):
             wanted = torch.linalg.matrix_power(matrix(frequency[head]), int(place)) @ states[0, token, head].double()
-            close(turned[0, token, head].double(), wanted, tolerance)
+            close(rotated[0, token, head].double(), wanted, tolerance)
 
 
 def test_what_it_refuses() -> None:

@@ -109,7 +109,7 @@ def test_a_models_code_does_not_run_where_ours_is_taken(yes: Yes, student: Path,
     assert yes("sample", teacher, "--out", tmp_path / "texts.jsonl", "--texts", "1", "--length", "8").exit_code == 0
     answer = yes("build", "lolcats", "--from", teacher, "-o", tmp_path / "out")
     assert answer.exit_code == 0
-    assert "needs its own code (auto_map); it was not run" in " ".join(answer.stdout.split())
+    assert "names its own code (auto_map); it was not run" in " ".join(answer.stdout.split())
     assert type(AutoModelForCausalLM.from_pretrained(student, trust_remote_code=True)).__name__ == "ComposedForCausalLM"
     assert not yes.mark.exists()
 

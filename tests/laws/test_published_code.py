@@ -217,8 +217,8 @@ def retention(naive: Any) -> tuple[Tensor, Tensor]:
 def forgetting_attention(naive: Any) -> tuple[Tensor, Tensor]:
     decay = log_sigmoid(BY_HEAD)
     found = naive.naive_forgetting_attn(*fla_rows(QUERY, KEY, VALUE, decay))[0]
-    fallen = decay.cumsum(0)
-    return found, softmax_attention(QUERY, KEY, VALUE, bias=fallen[:, None] - fallen[None])
+    evicted = decay.cumsum(0)
+    return found, softmax_attention(QUERY, KEY, VALUE, bias=evicted[:, None] - evicted[None])
 
 
 NAIVE = {

@@ -72,7 +72,7 @@ def test_of_pairs_with_equal_numbers_the_older_stay(keep: str, dtype: torch.dtyp
 
 
 def strictly(score: torch.Tensor, _: torch.Tensor, there: torch.Tensor, gone: torch.Tensor, count: int) -> torch.Tensor:
-    """``falling`` without a rounding error: the smallest scores fall, and of equal scores the youngest."""
+    """``pairs_to_evict`` without a rounding error: the smallest scores fall, and of equal scores the youngest."""
     worth = score.masked_fill(~there, -math.inf).masked_fill(gone, math.inf).flip(1)
     return (score.shape[1] - 1 - worth.argsort(dim=1, stable=True)[:, :count]).sort(dim=1).values
 

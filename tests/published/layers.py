@@ -75,7 +75,7 @@ def projected(weights: Mapping[str, Tensor], layer: int, hidden: Tensor) -> tupl
     return heads("q_proj", HEADS), heads("k_proj", KEY_HEADS), heads("v_proj", KEY_HEADS)
 
 
-def turned(states: Tensor, theta: float = 10000.0) -> Tensor:
+def rotated(states: Tensor, theta: float = 10000.0) -> Tensor:
     """Rotary positions as Llama has them: coordinate i with i + D/2, by the angle t / θ^(2i/D), all angles in float32."""
     half = SIZE // 2
     frequency = 1.0 / theta ** (torch.arange(half, dtype=torch.float32) / half)

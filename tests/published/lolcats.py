@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.published.layers import HEADS, KEY_HEADS, LENGTH, SIZE, projected, put_out, turned
+from tests.published.layers import HEADS, KEY_HEADS, LENGTH, SIZE, projected, put_out, rotated
 
 LAYERS, WIDTH, FEATURES, WINDOW, RANK, ALPHA = 2, 32, 4, 25, 2, 6
 SETTINGS = [
@@ -92,7 +92,7 @@ def masks() -> tuple[Tensor, Tensor]:
 def formula(weights: Mapping[str, Tensor], learned: State, layer: int, hidden: Tensor) -> Tensor:
     """A row's window logits minus their maximum, as exponentials times σ(w), and the linear term as it is, over one sum."""
     query, key, value = projected(weights, layer, hidden)
-    query, key = turned(query), turned(key)
+    query, key = rotated(query), rotated(key)
     near, far = masks()
     logits = (query @ key.mT / math.sqrt(SIZE)).masked_fill(~near, -1e8)
     factor = 1 / (1 + torch.exp(-learned[attention(layer, "window_factors")].double()))

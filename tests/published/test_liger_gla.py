@@ -15,7 +15,7 @@ from torch import Tensor
 import composer
 from tests.checkpoints import edit_config, edit_tensors, llama
 from tests.composer.cli.conftest import Compose
-from tests.published.layers import CONFIG, LENGTH, SIZE, Seen, decoded, projected, put_out, turned, whole
+from tests.published.layers import CONFIG, LENGTH, SIZE, Seen, decoded, projected, put_out, rotated, whole
 
 ATTENTION = [f"self_attn.{name}_proj" for name in "qkvo"]
 TENSORS = ["input_layernorm", *ATTENTION, "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
@@ -36,7 +36,7 @@ def formula(weights: dict[str, Tensor], layer: int, hidden: Tensor, window: int)
     """Half softmax over the window's turned keys, half Σ_s Σ_i softmax(q_t)_i softmax(k_s)_i Π_{s<r≤t} σ(k_r)_i^(1/16) v_s."""
     query, key, value = projected(weights, layer, hidden)
     back = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
-    exponents = turned(query) @ turned(key).mT / math.sqrt(SIZE)
+    exponents = rotated(query) @ rotated(key).mT / math.sqrt(SIZE)
     near = exponents.masked_fill((back < 0) | (back >= window), -math.inf).softmax(-1) @ value
     lost = torch.log(1 / (1 + torch.exp(-key))).cumsum(2) / 16
     survives = (lost[:, :, :, None] - lost[:, :, None]).masked_fill((back < 0)[..., None], -math.inf).exp()

@@ -31,29 +31,29 @@ def together(
     place = arrival[:, ::size] % size
     queries, keys, values = (of.split(span, dim=1) for of in (query, key, value))
     documents = repeat(None) if segment is None else cut_documents(segment, span)
-    for q, k, v, falls, document in zip(queries, keys, values, place.split(span // size, dim=1), documents, strict=False):
-        output, state = _span(q, k, v, falls, document, state)
+    for q, k, v, evictions, document in zip(queries, keys, values, place.split(span // size, dim=1), documents, strict=False):
+        output, state = _span(q, k, v, evictions, document, state)
         outputs.append(output)
     return torch.cat(outputs, dim=1), state
 
 
 def _span(
-    query: Tensor, key: Tensor, value: Tensor, falls: Int[Tensor, "B n"], segment: Tensor | None, state: Tensor
+    query: Tensor, key: Tensor, value: Tensor, evictions: Int[Tensor, "B n"], segment: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute one span in chunks. Further letters: n chunks of c tokens, R state heads a key head, Q query heads a state head."""
     length, (heads, state_heads, key_heads) = query.shape[1], (of.shape[2] for of in (query, key, value))
-    count, chunk = falls.shape[1], math.ceil(key.shape[1] / falls.shape[1])
+    count, chunk = evictions.shape[1], math.ceil(key.shape[1] / evictions.shape[1])
     reads, shares = heads // state_heads, state_heads // key_heads
     queries = into_chunks(query, count, chunk, (key_heads, shares, reads), (0, 3, 1, 4, 5, 2, 6)).flatten(4, 5)
     keys = into_chunks(key, count, chunk, (key_heads, shares), (0, 3, 1, 4, 2, 5))
     values = into_chunks(value, count, chunk, (key_heads,), (0, 3, 1, 2, 4))
     group = (keys.mT.flatten(3, 4) @ values).unflatten(3, (shares, -1))
 
-    asks = torch.arange(chunk, device=query.device) >= falls[..., None]
+    asks = torch.arange(chunk, device=query.device) >= evictions[..., None]
     added, continues, enters = group, None, None
     if segment is not None:
         document, before = of_documents(segment, count, chunk)
-        own = document.gather(2, falls[..., None])
+        own = document.gather(2, evictions[..., None])
         asks, enters = asks & (document == own), document == before[..., None]
         added = group * (document[..., -1:] == own)[:, None, :, None, None]
         continues = (document[..., -1] == before)[:, None, :, None, None, None]

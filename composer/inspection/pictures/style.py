@@ -36,8 +36,8 @@ def memory_colours(findings: Findings) -> dict[str, str]:
     taken: dict[str, str] = {}
     for name, kind in sorted(kinds.items(), key=lambda item: (order.index(item[1]), item[0])):
         place = order.index(kind)
-        turned = [OF_MEMORIES[(place + step) % len(OF_MEMORIES)] for step in range(len(OF_MEMORIES))]
-        taken[name] = next((colour for colour in turned if colour not in taken.values()), turned[0])
+        rotated = [OF_MEMORIES[(place + step) % len(OF_MEMORIES)] for step in range(len(OF_MEMORIES))]
+        taken[name] = next((colour for colour in rotated if colour not in taken.values()), rotated[0])
     others = dict.fromkeys(name for head in findings.heads for name in head.shares if name not in taken)
     return taken | dict.fromkeys(others, FAINT)
 

@@ -64,7 +64,7 @@ class Strided(Holding):
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attend: Callable[..., Partial]
     ) -> tuple[tuple[Partial, Pairs], State]:
         tokens, size = call.tokens, self.size
-        entries = self.pairs_of(call.state).joined(pairs.kept(self.turn))
+        entries = self.pairs_of(call.state).joined(pairs.kept(self.rotation))
         kept = pairs.present & (pairs.position % self.every == 0)
         # The pairs in the state count from 1 to size, also where there are fewer. Each that is kept counts one more.
         count = torch.cat((torch.ones_like(call.state["position"]), kept.long()), dim=1).cumsum(1)
@@ -77,7 +77,7 @@ class Strided(Holding):
             seen = seen & (take(segment, entry) == segment[:, size:].repeat_interleave(size, dim=1))
         shape = (*last.shape, size)
         answer = attend(
-            call.turn(query, self.turn), entries.key, entries.value, entry.view(shape), seen.view(shape), call.shape.softcap
+            call.rotate(query, self.rotation), entries.key, entries.value, entry.view(shape), seen.view(shape), call.shape.softcap
         )
 
         oldest, column = torch.searchsorted(count, last - size), torch.arange(size, count.shape[1], device=count.device)

@@ -10,10 +10,22 @@ import torch
 from tests.compiling import CAPABILITIES, Build, built
 
 COUNTS = {"T", "E", "e", "count", "steps", "held", "reach", "size"}
-TABLES = {"begins", "ends", "document", "fallen", "first", "start", "rows", "place_of_largest", "members", "fell", "pieces"}
+TABLES = {
+    "begins",
+    "ends",
+    "document",
+    "evicted",
+    "first",
+    "start",
+    "rows",
+    "place_of_largest",
+    "members",
+    "evicted_places",
+    "pieces",
+}
 POSITIONS = {"position", "held_position", "ring_position"}
 OF_THE_MODEL = {"query", "key", "value", "upstream", "output", "query_gradient", "key_gradient", "value_gradient", "laid"}
-OF_THE_MODEL |= {"held_key", "held_value", "ring_key", "ring_value", "fallen_value"}
+OF_THE_MODEL |= {"held_key", "held_value", "ring_key", "ring_value", "evicted_value"}
 
 
 def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: dict[str, Any], warps: int) -> Build:
@@ -23,7 +35,7 @@ def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: di
     def kind(argument: str) -> str:
         if argument in COUNTS or argument.removesuffix(argument[-2:]).endswith("weight"):
             return "i32"
-        if argument in TABLES | POSITIONS | {"fallen_there"}:
+        if argument in TABLES | POSITIONS | {"evicted_present"}:
             return "*i32" if argument in TABLES else "*i64" if argument in POSITIONS else "*i1"
         return "fp32" if argument == "scale" else said if argument in OF_THE_MODEL else "*fp32"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blocks.fused.cascade_fall import chosen
+from blocks.fused.cascade_evict import chosen
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def of_both(sizes: Any) -> dict[str, Any]:
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """LoLCATs on a Llama 3.2 1B: heads of 64, 128 features; with a decay of each of them, and with one of the head below chunks."""
     sizes = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, 64, False, torch.bfloat16)
-    optional = dict.fromkeys(("decay", "clocks", "decay_now", "clocks_now", "fallen", "start"))
+    optional = dict.fromkeys(("decay", "clocks", "decay_now", "clocks_now", "evicted", "start"))
     fine = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, joint.BY_FEATURE, False, torch.bfloat16)
     step = (window_and_state_step, HEADS | {"G": 1, "E": 1, "BLOCK": 32, "EB": 1, "DB": 64, "FB": 64})
     kernels = [(one, optional) for one in (*of_both(sizes).items(), ("step", step))]

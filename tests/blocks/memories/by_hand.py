@@ -36,12 +36,12 @@ class Row:
             place = self.tokens[token][1]
             if place == 0:
                 self.held.clear()
-            fallen = 0
+            evicted = 0
             if self.size is not None and self.terraced:
-                fallen = self.size if place % self.size == 0 and place >= 2 * self.size else 0
+                evicted = self.size if place % self.size == 0 and place >= 2 * self.size else 0
             elif self.size is not None:
-                fallen = len(self.held) == self.size
-            gone, self.held = self.held[:fallen], [*self.held[fallen:], token]
+                evicted = len(self.held) == self.size
+            gone, self.held = self.held[:evicted], [*self.held[evicted:], token]
             yield token, gone, list(self.held)
         self.at += real
 
@@ -103,10 +103,10 @@ class Stream:
         key_head = owner(head, self.shape.heads, self.shape.key_heads)
         places = self.rows[row].tokens
 
-        def turned(states: Tensor, which: list[int]) -> Tensor:
+        def rotated(states: Tensor, which: list[int]) -> Tensor:
             first, second = states[row, which].chunk(2, dim=-1)
             return torch.complex(first, second) * turn[[places[one][1] for one in which]]
 
-        query, keys = turned(self.query[:, :, head], [token]), turned(self.key[:, :, key_head], held)
+        query, keys = rotated(self.query[:, :, head], [token]), rotated(self.key[:, :, key_head], held)
         scaled = (query * keys.conj()).real.sum(-1) / math.sqrt(self.shape.head_dim)
         return scaled.softmax(0) @ self.value[row, held, key_head], scaled.logsumexp(0)

@@ -59,12 +59,12 @@ class ByHand:
         query, key = stream.query[row, :, head], stream.key[row, :, own]
         self.value = stream.value[row, :, own]
         self.query_features, self.key_features = features(query), features(convolved[row, :, own_features])
-        products = self.turned(query)[:, None] * self.turned(key).conj()
+        products = self.rotated(query)[:, None] * self.rotated(key).conj()
         self.weights = (products.real.sum(-1) / math.sqrt(shape.head_dim)).exp()
         self.errors = [0.0] * len(self.places)
         self.begin()
 
-    def turned(self, states: Tensor) -> Tensor:
+    def rotated(self, states: Tensor) -> Tensor:
         """Each token by its place in its document; rope as a product of complex numbers."""
         half = states.shape[-1] // 2
         angles = torch.tensor([[float(place)] for _, place in self.places]) * ROPE.frequencies(2 * half)
@@ -80,12 +80,12 @@ class ByHand:
     def outputs(self, sigma: Tensor | None = None) -> Tensor:
         """Equation 13 at every token, the exact memories weighed by ``sigma``."""
         answers = []
-        for token, fallen, held in self.listed.take(len(self.places)):
+        for token, evicted, held in self.listed.take(len(self.places)):
             if self.places[token][1] == 0:
                 self.begin()
             for pair in held:
                 self.errors[pair] += self.error(token, pair)
-            self.update(fallen)
+            self.update(evicted)
             query = self.query_features[token]
             numerator, denominator = query @ self.H, query @ self.s
             for pair in [*self.cache, *held]:
@@ -94,9 +94,9 @@ class ByHand:
             answers.append(numerator / denominator)
         return torch.stack(answers)
 
-    def update(self, fallen: list[int]) -> None:
+    def update(self, evicted: list[int]) -> None:
         """Several may fall. All are scored before any enters the state, and none does while the cache has room."""
-        eligible = [*self.cache, *fallen]
+        eligible = [*self.cache, *evicted]
         stay = eligible
         if len(eligible) > self.sparse.size:
             stay = best_of(eligible, {pair: self.score(pair) for pair in eligible}, self.sparse.size)
@@ -136,7 +136,7 @@ class Beneath:
         self.memory, self.query, self.tokens, self.held, self.form = memory, features(query), tokens, held, form
         self.dtype = query.dtype
         self.together, self.seen = together, dict(held)
-        self.fallen: list[tuple[Tensor, ...]] = []
+        self.evicted: list[tuple[Tensor, ...]] = []
 
     def map(self, pairs: Pairs) -> Tensor:
         return features(pairs.mappable(NoPosition()))
@@ -159,13 +159,13 @@ class Beneath:
     def look(self, pairs: Pairs, keys: Tensor) -> None:
         self.asked = keys, pairs.value
 
-    def fall(self, index: Tensor, there: Tensor, column: Tensor) -> None:
+    def evict(self, index: Tensor, there: Tensor, column: Tensor) -> None:
         key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in self.asked)
-        self.fallen.append((key, value, there, column[:, None].expand(key.shape[:2])))
+        self.evicted.append((key, value, there, column[:, None].expand(key.shape[:2])))
 
     def answer(self) -> Partial:
-        fallen = replace(self._all(self.query), together=self.together)
-        partial, self.held = recalled(self.memory, self.form, self.query, fallen, None, self.tokens, self.held)
+        evicted = replace(self._all(self.query), together=self.together)
+        partial, self.held = recalled(self.memory, self.form, self.query, evicted, None, self.tokens, self.held)
         return partial
 
     def _all(self, query: Tensor, row: int | None = None) -> Features:
@@ -174,7 +174,7 @@ class Beneath:
         batch, _, heads, _ = query.shape
         nothing = (query[:, :0], query[:, :0].to(self.dtype), torch.zeros(batch, 0, heads).bool(), torch.zeros(batch, 0).long())
         key, value, present, arrival = (
-            torch.cat(of, dim=1) for of in zip(nothing, *([of[rows] for of in each] for each in self.fallen), strict=True)
+            torch.cat(of, dim=1) for of in zip(nothing, *([of[rows] for of in each] for each in self.evicted), strict=True)
         )
         return Features(key, value, present, arrival)
 
@@ -213,12 +213,12 @@ class Cascade:
 
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
         """The head's output, the states it hands on, and what the cache answered."""
-        (near, fallen), window = self.near(query, pairs, tokens, states["window"])
-        beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, fallen.together)
+        (near, evicted), window = self.near(query, pairs, tokens, states["window"])
+        beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, evicted.together)
         call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
-        gradients = any(of.requires_grad for of in (query, fallen.key, fallen.value))
+        gradients = any(of.requires_grad for of in (query, evicted.key, evicted.value))
         attention = dense if gradients or self.form == REFERENCE else native
-        kept, sparse = self.sparse.attend({}, query, fallen, call, below=beneath, attention=attention)
+        kept, sparse = self.sparse.attend({}, query, evicted, call, below=beneath, attention=attention)
         weighed = [replace(partial, logit=self.factor) for partial in (near, kept)]
         output = Shared().combine({}, [*weighed, beneath.answer()])
         return output, {"window": window, "sparse": sparse, "state": beneath.held}, kept

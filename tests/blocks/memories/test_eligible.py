@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blocks.flow import Tokens
 from blocks.memories.below import Held, selected
-from blocks.memories.eligible import by_heads, hidden_by_falls, joined_by_heads, selected_by_heads
+from blocks.memories.eligible import by_heads, hidden_by_evictions, joined_by_heads, selected_by_heads
 from tests.blocks.support import random
 
 
@@ -44,7 +44,7 @@ def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: 
     entries, length = size + together * groups, together * groups
     pairs = held(entries)
     columns = torch.randint(0, length, (2, groups)).sort(dim=1).values
-    falls = columns.repeat_interleave(together, dim=1)
+    evictions = columns.repeat_interleave(together, dim=1)
     left = torch.randint(1, groups + 2, (2, entries, 3))
     at, tokens = torch.arange(length).expand(2, -1), Tokens(torch.arange(length).expand(2, -1))
     segment: list[list[int]] = []
@@ -53,7 +53,7 @@ def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: 
         assert tokens.segment is not None
         segment = tokens.segment.tolist()
         pairs["segment"] = torch.randint(0, 3, (2, entries, 3))
-    found = hidden_by_falls(pairs, at, falls, together, left, tokens)
+    found = hidden_by_evictions(pairs, at, evictions, together, left, tokens)
     assert found.shape == (2, 3, length, entries)
     given_ = {name: pairs[name].tolist() for name in pairs.keys() & {"position", "segment"}}
     numbers, leaves, hides = left.tolist(), columns.tolist(), found.tolist()

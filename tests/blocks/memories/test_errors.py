@@ -147,20 +147,20 @@ def test_they_travel_with_every_pair_that_falls(error: str, shape: str) -> None:
             row.at = 0
         for call in SPLITS[split]:
             query, pairs, tokens = stream.call(call)
-            (_, fallen), state = of.near(query, pairs, tokens, state)
+            (_, evicted), state = of.near(query, pairs, tokens, state)
             for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
-                found[index] |= summed(fallen, index, stream.value[index])
+                found[index] |= summed(evicted, index, stream.value[index])
                 row.at += real
         for sums, row in zip(found, hands, strict=True):
             assert len(sums) >= 3
             assert sums == {pair: pytest.approx([hand.errors[pair] for hand in row], rel=1e-10) for pair in sums}
 
 
-def summed(fallen: Pairs, row: int, values: Tensor) -> dict[int, list[float]]:
+def summed(evicted: Pairs, row: int, values: Tensor) -> dict[int, list[float]]:
     """The sums of a row's fallen pairs, by the tokens that brought them: those of the same values."""
-    there = fallen.present[row].nonzero()[:, 0].tolist()
-    tokens = [(values == fallen.value[row, place]).flatten(1).all(1).nonzero().item() for place in there]
-    return {int(token): fallen.numbers["sparse_error"][row, place].tolist() for token, place in zip(tokens, there, strict=True)}
+    there = evicted.present[row].nonzero()[:, 0].tolist()
+    tokens = [(values == evicted.value[row, place]).flatten(1).all(1).nonzero().item() for place in there]
+    return {int(token): evicted.numbers["sparse_error"][row, place].tolist() for token, place in zip(tokens, there, strict=True)}
 
 
 def test_a_cache_hands_them_on() -> None:

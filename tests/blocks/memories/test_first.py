@@ -53,8 +53,8 @@ def test_what_stays_is_not_in_the_state_below() -> None:
     head: dict[str, Any] = {"position": "none", "feature_map": "elu", "memory": memory, "read": "sum"}
     data = inputs(SHAPE, 1, 17)
     _, state = run(built(complete(head), SHAPE), data)
-    fallen = list(range(KEPT, 17 - LAST))
-    wanted = torch.einsum("bekf,bekd->bkfd", torch.nn.functional.elu(data.key[:, fallen]) + 1, data.value[:, fallen])
+    evicted = list(range(KEPT, 17 - LAST))
+    wanted = torch.einsum("bekf,bekd->bkfd", torch.nn.functional.elu(data.key[:, evicted]) + 1, data.value[:, evicted])
     torch.testing.assert_close(state["state.state"], wanted, rtol=1e-10, atol=1e-10)
 
 

@@ -13,7 +13,7 @@ from blocks.kernels import Refused
 from blocks.legend import Shape
 from blocks.memories import lola, sparse
 from blocks.operation import Setting
-from blocks.scores.base import Contenders, Score, falling, places
+from blocks.scores.base import Contenders, Score, pairs_to_evict, places
 from blocks.scores.self_recall import SelfRecall
 from blocks.scores.squared_error import SquaredError
 from composer.graph.composition import HeadSpec
@@ -158,8 +158,8 @@ def test_of_equals_the_older_stay(there: int) -> None:
     resolution[:, :] = resolution[:, :1]
     score = score.masked_fill(missing, -torch.inf)
     gone = torch.zeros(1, 12, 20, dtype=torch.bool)
-    fall = falling(score.T[None], resolution.T[None], ~missing.T[None], gone, 7)[0].T
-    expected = torch.zeros(20, 12, dtype=torch.int8).scatter(1, fall, 1).argsort(dim=1, stable=True)[:, :5]
+    evicted = pairs_to_evict(score.T[None], resolution.T[None], ~missing.T[None], gone, 7)[0].T
+    expected = torch.zeros(20, 12, dtype=torch.int8).scatter(1, evicted, 1).argsort(dim=1, stable=True)[:, :5]
     kept = torch.full((20, 5), -1, dtype=torch.int32)
     choose[(20,)](score.masked_fill(missing, -1e38), resolution.masked_fill(missing, 0.0), kept, COUNT=12, S=5, EB=16)
     assert torch.equal(kept.long(), expected)

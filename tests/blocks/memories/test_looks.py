@@ -21,20 +21,20 @@ SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state
 def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) -> None:
     """Two sets of pairs ask, the second a matrix that the first has fallen into; some of them are no pairs."""
     state = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, SHAPE, 2).items()}
-    looks, fallen = memory.looks(state, SHAPE), None
+    looks, evicted = memory.looks(state, SHAPE), None
     assert looks is not None
     for _ in range(2):
         asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
-        looks.look(asked, fallen)
+        looks.look(asked, evicted)
         places = torch.stack([torch.randperm(9) for _ in range(6)]).view(2, 3, 9).transpose(1, 2)
         close(looks.distances(), distances(memory, asked, state))
         for first in range(0, 8, falling):
             index = places[:, first : first + falling]
-            looks.fall(index)
+            looks.evict(index)
             new = those(asked, index)
             _, state = recalled(memory, "reference", torch.zeros_like(new.key), new, None, counted(2, falling), state)
             if first == 8 - falling:
-                fallen = those(asked, places[:, :8])
+                evicted = those(asked, places[:, :8])
             if first:  # The first to fall are seen together with the second.
                 close(looks.distances(), distances(memory, asked, state))
 

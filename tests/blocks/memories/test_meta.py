@@ -42,8 +42,8 @@ def test_in_rotary_positions_they_stand_at_the_first() -> None:
         cosine, sine = (token * speed).cos().double(), (token * speed).sin().double()
         for one in range(4):
             first, second = data.query[0, token, one].split(4)
-            turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine))
-            weights = (named["meta.key"][:, one // 2] @ turned / math.sqrt(8)).softmax(0)
+            rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine))
+            weights = (named["meta.key"][:, one // 2] @ rotated / math.sqrt(8)).softmax(0)
             wanted = weights @ named["meta.value"][:, one // 2]
             torch.testing.assert_close(found[0, token, one], wanted, rtol=0, atol=1e-6)
 

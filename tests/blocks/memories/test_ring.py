@@ -20,12 +20,12 @@ def test_the_oldest_entry_is_given_and_written_over(places: list[int], in_place:
     new = {"key": -torch.ones(3, 1, 2), "position": tokens.position}
     slot = place_of(tokens, SIZE)
     assert slot.shape == (1 if len(set(places)) == 1 else 3,)
-    fallen = oldest(state, slot)
+    evicted = oldest(state, slot)
     carried = written(state, slot, new, in_place=in_place)
     for name, held in before.items():
         expected = held.clone()
         for row, place in enumerate(places):
-            assert torch.equal(fallen[name][row, 0], held[row, place % SIZE])
+            assert torch.equal(evicted[name][row, 0], held[row, place % SIZE])
             expected[row, place % SIZE] = new[name][row, 0]
         assert torch.equal(carried[name], expected)
         assert (carried[name] is state[name]) == in_place

@@ -59,8 +59,8 @@ def assert_by_hand(of: Cascade) -> None:
                 there = position >= 0
                 assert position[there].tolist() == [hand.places[pair][1] for pair in hand.cache]
                 own = head // (of.shape.heads // of.shape.key_heads)
-                turned = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, there])[0, :, 0]
-                assert torch.equal(states["sparse"]["key"][index, there, head], turned)
+                rotated = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, there])[0, :, 0]
+                assert torch.equal(states["sparse"]["key"][index, there, head], rotated)
                 assert torch.equal(states["sparse"]["value"][index, there, head], stream.value[index, hand.cache, own])
                 if of.shape.convolved_heads:
                     convolved = stream.convolved[index, hand.cache, head]
@@ -136,10 +136,10 @@ def test_without_room_it_is_lolcats_of_the_same_window(shape: str, keep: str) ->
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
     output, after, kept = of.call(query, pairs, tokens, of.start(3))
     given = {"query": query, "pairs": pairs}
-    (near, fallen), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **given)
-    falls = Features(features(fallen.mappable(NoPosition())), fallen.value, fallen.present, fallen.arrival)
+    (near, evicted), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **given)
+    evictions = Features(features(evicted.mappable(NoPosition())), evicted.value, evicted.present, evicted.arrival)
     below = empty(StateMemory(), replace(CONVOLVED, features=4, state_heads=4), 3)
-    far, state = recalled(StateMemory(), "torch", features(query), falls, None, tokens, below)
+    far, state = recalled(StateMemory(), "torch", features(query), evictions, None, tokens, below)
     close(output[tokens.valid], Shared().combine({}, [replace(near, logit=of.factor), far])[tokens.valid])
     close(after["state"]["state"], state["state"])
     assert not kept.output.any()
@@ -178,8 +178,8 @@ def test_chance_does_not_look_at_the_pairs() -> None:
     for seed, place in ((1, (0, 0)), (1, (0, 0)), (2, (0, 0)), (1, (1, 0)), (1, (0, 1))):
         part, states = sparse(6, {"kind": "random", "seed": seed}, evict="drop"), random(1, 40, 2, 4)
         given = {"query": random(1, 40, 4, 4), "pairs": pairs_at(states, [[*range(40)]])}
-        (_, fallen), after = computed(part, "torch", GROUPED, {}, counted(1, 40), empty(part, GROUPED, 1), place=place, **given)
-        assert fallen is None, "what falls out of it goes nowhere"
+        (_, evicted), after = computed(part, "torch", GROUPED, {}, counted(1, 40), empty(part, GROUPED, 1), place=place, **given)
+        assert evicted is None, "what falls out of it goes nowhere"
         kept.append(after["position"][0].T.tolist())
     assert kept[0] == kept[1]
     assert all(kept[0] != other for other in kept[2:])

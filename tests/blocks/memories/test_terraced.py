@@ -45,32 +45,32 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
         query, pairs, tokens = stream.call(call)
         # A number that travels with the pairs: what its value starts with.
         pairs = Pairs(pairs.key, pairs.convolved, pairs.value, pairs.position, numbers={"delta_rate": pairs.value[..., 0, :1]})
-        (partial, fallen), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
+        (partial, evicted), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
-        assert fallen.arrival is not None
-        raw = fallen.turned(NoPosition())
-        assert all(first <= second for row in fallen.arrival.tolist() for first, second in pairwise(row))
+        assert evicted.arrival is not None
+        raw = evicted.rotated(NoPosition())
+        assert all(first <= second for row in evicted.arrival.tolist() for first, second in pairwise(row))
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
-                places = falling(fallen, index, column)
-                assert fallen.position[index, places].tolist() == [row.tokens[one][1] for one in gone]
+                places = falling(evicted, index, column)
+                assert evicted.position[index, places].tolist() == [row.tokens[one][1] for one in gone]
                 close(raw[index, places], stream.key[index, gone])
-                assert torch.equal(fallen.convolved[index, places], stream.convolved[index, gone])
-                assert torch.equal(fallen.value[index, places], stream.value[index, gone])
-                assert torch.equal(fallen.numbers["delta_rate"][index, places, 0], stream.value[index, gone, 0, 0])
+                assert torch.equal(evicted.convolved[index, places], stream.convolved[index, gone])
+                assert torch.equal(evicted.value[index, places], stream.value[index, gone])
+                assert torch.equal(evicted.numbers["delta_rate"][index, places, 0], stream.value[index, gone, 0, 0])
                 answers = [stream.attention(index, token, held, head, turn) for head in range(4)]
                 close(partial.output[index, column], torch.stack([output for output, _ in answers]))
                 close(partial.lse[index, column], torch.stack([mass for _, mass in answers]))
-            assert not any(falling(fallen, index, column) for column in range(real, call.columns))
+            assert not any(falling(evicted, index, column) for column in range(real, call.columns))
 
 
 def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> None:
     part, states = terraced(3), random(1, 10, 2, 4)
     given = {"query": random(1, 10, 4, 4), "pairs": pairs_at(states, [[*range(10)]])}
-    (_, fallen), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **given)
-    assert fallen.arrival is not None
-    assert fallen.position[fallen.present].tolist() == [0, 1, 2, 3, 4, 5]
-    assert fallen.arrival[fallen.present].tolist() == [6, 6, 6, 9, 9, 9]
+    (_, evicted), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **given)
+    assert evicted.arrival is not None
+    assert evicted.position[evicted.present].tolist() == [0, 1, 2, 3, 4, 5]
+    assert evicted.arrival[evicted.present].tolist() == [6, 6, 6, 9, 9, 9]
 
 
 def test_rows_stand_at_places_of_their_own() -> None:
@@ -78,10 +78,10 @@ def test_rows_stand_at_places_of_their_own() -> None:
     part, states = terraced(2), random(2, 6, 2, 4)
     tokens = documents([6], [1, 5])
     pairs = pairs_at(states, tokens.position.tolist())
-    (_, fallen), _ = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=random(2, 6, 4, 4), pairs=pairs)
-    assert [len(falling(fallen, 0, column)) for column in range(6)] == [0, 0, 0, 0, 2, 0]
-    assert [len(falling(fallen, 1, column)) for column in range(6)] == [0, 0, 0, 0, 0, 2]
-    assert torch.equal(fallen.key[1, falling(fallen, 1, 5)], states[1, 1:3])
+    (_, evicted), _ = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=random(2, 6, 4, 4), pairs=pairs)
+    assert [len(falling(evicted, 0, column)) for column in range(6)] == [0, 0, 0, 0, 2, 0]
+    assert [len(falling(evicted, 1, column)) for column in range(6)] == [0, 0, 0, 0, 0, 2]
+    assert torch.equal(evicted.key[1, falling(evicted, 1, 5)], states[1, 1:3])
 
 
 @pytest.mark.parametrize("form", ["reference", "torch"])
@@ -92,13 +92,13 @@ def test_below_another_window_chunks_count_by_the_tokens_clock(form: str) -> Non
     (_, late), _ = computed(
         above, form, GROUPED, {}, tokens, empty(above, GROUPED, 1), query=query, pairs=pairs_at(states, [[*range(14)]])
     )
-    (partial, fallen), _ = computed(part, form, GROUPED, {}, tokens, empty(part, GROUPED, 1), query=query, pairs=late)
+    (partial, evicted), _ = computed(part, form, GROUPED, {}, tokens, empty(part, GROUPED, 1), query=query, pairs=late)
     assert partial.lse is not None
     gone: list[int] = []
     for t in range(14):
         chunk = t // 3
         seen = [pair for pair in range(14) if chunk - 1 <= (pair + 1) // 3 and pair < t]
-        gone += fallen.position[0, falling(fallen, 0, t)].tolist()
+        gone += evicted.position[0, falling(evicted, 0, t)].tolist()
         assert sorted(gone + seen) == list(range(t))
         for head in range(4):
             logits = states[0, seen, head // 2] @ query[0, t, head] / 2
@@ -111,9 +111,9 @@ def test_a_call_that_starts_a_document_lets_nothing_of_the_last_one_fall() -> No
     (_, _), state = computed(part, "torch", GROUPED, {}, counted(1, 4), empty(part, GROUPED, 1), query=query, pairs=pairs)
     (wanted, _), _ = computed(part, "torch", GROUPED, {}, counted(1, 4), empty(part, GROUPED, 1), query=query, pairs=pairs)
     anew = Tokens(torch.arange(4)[None], torch.ones(1, 4, dtype=torch.int64))
-    (got, fallen), after = computed(part, "torch", GROUPED, {}, anew, state, query=query, pairs=pairs)
+    (got, evicted), after = computed(part, "torch", GROUPED, {}, anew, state, query=query, pairs=pairs)
     close(got.output, wanted.output)
-    assert not fallen.present.any()
+    assert not evicted.present.any()
     assert after["position"].tolist() == [[0, 1, 2, 3]]
 
 
@@ -143,12 +143,12 @@ def test_gradients(form: str) -> None:
 
     def run(query: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         pairs = pairs_at(states, tokens.position.tolist())
-        (partial, fallen), _ = computed(
+        (partial, evicted), _ = computed(
             part, form, shape, {}, tokens, empty(part, shape, 1), setting=setting, query=query, pairs=pairs
         )
         assert partial.lse is not None
-        assert fallen.present.any()
-        return partial.output, partial.lse, fallen.key * fallen.present[..., None, None]
+        assert evicted.present.any()
+        return partial.output, partial.lse, evicted.key * evicted.present[..., None, None]
 
     assert_derivatives(run, (random(1, 7, 4, 2), random(1, 7, 2, 2)))
 

@@ -33,28 +33,28 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
     state = empty(part, CONVOLVED, len(ROWS))
     for call in calls:
         query, pairs, tokens = stream.call(call)
-        (partial, fallen), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
+        (partial, evicted), state = computed(part, form, CONVOLVED, {}, tokens, state, query=query, pairs=pairs)
         assert partial.lse is not None
-        raw = fallen.turned(NoPosition())
+        raw = evicted.rotated(NoPosition())
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
-                assert fallen.position[index, column : column + 1].tolist() == ([row.tokens[one][1] for one in gone] or [-1])
+                assert evicted.position[index, column : column + 1].tolist() == ([row.tokens[one][1] for one in gone] or [-1])
                 for one in gone:
                     close(raw[index, column], stream.key[index, one])
-                    assert torch.equal(fallen.convolved[index, column], stream.convolved[index, one])
-                    assert torch.equal(fallen.value[index, column], stream.value[index, one])
+                    assert torch.equal(evicted.convolved[index, column], stream.convolved[index, one])
+                    assert torch.equal(evicted.value[index, column], stream.value[index, one])
                 answers = [stream.attention(index, token, held, head, turn) for head in range(4)]
                 close(partial.output[index, column], torch.stack([output for output, _ in answers]))
                 close(partial.lse[index, column], torch.stack([mass for _, mass in answers]))
-            assert not fallen.present[index, real:].any()
+            assert not evicted.present[index, real:].any()
             # What is held is what the state says: the pair of position t, with its key turned, at place t modulo the size.
             places = [row.tokens[one][1] for one in row.held]
             wanted = torch.full((size,), -1)
             wanted[[place % size for place in places]] = torch.tensor(places, dtype=torch.int64)
             assert state["position"][index].tolist() == wanted.tolist()
             for one, place in zip(row.held, places, strict=True):
-                turned = ROPE.rotate(stream.key[index, one][None, None], torch.tensor([[place]]))[0, 0]
-                assert torch.equal(state["key"][index, place % size], turned)
+                rotated = ROPE.rotate(stream.key[index, one][None, None], torch.tensor([[place]]))[0, 0]
+                assert torch.equal(state["key"][index, place % size], rotated)
                 assert torch.equal(state["value"][index, place % size], stream.value[index, one])
 
 
@@ -64,9 +64,9 @@ def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the
     (wanted, _), _ = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=query, pairs=pairs)
     (_, _), state = computed(part, "torch", GROUPED, {}, tokens, empty(part, GROUPED, 2), query=query, pairs=pairs)
     anew = type(tokens)(tokens.position, torch.ones_like(tokens.position))
-    (got, fallen), _ = computed(part, "torch", GROUPED, {}, anew, state, query=query, pairs=pairs)
+    (got, evicted), _ = computed(part, "torch", GROUPED, {}, anew, state, query=query, pairs=pairs)
     close(got.output, wanted.output)
-    assert fallen.position.tolist() == [[-1, -1, -1, 0, 1]] * 2
+    assert evicted.position.tolist() == [[-1, -1, -1, 0, 1]] * 2
 
 
 def test_what_falls_into_it_may_have_gaps() -> None:
@@ -75,13 +75,13 @@ def test_what_falls_into_it_may_have_gaps() -> None:
         part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
         query = random(1, 4, 4, 4)
         pairs = pairs_at(states, [[-1, -1, 0, -1]])
-        (partial, fallen), _ = computed(part, form, GROUPED, {}, counted(1, 4), empty(part, GROUPED, 1), query=query, pairs=pairs)
+        (partial, evicted), _ = computed(part, form, GROUPED, {}, counted(1, 4), empty(part, GROUPED, 1), query=query, pairs=pairs)
         assert partial.lse is not None
         assert not partial.output[:, :2].any()
         assert partial.lse[:, :2].isneginf().all()
         for token in (2, 3):
             close(partial.output[:, token], states[:, 2].repeat_interleave(2, dim=1))
-        assert fallen.position.tolist() == [[-1, -1, -1, -1]]
+        assert evicted.position.tolist() == [[-1, -1, -1, -1]]
 
 
 @pytest.mark.parametrize("evict", ["fall", "drop"])

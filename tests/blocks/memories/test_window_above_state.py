@@ -184,7 +184,7 @@ def test_large_logits_stay_finite_and_right() -> None:
     key, value = (torch.cat((torch.zeros(1, 4, 1, 8), states), dim=1) for states in (key, value))
     for size in (1.0, 30.0, -30.0):
         weight = torch.full((1, LENGTH, 1), size)
-        found, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Fall(4, 1, LENGTH, rows))
+        found, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Evictions(4, 1, LENGTH, rows))
         for token in (0, 6, 20):
             near = key[0, max(token + 1, 4) : token + 5, 0] @ query[0, token, 0] * 20 / math.sqrt(8) + size
             far = (mapped[1, 0, 4 : token + 1, 0] @ mapped[0, 0, token, 0]).log()
@@ -202,15 +202,15 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
     mapped = torch.rand(1, LENGTH + chunk - 1, 1, 8, generator=generator) + 0.1
     decay = -steepest * torch.rand(1, LENGTH, 1, 8, generator=generator) ** 4
     key, value = (torch.cat((torch.zeros(1, held, 1, 8), states), dim=1) for states in (key, value))
-    fallen = torch.arange(LENGTH) // chunk * chunk + chunk
-    falls_with = torch.searchsorted(fallen, torch.arange(LENGTH + held), right=True).clamp(max=LENGTH - 1)
+    evicted = torch.arange(LENGTH) // chunk * chunk + chunk
+    evicting = torch.searchsorted(evicted, torch.arange(LENGTH + held), right=True).clamp(max=LENGTH - 1)
 
     def defined(query: Tensor, key: Tensor, value: Tensor, asking: Tensor, mapped: Tensor, decay: Tensor) -> Tensor:
         clock, outputs = decay[0, :, 0].cumsum(0), []
-        for token, end in enumerate(fallen.tolist()):
+        for token, end in enumerate(evicted.tolist()):
             near, far = slice(max(end, held), held + token + 1), slice(held, max(end, held))
             weights = (key[0, near, 0] @ query[0, token, 0] / math.sqrt(8)).exp()
-            left = mapped[0, far, 0] * (clock[token] - clock[falls_with[far]]).exp()
+            left = mapped[0, far, 0] * (clock[token] - clock[evicting[far]]).exp()
             shares = torch.cat((left @ asking[0, token, 0], weights))
             outputs.append(shares / shares.sum() @ value[0, held : held + token + 1, 0])
         return torch.stack(outputs)[None, :, None]
@@ -221,9 +221,9 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
         if kind is torch.float64:
             output = defined(*leaves)
         else:
-            rows = torch.tensor([[held, fallen[-1], 0, LENGTH]], dtype=torch.int32)
-            fall = joint.Fall(held, chunk, LENGTH + chunk - 1, rows, None if chunk == 1 else fallen[None].int())
-            output, _ = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), fall)
+            rows = torch.tensor([[held, evicted[-1], 0, LENGTH]], dtype=torch.int32)
+            evictions = joint.Evictions(held, chunk, LENGTH + chunk - 1, rows, None if chunk == 1 else evicted[None].int())
+            output, _ = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         (output * torch.arange(8)).sum().backward()
         answers.append([output.detach(), *(leaf.grad for leaf in leaves)])
     for found, expected in zip(answers[1], answers[0], strict=True):
@@ -240,15 +240,15 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
     query = torch.randn(1, LENGTH, 1, 8, generator=generator)
     key, value = (torch.randn(1, LENGTH + held, 1, 8, generator=generator) for _ in range(2))
     asking, mapped = torch.rand(1, LENGTH, 1, 8, generator=generator), torch.rand(1, LENGTH + chunk - 1, 1, 8, generator=generator)
-    fallen = torch.arange(LENGTH) // chunk * chunk + chunk
-    rows = torch.tensor([[held, fallen[-1], 0, LENGTH]], dtype=torch.int32)
-    fall = joint.Fall(held, chunk, LENGTH + chunk - 1, rows, None if chunk == 1 else fallen[None].int())
+    evicted = torch.arange(LENGTH) // chunk * chunk + chunk
+    rows = torch.tensor([[held, evicted[-1], 0, LENGTH]], dtype=torch.int32)
+    evictions = joint.Evictions(held, chunk, LENGTH + chunk - 1, rows, None if chunk == 1 else evicted[None].int())
     answers = []
     for steepest in (-math.inf, -100.0):
         decay = torch.full((1, LENGTH, 1, *own), -0.1)
         decay[:, 12:14] = steepest
         leaves = [one.clone().requires_grad_() for one in (query, key, value, asking, mapped, decay)]
-        output, last = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), fall)
+        output, last = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         answers.append([output, last, *torch.autograd.grad(output.sum() + last.sum(), leaves)])
     for found, expected in zip(*answers, strict=True):
         assert expected.isfinite().all()

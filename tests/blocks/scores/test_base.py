@@ -7,7 +7,7 @@ import math
 import torch
 from hypothesis import given, strategies
 
-from blocks.scores.base import falling
+from blocks.scores.base import pairs_to_evict
 
 RESOLUTION = 2.0**-10
 
@@ -39,10 +39,12 @@ def test_falling(pairs: list[tuple[float, bool]], data: strategies.DataObject) -
     count = data.draw(strategies.integers(1, compete - 1))
     heads = [(score, gone), (score[::-1], gone[::-1])]
     given = torch.tensor([one for one, _ in heads], dtype=torch.float64).T[None]
-    found = falling(given, RESOLUTION * given.abs(), given > -math.inf, torch.tensor([out for _, out in heads]).T[None], count)
+    found = pairs_to_evict(
+        given, RESOLUTION * given.abs(), given > -math.inf, torch.tensor([out for _, out in heads]).T[None], count
+    )
     assert found[0].T.tolist() == [by_the_words(*head, count) for head in heads]
 
 
 def test_all_fall_where_none_may_stay() -> None:
     zero = torch.zeros(1, 3, 1)
-    assert falling(zero, zero, zero == 0, zero > 0, 3).flatten().tolist() == [0, 1, 2]
+    assert pairs_to_evict(zero, zero, zero == 0, zero > 0, 3).flatten().tolist() == [0, 1, 2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blocks.scores import SCORES
-from blocks.scores.base import Contenders, Score, falling
+from blocks.scores.base import Contenders, Score, pairs_to_evict
 from blocks.scores.overestimate import Overestimate
 from blocks.scores.recent import Recent
 from blocks.scores.relative_recall import RelativeRecall
@@ -77,12 +77,12 @@ def test_what_is_apart_by_more_than_rounding_is_not_equal(kind: str, dtype: torc
     numbers = (1 + 250 * torch.finfo(dtype).eps * mixed.to(dtype))[None, :, None]
     position, norm, here = mixed[None, :, None], torch.ones_like(numbers), torch.ones(1, count, 1, dtype=torch.bool)
 
-    def fallen(numbers: torch.Tensor) -> list[int]:
+    def evicted(numbers: torch.Tensor) -> list[int]:
         pairs = Contenders(position, norm[..., None], numbers, norm, numbers, (0, 0))
         worth = score.score(pairs)
-        return falling(worth, score.resolution(pairs, worth), here, ~here, 17).flatten().tolist()
+        return pairs_to_evict(worth, score.resolution(pairs, worth), here, ~here, 17).flatten().tolist()
 
     wanted = score.score(Contenders(position, norm[..., None], numbers, norm, numbers, (0, 0))).double().flatten()
-    assert fallen(numbers) == sorted(wanted.argsort()[:17].tolist())
+    assert evicted(numbers) == sorted(wanted.argsort()[:17].tolist())
     if not score.by_position:
-        assert fallen(1 + torch.finfo(dtype).eps * (mixed % 3).to(dtype)[None, :, None]) == list(range(count - 17, count))
+        assert evicted(1 + torch.finfo(dtype).eps * (mixed % 3).to(dtype)[None, :, None]) == list(range(count - 17, count))

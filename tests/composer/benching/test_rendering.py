@@ -49,7 +49,7 @@ def test_remarks() -> None:
     assert "compare the speeds" not in said(device="cuda")
     assert "peak: " not in said()
     assert "in a separate process" in said(peak="resident")
-    assert "CUDA's tensors" in said(peak="allocated", device="cuda:1")
+    assert "CUDA tensors" in said(peak="allocated", device="cuda:1")
     assert "b has an adapter that is not merged" in said(models=(facts("a"), facts("b", adapter=True)))
     assert "--dtype sets one for all" in said(models=(facts("a"), facts("b", dtype="bfloat16")))
     assert remarks(report().model_copy(update={"remarks": ("something else",)}))[-1] == "something else"

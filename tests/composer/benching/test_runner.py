@@ -173,7 +173,9 @@ def test_learned_positions_end(tmp_path: Path) -> None:
         BenchError, match="--prefill: .*short has learned 32 positions, too few for 33 tokens: the largest possible value is 32"
     ):
         bench([folder], [8, 33], options=options)
-    with pytest.raises(BenchError, match="--decode: .*too few for 30 tokens, with 3 more for what is decoded there: .* most 29"):
+    with pytest.raises(
+        BenchError, match="--decode: .*too few for 30 tokens, with 3 more for what is decoded there: .* value is 29"
+    ):
         bench([folder], [], [30], options)
     report = bench([folder], [32], [29], options)
     assert [cell.failure for cell in report.cells] == [None, None]

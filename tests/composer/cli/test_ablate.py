@@ -124,8 +124,8 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "too short": ([SWEEP, "--from", "teacher", "--tasks", "mqar", "--lengths", "8", "-o", "out"], "mqar"),
     "nothing to do": ([SWEEP, "--from", "teacher", "-o", "out"], "Set --data to train the variants, --tasks to score them"),
     "no lengths": ([SWEEP, "--from", "teacher", "--tasks", "mqar", "-o", "out"], "--lengths 512,1024"),
-    "lengths": ([SWEEP, "--from", "teacher", *DATA, "--lengths", "9", "-o", "out"], "--lengths is for tasks"),
-    "a file": ([SWEEP, "--from", "teacher", *DATA, "--text", "texts.jsonl", "-o", "out"], "--text is for tasks"),
+    "lengths": ([SWEEP, "--from", "teacher", *DATA, "--lengths", "9", "-o", "out"], "--lengths needs tasks"),
+    "a file": ([SWEEP, "--from", "teacher", *DATA, "--text", "texts.jsonl", "-o", "out"], "--text needs tasks"),
     "no number": (
         [SWEEP, "--from", "teacher", *DATA, "--seeds", "one", "-o", "out"],
         'such as 0,1,2, got "one"',
@@ -137,7 +137,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "data": ([SWEEP, "--from", "teacher", "--data", "text.jsonl", "-o", "out"], 'did you mean "texts.jsonl"'),
     "columns": ([SWEEP, "--from", "teacher", "--data", "columns.jsonl", "-o", "out"], "columns.jsonl"),
     "a share": ([SWEEP, "--from", "teacher", "--data", "texts.jsonl", "--share", "0.9", "-o", "out"], "a share of 0.9"),
-    "held out alone": ([SWEEP, "--from", "teacher", "--held-out", "texts.jsonl", *SCORED, "-o", "out"], "say --data, too"),
+    "held out alone": ([SWEEP, "--from", "teacher", "--held-out", "texts.jsonl", *SCORED, "-o", "out"], "Set --data, too"),
     "rows too long": ([SWEEP, "--from", "teacher", *DATA, "--set", "recipe.sequence=999", "-o", "out"], "at most 128 tokens"),
     "no recipe": (["lola", "--from", "teacher", *DATA, "-o", "out"], '"lola" has no recipe, and 6 of its parameters are untrained'),
     "a recipe for another origin": (

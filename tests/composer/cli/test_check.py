@@ -32,7 +32,7 @@ def test_on_a_source_it_says_the_hash(compose: Compose, teacher: Path) -> None:
     ("text", "message"),
     [
         ("head: {memory: [windwo]}", "wrong.yaml:3:17  head.memory[0].kind: "),
-        ("head: {memory: [window]}", "wrong.yaml:3:17  head.memory[0]: pairs beyond the 64 that it holds"),
+        ("head: {memory: [window]}", "wrong.yaml:3:17  head.memory[0]: this memory holds 64 pairs"),
         ("heads:\n  one: {memory: [full], conv: causal}", "wrong.yaml:4:31  heads.one.conv: "),
         ("head: {feature_map: relu, memory: [{kind: state}, full]}", "head.memory[0]: a `state` memory never evicts pairs"),
     ],
@@ -84,10 +84,10 @@ EVERYWHERE = {
     ),
     "a step": ("extends: lolcats\nlayers: [{at: '0:2:0', use: head}]", "layers[0].at: a step of 0 never arrives"),
     "a name": ("heads: {half: {memory: [full]}}\nlayers: [{at: all, use: half}]", "heads.half: PyTorch's modules have"),
-    "no head": ("paper: nothing", "layers: no layer has a head: say a `head:`"),
+    "no head": ("paper: nothing", "layers: no layer has a head: add `head:`"),
     "a head that no layer of a source takes": (
         "head: {memory: [window]}\nheads: {exact: {memory: [full]}}\nlayers: [{at: all, use: exact}]",
-        "head.memory[0]: pairs beyond the 64 that it holds",
+        "head.memory[0]: this memory holds 64 pairs",
     ),
     "both ways": (
         "direction: bidirectional\nhead: {memory: [{kind: window, size: 4, shape: terraced, evict: drop}]}",

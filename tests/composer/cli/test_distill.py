@@ -148,7 +148,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no such device": ("tiny", ["--data", "texts.jsonl", "--device", "abacus"], "abacus"),
     "another size": ("tiny", ["--data", "texts.jsonl", "--teacher", "OTHER"], "has 64 channels, the student 32"),
     "no such teacher": ("tiny", ["--data", "texts.jsonl", "--teacher", "missing"], "missing"),
-    "nothing to resume": ("tiny", ["--data", "texts.jsonl", "--resume"], "There is no run to go on with"),
+    "nothing to resume": ("tiny", ["--data", "texts.jsonl", "--resume"], "There is no run to continue"),
     "no tokenizer": ("wordless", ["--data", "texts.jsonl"], "has no tokenizer that transformers can read"),
     "no built model": ("other", ["--data", "texts.jsonl"], "it is not a built model. Make one: `compose build SPEC --from SOURCE`"),
     "no model": ("nowhere", ["--data", "texts.jsonl"], "it is not a built model"),

@@ -112,7 +112,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     ),
     "a task": ([TEACHER, "--tasks", "recal", "--lengths", "64"], 'No task "recal"; did you mean "recall"?'),
     "too short": ([TEACHER, "--tasks", "recall", "--lengths", "64"], "needs at least 67 tokens, not 64"),
-    "no text": ([TEACHER, "--tasks", "perplexity", "--lengths", "64"], "say --text"),
+    "no text": ([TEACHER, "--tasks", "perplexity", "--lengths", "64"], "set --text"),
     "no tokenizer": (["wordless", *QUICK], "wordless has no tokenizer"),
     "no model": (["nowhere", *QUICK], "nowhere"),
     "include": ([TEACHER, *QUICK, "--include-path", "."], "--include-path is for tasks of lm-eval"),

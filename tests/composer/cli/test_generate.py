@@ -111,7 +111,7 @@ def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
     """Bytes of another encoding, as argv and stdin hand them on."""
     result = compose("generate", student, "--prompt", "caf\udce9")
     assert result.exit_code == 2
-    assert "in --prompt is no text in the terminal's encoding, from character 4 on" in " ".join(result.stderr.split())
+    assert "the prompt in --prompt is not in the terminal's encoding, from character 4 on" in " ".join(result.stderr.split())
     result = compose("generate", student, "--prompt", "-", stdin=b"caf\xe9")
     assert result.exit_code == 2
     assert "on stdin is no text" in " ".join(result.stderr.split())

@@ -24,7 +24,7 @@ def damaged(student: Path) -> Path:
 def test_a_good_model(compose: Compose, student: Path) -> None:
     result = compose("verify", student)
     assert result.exit_code == 0
-    assert "is what its record says" in result.stdout
+    assert "matches its record" in result.stdout
     assert "failed" not in result.stdout
     lines = result.stdout.splitlines()
     assert sum(line.startswith("passed") for line in lines) == sum(check.outcome == "passed" for check in verify(student).checks)

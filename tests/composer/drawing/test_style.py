@@ -11,7 +11,7 @@ from composer.drawing.style import style
 from tests.composer.eyes import EYES, contrast, lab
 
 LOOKS = ("input", "mixing", "features", "control", "memory", "read", "after")
-FLOWS = ("pairs", "query", "key", "value", "fallen", "decay", "weight", "partial")
+FLOWS = ("pairs", "query", "key", "value", "evicted", "decay", "weight", "partial")
 ENOUGH, APART = 4.5, 10.0
 """Contrast that the web's guidelines ask of text; and the least distance of two colours, in CIE Lab."""
 

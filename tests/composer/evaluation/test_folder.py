@@ -113,7 +113,7 @@ def test_a_damaged_line_is_told(tmp_path: Path, line: str) -> None:
     written(tmp_path)
     path = tmp_path / SAMPLES
     path.write_text(f"{line}\n{path.read_text()}")
-    expected = rf"{SAMPLES}, line 1 is damaged: .*{DAMAGED_LINES[line]}.*\. Remove it: its samples are .*Or begin anew: --force"
+    expected = rf"{SAMPLES}, line 1 is damaged: .*{DAMAGED_LINES[line]}.*\. Remove it: its samples are .*Or start again: --force"
     with pytest.raises(EvaluationError, match=expected):
         opened(tmp_path, setting(), force=False)
     assert opened(tmp_path, setting(), force=True).results(KEY) == {}

@@ -52,14 +52,14 @@ class Document:
     def _of_head(self, head: int) -> Tensor:
         """Memory by memory, top to bottom, each with the pairs that enter it at each token; then the read, token by token."""
         tokens = range(len(self.query))
-        falls: dict[str, list[list[int]]] = {"pairs": [[t] for t in tokens]}
+        evictions: dict[str, list[list[int]]] = {"pairs": [[t] for t in tokens]}
         seen: dict[str, list[list[int]]] = {}
         answers: dict[str, list[Answer]] = {}
         for name, memory in self._memories().items():
             above = self._above()[name]
             one = self._one(memory, head)
             if isinstance(memory, Window):
-                seen[name], falls[name] = held_by_a_window(memory, falls[above])
+                seen[name], evictions[name] = held_by_a_window(memory, evictions[above])
                 answers[name] = [exact(one, t, seen[name][t]) for t in tokens]
             elif isinstance(memory, Sparse):
                 below = next((other for other, source in self._above().items() if source == name), None)
@@ -69,7 +69,7 @@ class Document:
                 if below is not None:
                     answers[below] = []
                 place = self.place[0], self.place[1] + head
-                for t, held in enumerate(kept(memory, one, falls[above], state, place, looking, seen.get(above, []))):
+                for t, held in enumerate(kept(memory, one, evictions[above], state, place, looking, seen.get(above, []))):
                     answers[name].append(exact(one, t, held))
                     if below is not None and state is not None:
                         answers[below].append(state.answer(t))
@@ -77,12 +77,12 @@ class Document:
                 if name not in answers:
                     state, answers[name] = self._started(name, head), []
                     for t in tokens:
-                        state.take(t, falls[above][t])
+                        state.take(t, evictions[above][t])
                         answers[name].append(state.answer(t))
             elif isinstance(memory, Latents):
                 answers[name] = [self._of_latents(name, head, t) for t in tokens]
             else:
-                answers[name] = [exact(one, t, together(falls[above][: t + 1])) for t in tokens]
+                answers[name] = [exact(one, t, together(evictions[above][: t + 1])) for t in tokens]
         return torch.stack([self._read({name: answers[name][t] for name in self._memories()}, head, t) for t in tokens])
 
     def _memories(self) -> dict[str, Memory]:
@@ -109,7 +109,7 @@ class Document:
     def _one(self, memory: Memory, head: int) -> Head:
         """Queries, keys and values of one query head, turned as this memory says."""
         own = self._shared(head, self.key.shape[1])
-        query, key = (turned(states, memory.position) for states in (self.query[:, head], self.key[:, own]))
+        query, key = (rotated(states, memory.position) for states in (self.query[:, head], self.key[:, own]))
         return Head(query, key, list(self.value[:, own]))
 
     def _started(self, name: str, head: int) -> State:
@@ -121,7 +121,7 @@ class Document:
 
         def features(side: str) -> list[Tensor]:
             convolved = torch.stack([self._convolved(side[0], head, t) for t in tokens])
-            return [self._features(mapping, side, head, one) for one in turned(convolved, memory.position)]
+            return [self._features(mapping, side, head, one) for one in rotated(convolved, memory.position)]
 
         query, key = features("query"), features("key")
         survives = [self._survives(name, memory, head, t, len(query[0])) for t in tokens]
@@ -249,7 +249,7 @@ def mixed_by_taps(hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
     )
 
 
-def turned(states: Tensor, position: Rope | NoPosition | None) -> list[Tensor]:
+def rotated(states: Tensor, position: Rope | NoPosition | None) -> list[Tensor]:
     """Token by token; rope as a product of complex numbers; angles in float32, as the checkpoints have them."""
     if not isinstance(position, Rope):
         return list(states)

@@ -49,7 +49,7 @@ def exact(one: Head, t: int, pairs: list[int]) -> Answer:
 
 def held_by_a_window(window: Window, entering: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """The pairs that a window holds at each token, and those that fall out of it at each."""
-    held, falls = [], []
+    held, evictions = [], []
     for t in range(len(entering)):
         if window.shape == "sliding":
             first, gone = t + 1 - window.size, slice(max(0, t - window.size), max(0, t - window.size + 1))
@@ -58,8 +58,8 @@ def held_by_a_window(window: Window, entering: list[list[int]]) -> tuple[list[li
             first, gone = chunk - window.size, slice(max(0, chunk - 2 * window.size), max(0, chunk - window.size))
             gone = gone if t == chunk else slice(0)
         held.append(together(entering[max(0, first) : t + 1]))
-        falls.append(together(entering[gone]))
-    return held, falls
+        evictions.append(together(entering[gone]))
+    return held, evictions
 
 
 def together(entering: list[list[int]]) -> list[int]:
@@ -159,9 +159,9 @@ def kept(
     window, seen: queries and keys as the window above turns them, and the pairs that this window held at each token.
     """
     cache: list[int] = []
-    for t, fallen in enumerate(entering):
-        eligible, dropped = [*cache, *fallen], []
-        if fallen and len(eligible) > sparse.size:
+    for t, evicted in enumerate(entering):
+        eligible, dropped = [*cache, *evicted], []
+        if evicted and len(eligible) > sparse.size:
             scores = {pair: _score(sparse, one, state, place, window, seen, pair) for pair in eligible}
             best = best_of(eligible, scores, sparse.size)
             dropped = [pair for pair in eligible if pair not in best]

@@ -90,7 +90,7 @@ def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None
     summed = {edge.label: edge.start for edge in graph.into("window", "features")}
     assert summed == {"wrong_error": "still_features", "over_error": "steep_features"}
     assert {number.name for number in travel["window"] if number.error is not None} == summed.keys()
-    assert feed(graph, "still", "pairs") == [("wrong", "fallen")]
+    assert feed(graph, "still", "pairs") == [("wrong", "evicted")]
     assert feed(graph, "all", "pairs") == [("pairs", "pairs")]
 
 

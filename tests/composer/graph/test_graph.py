@@ -37,7 +37,7 @@ def test_lolcats() -> None:
     assert kinds == {"window": "window", "state_features": "hedgehog", "state": "state", "read": "shared"}
     assert {node.name for node in graph.parts if node.path is None} == {"pairs", "window.weight"}, "no spec says these"
     assert feed(graph, "read", "partial") == [("window", "partial"), ("state", "partial")]
-    assert feed(graph, "state", "pairs") == [("window", "fallen")]
+    assert feed(graph, "state", "pairs") == [("window", "evicted")]
 
 
 def test_lawcat() -> None:
@@ -85,8 +85,8 @@ def test_pairs_fall_through_all_memories_of_a_cascade() -> None:
     graph = graph_of({"feature_map": "elu", "memory": [near, far, STATE]})
     assert [feed(graph, node, "pairs") for node in ("near", "far", "state")] == [
         [("pairs", "pairs")],
-        [("near", "fallen")],
-        [("far", "fallen")],
+        [("near", "evicted")],
+        [("far", "evicted")],
     ]
     assert [node.name for node, _ in graph.memories] == ["near", "far", "state"]
 

@@ -17,7 +17,7 @@ from blocks.recurrences import additive
 from composer.errors import BuildError
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import INPUTS, SINKS, HeadGraph, build_graph
-from composer.graph.listing import listing, otherwise, turns
+from composer.graph.listing import listing, otherwise, rotations
 from composer.graph.lowering import BACKENDS, compiled, lower, lowered
 from composer.graph.program import CoveredOperation
 from composer.model.head import Head
@@ -89,10 +89,11 @@ def test_lolcats() -> None:
     (fast,) = (form for form in additive.FORMS if form.backend == "torch" and not form.decode)
     assert squeezed(listing(lower(build_graph(shipped("lolcats").heads["head"], SIZE.shape(4))))) == [
         "pairs = pairs(key, value) # B T 2 8 key and value of each token",
-        "window, window_fallen = window(query, pairs) # B T 4 8 torch: blocks of queries against their window, by PyTorch's kernel",
+        "window, window_evicted = window(query, pairs) "
+        "# B T 4 8 torch: blocks of queries against their window, by PyTorch's kernel",
         "window_weight = window.weight(hidden) # 4 as defined",
         "state_features = feature_map(query) # B T 4 128 as defined; keys as they reach the memory",
-        f"state = state(state_features, window_fallen) # B T 4 8 torch: {fast.says}",
+        f"state = state(state_features, window_evicted) # B T 4 8 torch: {fast.says}",
         "output = read(window, state, window_weight) # B T 4 8 as defined",
         "return output",
     ]
@@ -114,8 +115,8 @@ def test_the_lines_of_decode_are_those_that_differ() -> None:
     """Here the window's and the state's; the others are the same line, and stand once."""
     program, decode = compiled(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
     assert squeezed(otherwise(program, decode)) == [
-        "window, window_fallen = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs, by PyTorch's kernel",
-        "state = state(state_features, window_fallen) # B T 4 8 torch: one step of the recurrence",
+        "window, window_evicted = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs, by PyTorch's kernel",
+        "state = state(state_features, window_evicted) # B T 4 8 torch: one step of the recurrence",
     ]
     assert otherwise(program, program) == []
 
@@ -165,10 +166,10 @@ def test_lola_is_one_step_of_its_cache_and_its_state() -> None:
     lines = squeezed(listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4)))))
     (first,) = (index for index, line in enumerate(lines) if "┌" in line)
     assert lines[first].startswith(
-        "sparse, sparse_fallen = sparse(query, window_fallen) # B T 4 8 ┌ torch: one eviction after the other, answered by "
+        "sparse, sparse_evicted = sparse(query, window_evicted) # B T 4 8 ┌ torch: one eviction after the other, answered by "
         "PyTorch's kernel; "
     )
-    assert lines[first + 1] == "state = state(state_features, sparse_fallen) # B T 4 8 └ in the same step"
+    assert lines[first + 1] == "state = state(state_features, sparse_evicted) # B T 4 8 └ in the same step"
 
 
 def test_what_is_mixed_for_queries_and_keys_is_projected() -> None:
@@ -192,7 +193,7 @@ def test_each_group_of_heads_is_listed_once_with_what_is_other_in_decode() -> No
     (only,) = code_of(shipped("lolcats"), "a source").heads
     assert (only.head, only.heads, only.layers) == ("head", 4, (0, 1, 2, 3))
     assert only.prefill[-1] == "return output"
-    assert [line.split(" = ")[0] for line in only.decode] == ["window, window_fallen", "state"]
+    assert [line.split(" = ")[0] for line in only.decode] == ["window, window_evicted", "state"]
     mixed = code_of(shipped("mixed-heads"), "a source", backend="reference").heads
     assert len(mixed) == len({(one.head, one.heads) for one in mixed})
     with pytest.raises(BuildError, match='no backend "tritn"'):
@@ -203,11 +204,11 @@ def test_each_group_of_heads_is_listed_once_with_what_is_other_in_decode() -> No
 def test_it_says_where_queries_and_keys_are_turned() -> None:
     window = {"kind": "window", "size": 4, "position": {"kind": "rope", "theta": 1e6}}
     head = {"position": "none", "feature_map": "elu", "memory": [window, "state"]}
-    assert turns(lower(graph_of(head))) == [
+    assert rotations(lower(graph_of(head))) == [
         "# Queries and keys are rotated by rope (theta 1,000,000) in window.",
         "# Queries and keys are not rotated in state.",
     ]
-    assert turns(lower(build_graph(shipped("latte").heads["head"], SIZE.shape(4)))) == [], "latents are asked by no query"
+    assert rotations(lower(build_graph(shipped("latte").heads["head"], SIZE.shape(4)))) == [], "latents are asked by no query"
     here = "# Queries and keys are rotated by the model's own rotation in window, state."
     assert here in repr(composer.build("lolcats", small("qwen3")))
     listed = code_of(shipped("lolcats"), "here").text.splitlines()

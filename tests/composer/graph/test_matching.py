@@ -84,7 +84,7 @@ def test_it_is_explained_and_listed_as_one(joined: Any) -> None:
     assert {one.part for one in lowered(graph, "auto", Setting()) if one.form == SAYS} == {"window", "state"}
     lines = listing(lower(graph))
     (first,) = (index for index, line in enumerate(lines) if SAYS in line)
-    assert lines[first].startswith("window, window_fallen")
+    assert lines[first].startswith("window, window_evicted")
     assert lines[first].endswith(f"┌ torch: {SAYS}")
     assert lines[first + 1].startswith("state ")
     assert lines[first + 1].endswith("└ in the same step")

@@ -101,7 +101,7 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
         for one in step.covers:
             for port in one.node.operation.gives:
                 value = values[one.node.name, port.name]
-                if port.name == "fallen" and value is None:
+                if port.name == "evicted" and value is None:
                     continue  # it has nowhere to go
                 sizes(port, value, one.node.shape)
     assert carried.keys() == start.keys()

@@ -96,7 +96,7 @@ def test_a_temporary_folder_is_replaced_and_removed_as_a_whole(tmp_path: Path) -
 )
 def test_damaged_settings(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / MARK).write_text(text)
-    with pytest.raises(BenchError, match=rf"{MARK} is damaged: {problem}.*Begin anew: --force, or remove"):
+    with pytest.raises(BenchError, match=rf"{MARK} is damaged: {problem}.*Start again: --force, or remove"):
         STORE.begin(tmp_path, Small(seed=0))
     assert STORE.begin(tmp_path, Small(seed=0), force=True)
 

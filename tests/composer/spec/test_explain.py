@@ -34,10 +34,10 @@ def test_lolcats_by_hand() -> None:
     assert group.kv_cache_bytes == 1000 * 2 * 2 * 8 * 2
     assert not group.state_grows
     # Turning 6 heads in each memory; the window's two products; maps for 4 + 4 heads; entering and reading 4 states.
-    turning, window = 2 * 3 * (4 + 2) * 8, 2 * 2 * 64 * 4 * 8
+    rotary, window = 2 * 3 * (4 + 2) * 8, 2 * 2 * 64 * 4 * 8
     maps, state = (4 + 4) * (2 * 8 * 64 + 128), 2 * 128 * 9 * (4 + 4)
-    assert group.decode_flops_per_token == turning + window + maps + state
-    assert group.prefill_flops_per_token == turning + window + maps + state + 2 * 64 * 4 * (128 + 9)
+    assert group.decode_flops_per_token == rotary + window + maps + state
+    assert group.prefill_flops_per_token == rotary + window + maps + state + 2 * 64 * 4 * (128 + 9)
     assert costs.fresh_parameters == 4 * group.fresh_parameters
     assert costs.state_bytes == 4 * group.state_bytes + 8  # tokens are counted once
     assert costs.kv_cache_bytes == 4 * group.kv_cache_bytes

@@ -51,12 +51,12 @@ def test_local_layers_of_the_source_keep_their_window() -> None:
     assert [(group.layers, group.source_window) for group in costs.groups] == [((0, 1, 2), 64), ((3,), None)]
     assert (local.kv_cache_bytes, whole.kv_cache_bytes) == (64 * 2 * 2 * 8 * 4, 1000 * 2 * 2 * 8 * 4)
     assert costs.kv_cache_bytes == 3 * local.kv_cache_bytes + whole.kv_cache_bytes
-    turning = 3 * (4 + 2) * 8
-    assert local.decode_flops_per_token == turning + 64 * 4 * 4 * 8
-    assert whole.decode_flops_per_token == turning + 1001 * 4 * 4 * 8
+    rotary = 3 * (4 + 2) * 8
+    assert local.decode_flops_per_token == rotary + 64 * 4 * 4 * 8
+    assert whole.decode_flops_per_token == rotary + 1001 * 4 * 4 * 8
     seen = sum(min(token, 64) for token in range(1, 1001))
-    assert local.prefill_flops_per_token == turning + seen * 4 * 4 * 8 // 1000
-    assert whole.prefill_flops_per_token == turning + 1001 * 4 * 4 * 8 // 2
+    assert local.prefill_flops_per_token == rotary + seen * 4 * 4 * 8 // 1000
+    assert whole.prefill_flops_per_token == rotary + 1001 * 4 * 4 * 8 // 2
     everywhere = explain_resolved(resolved, sequence=1000, dtype="float32")
     # `full` holds every pair where 64 are seen, and is told so, with what holds no more.
     assert (local.bounded, whole.bounded) == ("{kind: window, size: 64, evict: drop}", None)

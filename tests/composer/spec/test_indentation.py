@@ -56,7 +56,7 @@ HEAD = "compose: 1\nname: x\nhead:\n"
         ),
         (
             HEAD + "  memory:\n    - kind: window\n     size: 64\n",
-            'x.yaml:6:6  not YAML: "size" is indented like no key that it could',
+            'x.yaml:6:6  not YAML: "size" is indented unlike any key around it',
         ),
         (
             HEAD + "  memory: [full]\n  recipe: {transfer: {lr: 1, epochs: 1}}\n",

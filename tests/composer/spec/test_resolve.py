@@ -133,8 +133,8 @@ def test_groups_of_heads_inside_one_layer() -> None:
         (1, "head", 4, 8, 4),
     ]
     # Their order is the order of the query heads, so it means something.
-    turned = document | {"layers": [{"at": 0, "use": groups(head=2, a=6)}]}
-    assert resolved(turned).hash != resolved(document).hash
+    rotated = document | {"layers": [{"at": 0, "use": groups(head=2, a=6)}]}
+    assert resolved(rotated).hash != resolved(document).hash
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_groups_of_heads_inside_one_layer() -> None:
         ({"layers": [{"at": 0, "use": groups(head=7)}]}, ("layers", 0, "use"), "choose a multiple of 2"),
         ({"layers": [{"at": 0, "use": groups(head=6)}]}, ("layers", 0, "use"), "have 6 query heads together, and the layer has 8"),
         ({"layers": [{"at": 0, "use": groups(head=4) + groups(head=4)}]}, ("layers", 0, "use"), "names a head twice"),
-        ({"heads": {"head": EXACT}}, ("heads", "head"), "`head:` is itself called head"),
+        ({"heads": {"head": EXACT}}, ("heads", "head"), "`head:` already has the name head"),
         ({"heads": {"a": EXACT}}, ("heads", "a"), "no layer uses this head"),
         (
             {"heads": {"a": EXACT}, "layers": [{"at": [0, 1], "use": "a"}, {"at": "all", "use": "head"}]},

@@ -58,7 +58,7 @@ def projected(source: Any, ids: Tensor) -> list[dict[str, Tensor]]:
     return seen
 
 
-def turned(states: Tensor, theta: float = 10000.0) -> Tensor:
+def rotated(states: Tensor, theta: float = 10000.0) -> Tensor:
     """RoPE of ``T H D``, from position 0."""
     width = states.shape[-1]
     angle = torch.arange(len(states)).double()[:, None] * theta ** (-torch.arange(0, width, 2).double() / width)
@@ -72,7 +72,7 @@ def projections(attention: Any, hidden: Tensor, width: int) -> tuple[Tensor, Ten
     query, key, value = (getattr(attention, f"{name}_proj")(hidden).unflatten(-1, (-1, width)) for name in ("q", "k", "v"))
     factor = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(factor, dim=1) for states in (key, value))
-    return turned(query), turned(key), value
+    return rotated(query), rotated(key), value
 
 
 def softmax_weights(attention: Any, hidden: Tensor, width: int) -> Tensor:

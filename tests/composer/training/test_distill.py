@@ -236,7 +236,7 @@ def test_killed_in_either_stage(
         run(student, tmp_path / "out", texts)
     with pytest.raises(
         TrainingError,
-        match=r"other settings:\n  seed: was 0, now 3\nUse the same settings.*begin anew with --force",
+        match=r"other settings:\n  seed: was 0, now 3\nUse the same settings.*start again with --force",
     ):
         run(student, tmp_path / "out", texts, resume=True, seed=3)
     with pytest.raises(TrainingError, match=r"settings:\n  recipe\.transfer\.lr: was 0\.\d+, now 0\.5\nUse the same"):

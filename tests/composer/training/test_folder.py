@@ -99,7 +99,7 @@ def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeyp
 
 
 def test_a_run_that_ended_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="There is no run to go on with at .*Leave --resume out to begin one"):
+    with pytest.raises(TrainingError, match="There is no run to continue at .*Leave --resume out to begin one"):
         take(tmp_path / "out.run", resume=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +138,7 @@ def stored(**changes: Any) -> str:
 )
 def test_settings_that_are_none(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / RUN).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(TrainingError, match=rf"{RUN} is damaged: {problem}.*\. Begin anew: --force, or remove {tmp_path}"):
+    with pytest.raises(TrainingError, match=rf"{RUN} is damaged: {problem}.*\. Start again: --force, or remove {tmp_path}"):
         STORE.check_same(tmp_path, settings_of(1))
 
 

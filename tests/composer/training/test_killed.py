@@ -132,7 +132,9 @@ def test_a_full_disk(tmp_path: Path, uninterrupted: dict[str, Any], fault: str, 
         return written
 
     monkeypatch.setattr(checkpoint, "_write", write)
-    with pytest.raises(TrainingError, match="checkpoint of step 4 could not be written to .*: No space left on device. The one"):
+    with pytest.raises(
+        TrainingError, match="checkpoint of step 4 could not be written to .*: No space left on device. The previous"
+    ):
         run(tmp_path, STAGES["transfer"], checkpoint_seconds=0.0)
     assert [path.name for path in (tmp_path / "transfer").iterdir()] == ["step-00000003"]
     monkeypatch.undo()

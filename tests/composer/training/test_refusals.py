@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint(stopped_run: Path, tmp_path: Path, file: str, dama
     [path] = (folder / "transfer").glob(f"step-*/{file}")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2] if damage == "cut" else bytes(len(content)))
-    with pytest.raises(TrainingError, match=r"The checkpoint .* is damaged: .*begin anew with --force"):
+    with pytest.raises(TrainingError, match=r"The checkpoint .* is damaged: .*start again with --force"):
         again(folder, STAGES["transfer"])
 
 

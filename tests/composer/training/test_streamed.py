@@ -130,7 +130,7 @@ def test_what_is_damaged_is_made_anew(
     damage(late / name)
     run(three, tmp_path / "out", texts, resume=True, tell=told.append, **STREAM)
     assert same(wanted, tmp_path / "out")
-    anew = [said for said in told if "made anew" in said]
+    anew = [said for said in told if "computed again" in said]
     assert [f"{late / name} is damaged. It is computed again" in said for said in anew] == [True] * (damage != Path.unlink)
     assert told[-1] == "Continuing after step 2 of 6 of transfer 2."
 
@@ -170,7 +170,9 @@ def test_the_disk_is_full_of_hidden_states(
             original(*arguments)
 
     monkeypatch.setattr(Spill, "_fill", fill)
-    message = rf"hidden states for layer {(number - 1) // 2} could not .*: File too large. They take .* bytes.*make room.*--resume"
+    message = (
+        rf"hidden states for layer {(number - 1) // 2} could not .*: File too large. They need .* bytes.*Free some space.*--resume"
+    )
     with pytest.raises(TrainingError, match=message):
         run(three, tmp_path / "out", texts, **STREAM)
     assert not list((tmp_path / "out.run").glob("*.partial"))
@@ -294,7 +296,7 @@ def test_killed_before_it_stands(
         run(three, tmp_path / "out", texts, **STREAM)
 
     assert ending(forked(child)) == -signal.SIGKILL
-    with pytest.raises(TrainingError, match="There is no run to go on with at .*/out.run. Leave --resume out"):
+    with pytest.raises(TrainingError, match="There is no run to continue at .*/out.run. Leave --resume out"):
         run(three, tmp_path / "out", texts, resume=True, **STREAM)
     run(three, tmp_path / "out", texts, **STREAM)
     assert same(wanted, tmp_path / "out")

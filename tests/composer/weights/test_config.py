@@ -80,9 +80,9 @@ def test_texts_that_are_sampled(tokenizer: Path, tmp_path: Path) -> None:
 def test_texts_that_are_inspected(tokenizer: Path, tmp_path: Path) -> None:
     """By a student, and by a teacher of another family than the student's."""
     learned = source_of("gpt2", tokenizer, tmp_path / "learned")
-    turned = source_of("llama", tokenizer, tmp_path / "turned", num_key_value_heads=4, head_dim=8, max_position_embeddings=512)
+    rotated = source_of("llama", tokenizer, tmp_path / "turned", num_key_value_heads=4, head_dim=8, max_position_embeddings=512)
     text = "once upon a time there was a cat " * 4
-    for name, source in (("shorter", learned), ("longer", turned)):
+    for name, source in (("shorter", learned), ("longer", rotated)):
         composer.build_folder("lawcat", source, tmp_path / name)
     composer.inspect(tmp_path / "shorter", text=text, length=LEARNED, queries=2)
     with pytest.raises(InspectionError, match="shorter has learned 24 .* 25 tokens: ask for a `length` of at most 24"):

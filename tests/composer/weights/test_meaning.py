@@ -199,9 +199,9 @@ def test_heads_that_stand_elsewhere_in_their_layer(tmp_path: Path) -> None:
     near, far = LOLCATS["head"], spec(feature_map="hedgehog", memory=["state"])["head"]
     groups = [{"near": near, "far": far}, [{"head": "near", "heads": 2}, {"head": "far", "heads": 2}]]
     document = {"compose": 1, "name": "x", "heads": groups[0], "layers": [{"at": "all", "use": groups[1]}]}
-    turned = {**document, "layers": [{"at": 0, "use": groups[1]}, {"at": 1, "use": groups[1][::-1]}]}
+    rotated = {**document, "layers": [{"at": 0, "use": groups[1]}, {"at": 1, "use": groups[1][::-1]}]}
     build(llama(tmp_path / "source"), tmp_path / "student", document)
-    plan = plan_for(tmp_path / "student", turned)
+    plan = plan_for(tmp_path / "student", rotated)
     assert {name.split(".")[2] for name in plan.fresh} == {"1"}
     assert "it was made for heads 0 to 1 of the layer, and these are heads 2 to 3" in {
         entry.reason for entry in plan.dropped.values()

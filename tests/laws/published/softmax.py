@@ -41,8 +41,8 @@ def streaming(layer: Layer) -> Tensor:
 
 
 def forgetting(layer: Layer) -> Tensor:
-    fallen = log_sigmoid(layer.linear("full_gate")).cumsum(0)
-    return softmax_attention(*layer.expanded, bias=fallen[:, None] - fallen[None])
+    evicted = log_sigmoid(layer.linear("full_gate")).cumsum(0)
+    return softmax_attention(*layer.expanded, bias=evicted[:, None] - evicted[None])
 
 
 def hypenet_exact(layer: Layer) -> Tensor:
@@ -119,8 +119,8 @@ def lola(layer: Layer) -> Tensor:
         state: list[int] = []
         for token in range(len(query)):
             if token % WINDOW == 0 and token >= 2 * WINDOW:
-                fallen = range(token - 2 * WINDOW, token - WINDOW)
-                cache, state = _select([*cache, *fallen], state, key_features[:, head], value[:, head])
+                evicted = range(token - 2 * WINDOW, token - WINDOW)
+                cache, state = _select([*cache, *evicted], state, key_features[:, head], value[:, head])
             near = range(max(0, token // WINDOW - 1) * WINDOW, token + 1)
             exact = [*cache, *near]
             logits = key[exact, head] @ query[token, head] / math.sqrt(query.shape[-1])

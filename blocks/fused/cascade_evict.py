@@ -23,9 +23,9 @@ NONE = tl.constexpr(-1e38)
 
 
 @triton.jit
-def let_fall(
+def evict(
     value, position, key_features, held_value, held_features, held_position, decay, resolution,
-    state, maximum, worth, own, scored, fell, row, first, begin, size, h, k, n, m, E,
+    state, maximum, worth, own, scored, evicted_places, row, first, begin, size, h, k, n, m, E,
     H: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr,
     SOME: tl.constexpr, EB: tl.constexpr, DB: tl.constexpr, FB: tl.constexpr,
     KEEP: tl.constexpr, EXPONENTIAL: tl.constexpr, BY_FEATURE: tl.constexpr, EXACT: tl.constexpr,
@@ -87,11 +87,11 @@ def let_fall(
     score = tl.load(scored + every, mask=contends, other=NONE)
     within = tl.load(scored + EB + every, mask=contends, other=0.0)
     stays, slot = chosen(score, within, contends, S, EB)
-    stood, falls = standing(own, every, first, S), (score > NONE) & (stays == 0)
+    stood, evictions = standing(own, every, first, S), (score > NONE) & (stays == 0)
     tl.debug_barrier()
     tl.store(own + slot, stood.to(tl.int32), mask=stays)
-    tl.store(fell + tl.cumsum(falls.to(tl.int32), 0) - 1, stood.to(tl.int32), mask=falls)
-    fallen = tl.sum(falls.to(tl.int32), 0)
+    tl.store(evicted_places + tl.cumsum(evictions.to(tl.int32), 0) - 1, stood.to(tl.int32), mask=evictions)
+    evicted = tl.sum(evictions.to(tl.int32), 0)
     tl.debug_barrier()
     for at in range(0, F, FB):
         feature = at + tl.arange(0, FB)
@@ -104,23 +104,23 @@ def let_fall(
             if decay is not None:
                 before += lost(decay, row, feature, F, BY_FEATURE)
             peak = before
-            for low in range(0, fallen, SOME):
+            for low in range(0, evicted, SOME):
                 place = low + offsets
-                entry, old, new, late = of_fallen(fell, place, fallen, S)
+                entry, old, new, late = of_evicted(evicted_places, place, evicted, S)
                 mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
-                peak = tl.maximum(peak, tl.max(tl.where((place < fallen)[:, None], mapped, float("-inf")), 0))
+                peak = tl.maximum(peak, tl.max(tl.where((place < evicted)[:, None], mapped, float("-inf")), 0))
             finite = tl.where(peak == float("-inf"), 0.0, peak)
             left = tl.exp(before - finite)
             matrix, masses = matrix * left[:, None], masses * left
         elif decay is not None:
             left = tl.exp(lost(decay, row, feature, F, BY_FEATURE))
             matrix, masses = matrix * left[:, None], masses * left
-        for low in range(0, fallen, SOME):
+        for low in range(0, evicted, SOME):
             place = low + offsets
-            entry, old, new, late = of_fallen(fell, place, fallen, S)
+            entry, old, new, late = of_evicted(evicted_places, place, evicted, S)
             mapped = features_of(held_features, key_features, entry, late, old, new, feature, m, n, M, N, F)
             if EXPONENTIAL:
-                mapped = tl.where((place < fallen)[:, None] & features[None, :], tl.exp(mapped - finite[None, :]), 0.0)
+                mapped = tl.where((place < evicted)[:, None] & features[None, :], tl.exp(mapped - finite[None, :]), 0.0)
             numbers = tile(held_value, (entry * H + h) * D, column, old, columns)
             numbers = (numbers + tile(value, (late * K + k) * D, column, new, columns)).to(tl.float32)
             matrix = tl.dot(tl.trans(mapped), numbers, matrix, input_precision=EXACT)
@@ -159,11 +159,11 @@ def features_of(
 
 
 @triton.jit
-def of_fallen(fell, place, fallen, S: tl.constexpr):
+def of_evicted(evicted_places, place, evicted, S: tl.constexpr):
     """Return the evicted pairs: their numbers, which of them were in the cache, which are entries, and the places of the
     entries."""
-    entry = tl.load(fell + place, mask=place < fallen, other=0)
-    return entry, (place < fallen) & (entry < S), (place < fallen) & (entry >= S), tl.maximum(entry - S, 0).to(tl.int64)
+    entry = tl.load(evicted_places + place, mask=place < evicted, other=0)
+    return entry, (place < evicted) & (entry < S), (place < evicted) & (entry >= S), tl.maximum(entry - S, 0).to(tl.int64)
 
 
 @triton.jit
