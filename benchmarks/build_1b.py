@@ -104,7 +104,7 @@ def _random(shape: tuple[int, ...]) -> Iterator[memoryview]:
 
 
 def build_once(spec_name: str, source: Path, out: Path, copy: bool) -> dict[str, Any]:
-    """One build in this process: what the parent asks a child for."""
+    """Run one build in this process, for the parent process."""
     import torch  # noqa: F401 - its import is not the build's time
 
     from composer.spec.loading import load_spec

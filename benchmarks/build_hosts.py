@@ -126,7 +126,7 @@ def build_alone(spec: str, source: Path, out: Path) -> dict[str, Any]:
 
 
 def child(*given: str) -> dict[str, Any]:
-    """What a process of this script's own prints. The peak of a child begins with its parent's, so the parent stays small."""
+    """Return the output of a process of this script. The peak of a child begins with its parent's, so the parent stays small."""
     done = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

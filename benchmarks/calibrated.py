@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "calibrated.json"
 SPECS = {"lolcats": "LoLCATs", "lawcat": "LAWCAT"}
 FULL, HELD_OUT = 200, 64
-"""Steps that the default start is given; rows that losses are measured on."""
+"""Steps of the default start; rows for the measured losses."""
 
 
 def recipe(init: str, steps: int) -> list[str]:

@@ -3,9 +3,9 @@
     compose build lola --from MODEL -o STUDENT
     python benchmarks/choices.py STUDENT TEXT [--tokens 2048] [--splits 12]
 
-The model runs in float32 on the first tokens of the text. At every fall the scores ‖v̂ - v‖ of all competing pairs are computed
-again in float64. The features, the values and the earlier falls are those of the run. The state is their sum in float64. The script
-counts the pairs that fell although the strict order keeps them (of equal scores it keeps the older pair).
+The model runs in float32 on the first tokens of the text. At every eviction the scores ‖v̂ - v‖ of all competing pairs are computed
+again in float64. The features, the values and the earlier evictions are those of the run. The state is their sum in float64. The
+script counts the pairs that fell although the strict order keeps them (of equal scores it keeps the older pair).
 
 Then the heads of each layer run on the same queries, keys and values with the strict order of their own scores. The outputs are
 compared token by token. Last, the whole model runs on the text in several calls, which begin at one to eight random tokens.
@@ -37,7 +37,7 @@ FALLING, WORTH = sparse.pairs_to_evict, Sparse._worth
 
 
 class Choices:
-    """A record of a run's choices: the pairs that fell, by layer, and how many of them the strict float64 order keeps."""
+    """A record of a run's choices: the evicted pairs, by layer, and the number of them that the strict float64 order keeps."""
 
     def __init__(self, *, compare: bool = False, strict: bool = False) -> None:
         self.compare, self.strict = compare, strict
@@ -70,7 +70,7 @@ class Choices:
         divisor = torch.einsum("behf,bhf->beh", key, mass)[..., None]
         found = torch.einsum("behf,bhfv->behv", key, matrix) / torch.where(divisor > 0, divisor, 1.0)
         score = (found - value).norm(dim=-1).masked_fill(~there, -math.inf).masked_fill(gone, math.inf)
-        # Sorted from the youngest to the oldest, so that of equal scores the younger falls.
+        # Sorted from the youngest to the oldest, so that of equal scores the younger is evicted.
         order = score.shape[1] - 1 - score.flip(1).argsort(dim=1, stable=True)
         strict = torch.zeros_like(gone).scatter(1, order[:, : index.shape[1]], True)
         self.pairs += int(real.sum())

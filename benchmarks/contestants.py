@@ -69,14 +69,14 @@ class Contestant:
         """A cache as it is after so many tokens of each row."""
         cache = self.model(self._ids(batch, 1), use_cache=True, logits_to_keep=1).past_key_values
         assert isinstance(cache, ComposedCache)
-        # From here on it is as far into a text as it says that it is.
+        # From here on its position in the text is the declared one.
         cache.state(0).tensors[SEEN] = torch.full((batch,), position - BEFORE, device=self._device)
         for layer in range(len(cache.layers)):
             cache.state(layer).columns = position - BEFORE
         return self.model(self._ids(batch, BEFORE), past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
 
     def decoding(self, cache: Any, batch: int) -> Callable[[], Any]:
-        """What adds a token to each row of the cache, and gives the outputs."""
+        """Return a function that adds a token to each row of the cache, and returns the outputs."""
         ids = self._ids(batch, 1)
         return lambda: self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
 

@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--name", default="conversion_cpu", help="of the file under benchmarks/results")
     options = parser.parse_args()
     if options.rounds < 2:
-        parser.error("--rounds: quartiles take at least 2")
+        parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
     source = source_of(options.model, options.layers)
     contestants, console, lengths = Contestants(source, options.specs, options.bfloat16), Console(), dict[str, Any]()

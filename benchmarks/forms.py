@@ -32,8 +32,8 @@ Run = Callable[[], torch.Tensor]
 Drawn = dict[str, torch.Tensor]
 Row = dict[str, Any]
 PASSED, EXACT, LONG = (4096, 1.05), 2048, 131_072
-"""From how many tokens on a form is to take at most so many times what fla's function takes by hand; where the error is measured;
-where outputs are looked at for what is not finite."""
+"""The number of tokens from which a form may need at most this multiple of the time of fla's function; the lengths at which the
+error is measured; and those at which outputs are checked for finite values."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def drawn(size: Size, length: int) -> Drawn:
 
 
 def normalised(output: torch.Tensor) -> torch.Tensor:
-    """Numerators over the mass in the column behind them."""
+    """Return numerators over the mass in the last column."""
     width = output.shape[-1] - 1
     return output[..., :width] / output[..., width:]
 
@@ -118,7 +118,7 @@ def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def differentiated(run: Run, leaves: Sequence[torch.Tensor]) -> Callable[[], object]:
-    """The run, and the way back where leaves ask for it."""
+    """Run forward, and backward if leaves need gradients."""
     if not leaves:
         return run
     return lambda: torch.autograd.grad(run().float().sum(), leaves, allow_unused=True)

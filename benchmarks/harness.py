@@ -74,7 +74,7 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """Whether it is met; without a figure nobody knows."""
+        """Whether the goal is met; None without a figure."""
         if self.found is None:
             return "not measured"
         return "met" if (self.found <= self.bound if self.way == "at most" else self.found >= self.bound) else "not met"
@@ -98,7 +98,7 @@ def worst(figures: Iterable[float | None], way: Literal["at most", "at least"]) 
 
 def show_goals(goals: Iterable[Goal], console: Console) -> None:
     """Each goal, what was found, and whether it is met."""
-    table = Table("goal", "found", "asked for", "")
+    table = Table("goal", "found", "goal", "")
     for goal in goals:
         table.add_row(goal.says, "" if goal.found is None else f"{goal.found:.3g}", f"{goal.way} {goal.bound:g}", goal.verdict)
     console.print(table)

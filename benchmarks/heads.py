@@ -46,14 +46,14 @@ SPECS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (name, ()) for name in ("delta", "gated-delta")},
 }
 BY_TOKEN = "lola-sliding"
-"""Thousands of falls one after the other: forward only, and two rounds."""
+"""Thousands of evictions one after the other: forward only, and two rounds."""
 CONTESTANTS = ("softmax", "quadratic", *SPECS)
 VERSUS = "quadratic/lolcats, lola/lolcats-terraced, lola-sliding/lola, latte/softmax, latte-macchiato/softmax, delta/linear, \
 delta/gla, gated-delta/gla, lolcats-terraced/lolcats"
 WAYS = ("forward", "with backward")
 RATIOS = [ratio.split("/") for ratio in VERSUS.split(", ")]
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-"""Glibc gives freed tensors above 1 MiB back at once: what is resident is what is held, without the holes of the heap."""
+"""Make glibc return freed tensors above 1 MiB at once: resident memory is then allocated memory, without holes in the heap."""
 Run = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -125,7 +125,7 @@ def inputs(length: int) -> list[Tensor]:
 
 
 def passed(module: nn.Module, run: Run, given: list[Tensor], way: str) -> None:
-    """Once forward, and back to inputs and parameters if asked for."""
+    """Run forward once, and backward to inputs and parameters if set."""
     with torch.set_grad_enabled(way == "with backward"):
         output = run(*given)
         if output.requires_grad:
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--peak", nargs=2, metavar=("NAME", "WAY"), help="print the peak memory of one contestant instead")
     options = parser.parse_args()
     if options.rounds < 2:
-        parser.error("--rounds: quartiles take at least 2")
+        parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
     if options.peak:
         print(peak(*options.peak, length=options.length))

@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Literal["transfer", "finetune"], bool]] = {
 
 
 class Course(NamedTuple):
-    """How a run goes that nobody stops: its steps, and the seconds before the first, of each other one, and behind the last."""
+    """The course of an undisturbed run: its steps, and the seconds before the first one, of each other one, and after the last."""
 
     steps: int
     start: float
@@ -74,7 +74,8 @@ def undisturbed(model: Path, out: Path, kind: str) -> Course:
 
 
 def forked(model: Path, out: Path, kind: str) -> tuple[int, int]:
-    """The process id of a copy of this process that begins the run or goes on with it, and where it writes a byte a step."""
+    """Return the process id of a copy of this process that begins or continues the run, and the pipe in which it writes a byte per
+    step."""
     resume = out.with_name(f"{out.name}.run").exists()
     told, tells = os.pipe()
     process = os.fork()
@@ -94,7 +95,7 @@ def forked(model: Path, out: Path, kind: str) -> tuple[int, int]:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    """All that a finished run has learned: what stands in its folder as tensors."""
+    """Return all that a finished run has learned: the tensors in its folder."""
     return {
         f"{path.name}/{name}": tensor for path in sorted(out.rglob("*.safetensors")) for name, tensor in load_file(path).items()
     }
@@ -105,13 +106,13 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def steps_taken(folder: Path) -> int:
-    """Lines of the log that tell of a step: how far a killed run had come."""
+    """Return the lines of the log with steps: the progress of a killed run."""
     log = folder / "log.jsonl"
     return log.read_text(encoding="utf-8").count('"norm"') if log.is_file() else 0
 
 
 def wait(told: int, left: int, course: Course, kills: int, choice: random.Random) -> None:
-    """Until a run that has so many steps left is to be killed, or has come to its end."""
+    """Wait until a run with this number of steps left is to be killed, or has ended."""
     steps = choice.randint(0, max(1, 2 * course.steps // kills))
     for _ in range(min(steps, left)):
         if not os.read(told, 1):
@@ -138,8 +139,8 @@ def killed(model: Path, folder: Path, kind: str, kills: int, choice: random.Rand
             if not out.exists():
                 continue
         elif code:
-            sys.exit(f"{kind}: a run that was to go on ended with {code}")
-        # It came to its end: by itself, or it was killed while it tidied up.
+            sys.exit(f"{kind}: a continued run ended with {code}")
+        # It ended by itself, or was killed during its cleanup.
         shutil.rmtree(folder / "out.run", ignore_errors=True)
         compared += 1
         different += not same(expected, weights(out))
@@ -149,7 +150,7 @@ def killed(model: Path, folder: Path, kind: str, kills: int, choice: random.Rand
 
 
 def main() -> None:
-    """Kill, go on, compare, write."""
+    """Kill, continue, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
@@ -170,7 +171,7 @@ def main() -> None:
     if any(one["different"] for one in found.values()):
         sys.exit("a run ended with other numbers")
     if not all(any(one["steps_logged_when_killed"]) for one in found.values()):
-        sys.exit("no run had taken a step when it was killed")
+        sys.exit("no run had finished a step when it was killed")
 
 
 if __name__ == "__main__":

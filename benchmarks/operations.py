@@ -28,7 +28,7 @@ PROMPT = 138
 
 
 def operations(model: Any) -> int:
-    """Of one step of decode behind a prompt, once two steps have been taken."""
+    """Count the operations of one step of decode after a prompt, after two other steps."""
     tokens = torch.arange(PROMPT)[None] % model.config.vocab_size
     with torch.inference_mode():
         cache = model(tokens, use_cache=True).past_key_values

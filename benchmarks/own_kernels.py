@@ -111,7 +111,7 @@ def decode(bench: Bench, name: str, batch: int) -> dict[str, Any]:
 
 
 def tasks(lengths: Sequence[int], batches: Sequence[int]) -> dict[str, Callable[[Bench], dict[str, Any]]]:
-    """All that is measured, by what the table says of it; what goals ask for comes first."""
+    """Return all measured cells, by their labels in the table, those of goals first."""
     found: dict[str, Callable[[Bench], dict[str, Any]]] = {}
 
     def add(said: str, measure: Callable[..., dict[str, Any]], *of: Any, **options: Any) -> None:

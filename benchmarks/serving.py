@@ -23,7 +23,7 @@ from typing import Any
 from composer.devices import device_name
 
 ONE_BY_ONE = 4
-"""Requests that ``generate`` writes one by one; the rest would take as long each."""
+"""Requests that ``generate`` writes one by one; the others would need as long each."""
 
 
 def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, float]:
@@ -44,7 +44,7 @@ def by_vllm(model: str, prompts: list[list[int]], options: argparse.Namespace) -
 
 
 def _bytes_of(group: Any, length: int) -> int:
-    """What a request of so many tokens takes of the cache of these layers: blocks of attention, or one page of states."""
+    """Return the bytes of a request of so many tokens in the cache of these layers: blocks of attention, or one page of states."""
     from vllm.v1.kv_cache_interface import MambaSpec  # pyright: ignore
 
     spec = group.kv_cache_spec

@@ -73,7 +73,7 @@ def resident(field: str) -> int:
 
 
 def transfer(folder: Path) -> dict[str, Any]:
-    """The run, in this process: what the parent asks a child for."""
+    """Run in this process, for the parent process."""
     import matplotlib.pyplot  # noqa: F401 - imported by the run, which is not to pay for it
     import torch
     import torch.utils.tensorboard

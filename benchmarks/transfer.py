@@ -98,7 +98,7 @@ class QuadraticStep:
             loss = self.factor * (found - wanted).square().mean(-1).mean()
             loss.backward()
             losses.append(loss.detach())
-            if index + 1 == len(trunk.layers):  # nobody asks for what the last one gives
+            if index + 1 == len(trunk.layers):  # the output of the last one is not needed
                 break
             with torch.no_grad():
                 hidden = hidden + attention.o_proj(wanted)
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="at least 2")
     options = parser.parse_args()
     if options.rounds < 2:
-        parser.error("--rounds: quartiles take at least 2")
+        parser.error("--rounds: quartiles need at least 2")
     torch.set_num_threads(1)
     course, quadratic, teacher, batch = ready()
     found = differences(course, quadratic, batch)

@@ -87,7 +87,7 @@ class Bench:
         return list(rows.values())
 
     def first(self, one: Contestant, workload: Workload, budget: Budget, runs: dict[str, Callable[[], Any]]) -> Row:
-        """The first run, with its memory; the run then takes its turns, where there is room and time."""
+        """Return the first run, with its memory; then the run alternates with the others, as far as memory and time suffice."""
         row: Row = {"model": one.name, **vars(workload), "seconds": None, "failure": None}
         if budget.left < max(2 * self.expects(one, workload), 0.0):  # and the first round after it
             return row | {"failure": NO_TIME}
@@ -109,7 +109,7 @@ class Bench:
                 runs[one.name] = run
                 return row | {"peak_bytes": peak, "state_bytes": held or None}
         except NoRoom:
-            self.free()  # the error is gone, and with it the frames that held what there was no room beside
+            self.free()  # the error is deleted, and with it the frames that held the memory
             return row | {"failure": NO_ROOM}
 
     def prepared(self, one: Contestant, workload: Workload) -> tuple[Callable[[], Any], Any]:
@@ -209,7 +209,7 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def measured(tables: Sequence[Sequence[Workload]], bench: Bench) -> dict[str, Any]:
-    """All tables, and the seconds that went before them."""
+    """Return all tables, and the seconds before them."""
     began = time.perf_counter()
     warm(bench, [table[0] for table in tables if table])
     spent = time.perf_counter() - began
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
     if unknown := set(said.sizes.split(",")) - set(SIZES):
         parser.error(f"--sizes: {', '.join(sorted(unknown))}; there are {', '.join(SIZES)}")
     if min(lengths[1]) <= BEFORE:
-        parser.error(f"--decode: positions start behind {BEFORE}")
+        parser.error(f"--decode: positions start after {BEFORE}")
     dtype = torch.bfloat16 if said.device.startswith("cuda") else torch.float32
     console = Console()
     for name in said.sizes.split(","):

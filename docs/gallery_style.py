@@ -1,4 +1,4 @@
-"""The look of the gallery's page, light and dark. It takes nothing from elsewhere, not even a font."""
+"""The look of the gallery's page, light and dark. It loads nothing from other addresses, not even a font."""
 
 from __future__ import annotations
 

@@ -59,13 +59,13 @@ def small(image: bytes) -> bytes:
 
 
 def looked(student: Path, length: int) -> list[Findings]:
-    """What is found on a passkey a seed, with few queries beside those that have to say it."""
+    """Return the findings on one passkey per seed, with few queries besides those of the answer."""
     options: dict[str, Any] = {"tasks": TASK, "length": length, "teacher": TEACHER_FOLDER, "queries": 8}
     return [composer.inspect(student, seed=seed, **options) for seed in SEEDS]
 
 
 def figures(found: dict[tuple[str, int], list[Findings]]) -> list[dict[str, Any]]:
-    """Of each student and length: keys that are right in all their digits, and each head's mean weight on the digit to be said."""
+    """Return for each student and length: keys with all digits right, and each head's mean weight on the next digit."""
     return [
         {
             "student": name,
@@ -99,15 +99,15 @@ def passkey(found: dict[tuple[str, int], list[Findings]]) -> bytes:
             hatched = {"color": "white", "edgecolor": TEACHER, "hatch": "////", "linewidth": 0.8}
             axis.bar(places + 0.2, row["teacher_weight"], 0.4, label="teacher", **hatched)
             axis.axhline(2 / row["length"], color=MARK, linewidth=1, linestyle="--", label="as if all tokens weighed alike")
-            said = f"keys said: {row['right']} of {row['keys']}, teacher {row['teacher_right']}"
+            said = f"keys answered: {row['right']} of {row['keys']}, teacher {row['teacher_right']}"
             axis.set_title(f"{NAMES[row['student']]}, {row['length']:,} tokens\n{said}")
             axis.set_xticks(places, row["heads"])
             axis.set_ylim(0, 1)
         for axis in axes[-1]:
             axis.set_xlabel("layer.head")
         for axis in axes[:, 0]:
-            axis.set_ylabel("weight on the digit to say")
-        titled(figure, "Passkeys found and lost: each head's mean weight on the digit that is to be said")
+            axis.set_ylabel("weight on the next digit")
+        titled(figure, "Passkeys found and lost: each head's mean weight on the next digit")
         legend(figure, axes[0][0])
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=RESOLUTION, format="png", metadata={"Software": None})

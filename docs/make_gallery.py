@@ -98,7 +98,7 @@ def _entry(name: str) -> str:
 
 
 def _peculiar(name: str) -> list[str]:
-    """What the file itself says above its first key, a paragraph each."""
+    """Return the header of the file above its first key, a paragraph each."""
     lines = shipped_specs()[name].read_text(encoding="utf-8").splitlines()[1:]
     remarks = []
     for line in lines:
@@ -114,7 +114,7 @@ def _variants(name: str) -> str:
     for variant in read_variants([name]):
         says = "<br>".join(f"{html.escape(path)} = {html.escape(format_value(value))}" for path, value in variant.values.items())
         rows.append(f"<tr><td><code>{variant.name}</code></td><td>{says}</td></tr>\n")
-    return f'<div class="wide"><table><tr><th>variant</th><th>what it says</th></tr>\n{"".join(rows)}</table></div>\n'
+    return f'<div class="wide"><table><tr><th>variant</th><th>values</th></tr>\n{"".join(rows)}</table></div>\n'
 
 
 def _equations(name: str) -> str:
@@ -203,7 +203,7 @@ def _file(name: str) -> str:
 
 
 def _marked_up(text: str) -> str:
-    """Text as HTML; what stands between backticks as code."""
+    """Return text as HTML; text between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
 

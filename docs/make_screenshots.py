@@ -16,7 +16,7 @@ DOCS = Path(__file__).parent
 CHROMIUM = "chromium"
 WIDE, HIGH = 1280, 860
 COLOURS = 256
-"""Of a PNG, which makes it small; those that are told apart best, and not the most frequent."""
+"""Colours of a PNG, which make it small: the most distinct ones, not the most frequent."""
 
 
 def main() -> None:

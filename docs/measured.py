@@ -25,7 +25,7 @@ def measurements(text: str, results: Path = RESULTS) -> str:
 
 
 def sections(results: Path) -> Iterable[str]:
-    """What each file says, or that it is not there."""
+    """Return the contents of each file, or that it is missing."""
     files = {"forms_cuda": forms, "own_kernels_cuda": heads, **{f"whole_models_{size}_cuda": models for size in MODELS}}
     for name, told in files.items():
         path = results / f"{name}.json"
@@ -94,7 +94,7 @@ def aims(result: Result) -> str:
         [one["goal"], "" if one["found"] is None else f"{one['found']:.3g}", f"{one['way']} {one['bound']:g}", one["verdict"]]
         for one in result["goals"]
     ]
-    return "\n" + table(["goal", "found", "asked for", ""], lines)
+    return "\n" + table(["goal", "found", "goal", ""], lines)
 
 
 def ms(seconds: float | None) -> str:

@@ -60,7 +60,7 @@ PRINTED: dict[str, tuple[str, type[BaseModel] | tuple[str, ...] | None]] = {
     "train": ("", TrainingReport),
     "verify": ("and `ok`", VerifyReport),
 }
-"""Commands with --json: what is to be said of it, and its schema, or the keys of what has none."""
+"""Commands with --json: a remark, and its schema, or the keys if it has none."""
 KEY = ", ".join(f"`{key}`" for key in CellKey._fields)
 WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
     "`composition.json` of a model": ("its origin and meaning:", Record),
@@ -85,7 +85,7 @@ WRITTEN: dict[str, tuple[str, type[BaseModel] | None]] = {
 }
 """Files that commands write."""
 ELSEWHERE = (Resolved,)
-"""Documents of specs, which docs/spec.md tells of: their parts are not listed here."""
+"""Documents of specs, which docs/spec.md describes: their parts are not listed here."""
 INTRODUCTION = """\
 # JSON
 
@@ -137,7 +137,7 @@ def _told(words: str, shape: type[BaseModel] | tuple[str, ...] | None, schemas: 
 
 
 def _inside(annotation: Any) -> Iterator[type[BaseModel]]:
-    """A schema, and those of its fields, each after the one that it stands in."""
+    """Yield a schema, and those of its fields, each after the one that contains it."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if annotation in ELSEWHERE:
             return

@@ -35,7 +35,7 @@ TASK_HEADER = "| task | own options | scored by | after |\n|---|---|---|---|\n"
 
 
 def parts(text: str) -> str:
-    """The page of parts with the table that the catalogue says; all else as it is."""
+    """Return the page of parts with the table of the catalogue; the rest of the page is unchanged."""
     bar = r"\|"
     rows = [
         f"| {role} | `{kind}` | {part.equation.replace('|', bar)} |\n"
@@ -46,7 +46,7 @@ def parts(text: str) -> str:
 
 
 def tasks(text: str) -> str:
-    """The page of tasks with the table that their catalogue says; all else as it is."""
+    """Return the page of tasks with the table of their catalogue; the rest of the page is unchanged."""
     rows = []
     for name, task in TASKS.items():
         own = [f"`{option}`" for option in task.model_fields if option not in {"kind", *Task.model_fields}]

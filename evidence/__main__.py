@@ -23,7 +23,7 @@ NAMES = (*ABLATIONS, collapse.NAME, listops.NAME, selecting.NAME, speed.NAME)
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Experiments: {', '.join(NAMES)}. Left out: all.")] = None,
-    work: Annotated[Path, typer.Option(help="Where models and steps stand.")] = Path(OUT),
+    work: Annotated[Path, typer.Option(help="Folder of the models and steps.")] = Path(OUT),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     jobs: Annotated[int | None, typer.Option(min=1, help="Steps at a time; left out, one a core, or one on a GPU.")] = None,
     page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the pages of what is kept.")] = False,

@@ -1,4 +1,4 @@
-"""Which spec to take for a budget of state, a length and a task, out of kept runs."""
+"""The choice of a spec for a budget of state, a length and a task, from kept runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Candidate:
         return max(cost.state_bytes for cost in self.costs.values())
 
     def score(self, *lengths: int) -> float:
-        """The mean of all tasks that are scored by right answers, at these lengths; at all where none is said."""
+        """The mean of all tasks that are scored by right answers, at these lengths; at all lengths if none is set."""
         return statistics.fmean(self.scores[task][length] for task in answered() for length in lengths or LENGTHS)
 
 
@@ -142,7 +142,8 @@ def spread_of(each: Sequence[float]) -> float:
 
 
 def steps(every: Sequence[Candidate], task: str, length: int) -> list[Candidate]:
-    """Whom to take as the budget grows: each is better, by ``BETTER``, than all that take no more state at that length."""
+    """Return the choices for a growing budget: each is better, by ``BETTER``, than all with at most as much state at that
+    length."""
     taken: list[Candidate] = []
     sign = -1 if asked()[task] else 1
     for one in sorted(every, key=lambda one: (one.state(length), -sign * one.scores[task][length])):

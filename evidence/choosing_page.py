@@ -210,7 +210,8 @@ def _training(found: Sequence[Candidate], best: Candidate) -> str:
 
 
 def _has_it(one: Candidate) -> bool:
-    """Whether its own recipe says what these settings do. A bound by epochs or tokens is no difference: steps end it before."""
+    """Whether the spec's own recipe has these settings. A bound by epochs or tokens is no difference, if steps end the stage before
+    it."""
     own, said = (load_spec(one.path, overrides).recipe for overrides in ((), EXPERIMENTS[TRAINED].overrides))
     bounds = {"epochs", "tokens"}
     besides = {"data": True, "transfer": bounds, "finetune": bounds}
@@ -246,7 +247,7 @@ def _every(found: Sequence[Candidate], source: Candidate | None) -> Iterator[str
 
 
 def _costs(one: Candidate) -> str:
-    """What stands below ``COSTS``, but for the spec."""
+    """Return the text below ``COSTS``, except the spec."""
     cost = one.costs[LENGTHS[-1]]
     return f"{size(cost.state_bytes)} | {_mean(one)} | {cost.fresh_parameters:,} | {cost.decode_flops_per_token:,}"
 

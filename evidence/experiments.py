@@ -10,7 +10,7 @@ from composer.ablation.options import Request
 TEACHER = "examples/teacher"
 SEEDS = (0, 1, 2)
 OUT = "build-output/evidence"
-"""Where models and steps of the runs stand; what they found is kept in ``evidence/runs``."""
+"""Folder of the models and steps of the runs; their results are kept in ``evidence/runs``."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ LEADS = Experiment(
 )
 """Why Macchiato retrieves little, even with the training that the others get."""
 SLOWER = Experiment("macchiato-slower", ("evidence/specs/macchiato-full.yaml",), TAUGHT, (*RECIPE, "recipe.transfer.lr=3e-3"))
-"""And whether its transfer went too fast."""
+"""And whether its transfer diverged."""
 LOLA_LENGTHS = Experiment("lola-lengths", ("evidence/specs/lola.yaml",), SCORED, trained=(STUDENTS, "lolcats"))
 LOLA = Experiment(
     "lola",

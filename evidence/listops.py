@@ -108,7 +108,7 @@ def rows(setting: Setting, split: Split, count: int, seed: int) -> list[Row]:
 
 
 def padded(batch: Sequence[Row]) -> dict[str, Any]:
-    """Rows as inputs of a classifier, padded behind their ends."""
+    """Return rows as inputs of a classifier, padded at their ends."""
     import torch
 
     longest = max(len(row.ids) for row in batch)

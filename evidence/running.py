@@ -27,7 +27,7 @@ Listener = Callable[[str], None]
 def run_missing(
     experiment: Experiment, work: Path, workers: StartWorkers, tell: Listener, device: str = "cpu", kept: Path = KEPT
 ) -> list[str]:
-    """Does an experiment's missing runs, and returns the failures in words. Runs go seed by seed, so that a stop leaves whole
+    """Do an experiment's missing runs, and return the failures in words. Runs are ordered by seed, so that a stop leaves whole
     tables of fewer seeds."""
     missing = missing_runs(experiment, kept)
     tell(f"{experiment.name}: {len(missing)} runs to do")

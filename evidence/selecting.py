@@ -36,7 +36,7 @@ NAME, TRAINED = "select", "select-trained"
 SOURCE = "evidence/teachers/eight-layers"
 BEFORE, BEATEN, STATE = "KL before", "pairs beaten", "KiB at 2,048"
 """Columns of ``select``: KL(teacher ‖ student) in nats a token, before any fine-tuning; of all choices of so many layers, the share
-that is worse; and what the state takes."""
+that is worse; and the bytes of the state."""
 CHOSEN = ("restored", "swapped", "error")
 CHANCE = ("chance-1", "chance-2")
 

@@ -21,7 +21,7 @@ WEIGHTS = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "gene
 
 
 def stretch(
-    out: Annotated[Path, typer.Option("-o", help="The folder of the copy; one that stands there is replaced.")],
+    out: Annotated[Path, typer.Option("-o", help="Folder of the copy. An existing one is replaced.")],
     factor: Annotated[int, typer.Option(min=1, help="How many times the length that it was trained on.")],
     source: Annotated[Path, typer.Option(help="The model to copy.")] = Path(TEACHER),
 ) -> None:

@@ -18,7 +18,7 @@ BY_STATE: dict[State, str] = {"holds": "yes", "fails": "no", "open": "open"}
 
 @dataclass(frozen=True)
 class Place:
-    """A figure. run: EXPERIMENT/VARIANT. column: its title in the ablation's report, or several, whose mean is taken."""
+    """A figure. run: EXPERIMENT/VARIANT. column: its title in the ablation's report, or several, whose mean is used."""
 
     run: str
     column: str | tuple[str, ...]
@@ -30,8 +30,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Expected:
-    """An expectation. says: in words. holds: whether it holds for the two figures of one seed; None where they cannot be told
-    apart. beyond: it expects more than the paper claims, on another task for example, and does not count for the verdict."""
+    """An expectation. says: in words. holds: whether it holds for the two figures of one seed; None if they cannot be
+    distinguished. beyond: it expects more than the paper claims, on another task for example, and does not count for the
+    verdict."""
 
     says: str
     left: Place
@@ -41,12 +42,12 @@ class Expected:
 
 
 def above(says: str, left: Place, right: Place, times: float = 1.0) -> Expected:
-    """Left is more than ``times`` right; two that are equal are not told apart."""
+    """Left is more than ``times`` right; two equal figures cannot be distinguished."""
     return Expected(says, left, right, lambda one, other: None if one == times * other else one > times * other)
 
 
 def below(says: str, left: Place, right: Place) -> Expected:
-    """Left is less than right; two that are equal are not told apart."""
+    """Left is less than right; two equal figures cannot be distinguished."""
     return Expected(says, left, right, lambda one, other: None if one == other else one < other)
 
 
@@ -101,7 +102,7 @@ def state(expected: Expected, kept: Kept) -> State:
 
 def verdict(expectations: Sequence[Expected], kept: Kept) -> Verdict:
     """reproduced: all expectations hold with every seed. not reproduced: one of them fails with every seed. not at this scale:
-    seeds differ, or figures cannot be told apart. There is no verdict before all seeds have run."""
+    seeds differ, or figures cannot be distinguished. There is no verdict before all seeds have run."""
     if any(len(seeds_of(one, kept)) < len(_wanted(one)) for one in expectations):
         return "runs are missing"
     states = [state(one, kept) for one in expectations if not one.beyond]

@@ -28,7 +28,7 @@ LOLCATS_FACTOR = math.log(0.1 / 0.9)
 """The logit of LoLCATs' initial window factor, σ = 0.1."""
 
 
-FORGETS = {"none": "nothing", "head": "at one pace a head", "channel": "at a pace of its own for each feature"}
+DECAYS = {"none": "no decay", "head": "one decay per head", "channel": "a separate decay for each feature"}
 """A description of a gate's decay, by its rank."""
 
 
@@ -92,8 +92,8 @@ class Memory(Part):
             return f"{problem}, and the spec has `direction: bidirectional`; change one of them", ()
         if gate is not None and gate.rank_of_decay not in self.decay_ranks:
             fitting = ", ".join(f"`{kind}`" for kind in gates_of(self.decay_ranks))
-            forgets = f"the gate `{gate.kind}` forgets {FORGETS[gate.rank_of_decay]}"
-            return f"{forgets}, which a `{self.kind}` memory does not support; it supports {fitting}", ("gate",)
+            decays = f"the gate `{gate.kind}` has {DECAYS[gate.rank_of_decay]}"
+            return f"{decays}, which a `{self.kind}` memory does not support; it supports {fitting}", ("gate",)
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:
@@ -111,7 +111,7 @@ class Memory(Part):
 
     def problem_both_ways(self) -> str | None:
         """Return why it cannot answer tokens that also see later tokens; None if it can."""
-        return f"a `{self.kind}` memory only looks back"
+        return f"a `{self.kind}` memory is causal"
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         if self.weight == "token":
@@ -242,7 +242,7 @@ class Memory(Part):
         raise NotImplementedError
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
-        """Return the forms for tokens that also see later tokens; empty for a memory that only looks back."""
+        """Return the forms for tokens that also see later tokens; empty for a causal memory."""
         return ()
 
     def weighing(self, shape: Shape) -> Operation | None:

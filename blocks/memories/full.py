@@ -224,8 +224,8 @@ class Full(Memory):
 
     def problem_both_ways(self) -> str | None:
         if self.fades:
-            return "a `full` memory with a gate forgets as time passes, which only looks back"
-        return None if self.length_scale is None else "a `length_scale` counts the tokens before, which only looks back"
+            return "a `full` memory with a gate decays over time, so it is causal"
+        return None if self.length_scale is None else "a `length_scale` counts earlier tokens, so it is causal"
 
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs

@@ -219,7 +219,7 @@ class StateMemory(Recurrent):
         return Looks(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
 
     def problem_both_ways(self) -> str | None:
-        return None if self.gate.rank_of_decay == "none" else "a state with a gate forgets as time passes, which only looks back"
+        return None if self.gate.rank_of_decay == "none" else "a state with a gate decays over time, so it is causal"
 
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None

@@ -214,7 +214,7 @@ def _shared(bound: Bound) -> Shared:
 def _fits(setting: Setting) -> str | None:
     sizes = setting.shape
     if sizes is None or sizes.both_ways:
-        return "it only looks back"
+        return "it is causal"
     reasons = {
         "it processes tokens in blocks, and a step of decode has one token": setting.one_token,
         "it keeps no running maximum for exponential features": sizes.exponential,

@@ -1,4 +1,4 @@
-"""What a claim is: what a paper says, what that leads one to expect here, and the table that shows it."""
+"""A claim: a statement of a paper, the expectation that follows for these runs, and the table that shows it."""
 
 from __future__ import annotations
 

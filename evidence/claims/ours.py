@@ -44,7 +44,7 @@ EQUAL = {
     "alternating-lawcat": "students/alternating-lawcat",
     "LAWCAT": LAWCAT,
 }
-"""Each with what stands below it, at as many bytes of state."""
+"""Each memory with the state below it, at as many bytes of state."""
 CONFIRMED = {"lawcat-delta": "confirmation/lawcat-delta", "LAWCAT": "confirmation/lawcat"}
 ALL = PASSKEY + RECALL
 CACHED = {

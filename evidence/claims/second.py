@@ -1,4 +1,4 @@
-"""What LAWCAT claims, asked again of a second teacher; expected is what was expected of the first."""
+"""LAWCAT's claims, tested on a second teacher with the expectations of the first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME = {
     ours.MACCHIATO: "second/macchiato-66",
     ours.BEST: "second/lawcat-delta",
 }
-"""What stands for each run of the first teacher's students."""
+"""The replacement for each run of the first teacher's students."""
 COLUMNS = {task: tuple(f"{task} {length}" for length in TIMES) for task in HARDER}
 INTRODUCTION = """\
 The [second teacher](../evidence/teachers) has Qwen3's shape, a width of 192 and 1,006,784 parameters. Its students also learn its
@@ -45,8 +45,7 @@ DIFFERS = {
     "passkey at the training length. Beyond it LAWCAT is better without a window with every seed, as in the paper. No window of "
     "another size was tried.",
 }
-"""What is to be said beside a table, and what was tried where a claim is not reproduced: by the task, or by the claim on the first
-teacher."""
+"""The remark beside a table, and what was tried if a claim is not reproduced: by the task, or by the claim on the first teacher."""
 
 
 def again(claim: Claim) -> Claim:

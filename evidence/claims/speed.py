@@ -1,4 +1,4 @@
-"""What LAWCAT's and LoLCATs' papers say of speed and memory."""
+"""The claims of LAWCAT's and LoLCATs' papers about speed and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m evidence.smollm2``: do the missing runs of a plan. It may be stopped at any time, and goes on later."""
+"""``python -m evidence.smollm2``: do the missing runs of a plan. It may be stopped at any time, and continues later."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def position_table(plan: Plan, models: Sequence[Model]) -> Table:
 
 
 def cost_table(plan: Plan, models: Sequence[Model]) -> Table:
-    """The state of a text, and what a conversion took."""
+    """The bytes of a text's state, and the time of a conversion."""
     longest = max(plan.retrieval.lengths)
     rows = []
     for model in models:

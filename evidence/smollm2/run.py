@@ -1,6 +1,6 @@
 """Builds, trains and scores the models of a plan with the commands of the product, and keeps what each run found in one file.
 
-A step of a run is one command. A step that ended is not run again, so a run that was stopped goes on where it was.
+A step of a run is one command. A step that ended is not run again, so a stopped run continues.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def ended(folder: Path, step: str) -> dict[str, Any] | None:
 def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, rows: Path | None = None) -> None:
     """Run a command of ``compose`` and note it, unless it has ended before. rows: the working directory of lm-eval's tasks.
 
-    One thread of the processor computes. A command that was stopped goes on, and its time is then unknown. Raises ComposerError
-    where the command fails.
+    One thread of the processor computes. A command that was stopped continues, and its time is then unknown. Raises ComposerError
+    if the command fails.
     """
     if ended(folder, step) is not None:
         return

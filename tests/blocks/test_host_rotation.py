@@ -52,7 +52,7 @@ def test_it_turns_as_rope_where_that_is_the_models() -> None:
     inputs, position = states()
     own = HostRotation(rotary=rotary(8))
     assert torch.equal(own.rotate(inputs, position), ROPE.rotate(inputs, position))
-    assert torch.equal(own.rotation(inputs, Tokens(position)), ROPE.rotate(inputs, position))
+    assert torch.equal(own.rotate_tokens(inputs, Tokens(position)), ROPE.rotate(inputs, position))
     heads = torch.stack((position, position + 1, position + 7), dim=-1)
     assert torch.equal(own.rotate(inputs, heads), ROPE.rotate(inputs, heads))
 
@@ -77,9 +77,11 @@ def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
     piece = replace(tokens.cut(columns), call=(tokens, columns))
     for given in (by_call, how):
         own = HostRotation(rotary=given)
-        assert torch.equal(own.rotation(inputs[:, columns], piece), own.rotation(inputs, tokens)[:, columns])
+        assert torch.equal(own.rotate_tokens(inputs[:, columns], piece), own.rotate_tokens(inputs, tokens)[:, columns])
     own = HostRotation(rotary=by_call)
-    assert not torch.equal(own.rotation(inputs[:, columns], tokens.cut(columns)), own.rotation(inputs, tokens)[:, columns])
+    assert not torch.equal(
+        own.rotate_tokens(inputs[:, columns], tokens.cut(columns)), own.rotate_tokens(inputs, tokens)[:, columns]
+    )
 
 
 def test_tables_are_made_once_a_call() -> None:
@@ -88,7 +90,7 @@ def test_tables_are_made_once_a_call() -> None:
     own = HostRotation(rotary=Rotary(lambda *given: made.append(1) or how.tables(*given), how.apply))
     tokens = Tokens(position)
     for _ in range(3):
-        own.rotation(inputs, tokens)
+        own.rotate_tokens(inputs, tokens)
     assert made == [1]
 
 

@@ -84,7 +84,7 @@ def test_choices_are_those_of_a_strict_float64_order(keep: str, shape: str, monk
     head, data = cache_of_five(keep, shape).float(), inputs(SMALL.shape(4), 6, LENGTH, seed=5).to(torch.float32)
     with torch.no_grad():
         found = [run(head.to(dtype), data.to(dtype)) for dtype in (torch.float32, torch.float64)]
-        monkeypatch.setattr(sparse, "falling", strictly)
+        monkeypatch.setattr(sparse, "pairs_to_evict", strictly)
         wanted, strict = run(head, data.to(torch.float64))
     for output, state in found:
         assert torch.equal(state["sparse.position"], strict["sparse.position"])

@@ -1,4 +1,4 @@
-"""The memory holds every n-th pair and evicts all others, and the gate stays between its two rates."""
+"""The memory holds every n-th pair and evicts all others, and the gate is always between its two rates."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_where_it_does_not_fit_it_says_so() -> None:
     assert CONVOLVED_MAP in PATTERNS
     assert said({}, {}) == "None"
     assert "nothing else" in said({"inputs": ("q", "k", "v")}, {})
-    assert "as it is" in said({"activation": "silu"}, {})
+    assert "unchanged" in said({"activation": "silu"}, {})
     assert "there are 9" in said({"kernel": 9}, {})
     assert "no product" in said({}, {"linear": False})
     assert "256 columns" in said({}, {"dim": 300})

@@ -149,5 +149,5 @@ def test_features_have_no_place_in_it(gate: str) -> None:
 
 @pytest.mark.parametrize("said", [{"gate": "head"}, {"length_scale": 2.0}], ids=str)
 def test_both_only_look_back(said: dict[str, Any]) -> None:
-    assert "only looks back" in str(Full.model_validate(said).problem_both_ways())
+    assert "is causal" in str(Full.model_validate(said).problem_both_ways())
     assert Full().problem_both_ways() is None

@@ -142,7 +142,7 @@ def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.Mon
     spec, data = complete(LOLA), inputs(GROUPED, 1, 25, seed=19).to(torch.float32)
     with torch.no_grad(), nothing_refused():
         _, found = run(built(spec, GROUPED).float(), data, backend="triton")
-        monkeypatch.setattr(sparse, "falling", strictly)
+        monkeypatch.setattr(sparse, "pairs_to_evict", strictly)
         _, wanted = run(built(spec, GROUPED).double(), data.to(torch.float64), backend="reference")
     assert torch.equal(found["sparse.position"], wanted["sparse.position"])
 

@@ -54,5 +54,5 @@ def test_a_cache_that_looks_at_it_is_refused() -> None:
 
 @pytest.mark.parametrize("gate", ["channel", "from_key"])
 def test_a_decay_of_each_feature_is_refused(gate: str) -> None:
-    with pytest.raises(GraphError, match="which a `mesa` memory cannot"):
+    with pytest.raises(GraphError, match="which a `mesa` memory does not support"):
         complete(HEAD | {"memory": [{"kind": "mesa", "gate": gate}]})

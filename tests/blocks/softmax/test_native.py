@@ -60,7 +60,7 @@ def test_half_precision_is_summed_in_float32() -> None:
         ({"needs_maximum": True}, "the largest logit"),
         ({"capped": True}, "caps no logits"),
         ({"gradients": True}, "no gradient of its lse"),
-        ({"device": "cuda"}, "on a CPU alone"),
+        ({"device": "cuda"}, "on a CPU only"),
     ],
 )
 def test_where_it_fits(said: dict[str, bool], reason: str | None) -> None:
