@@ -24,7 +24,7 @@ PATTERN = "hybrid_override_pattern"
 
 
 def _each_nth(config: Config, layers: int) -> list[bool]:
-    """The last of each ``full_attention_interval`` layers."""
+    """Return the last of each ``full_attention_interval`` layers."""
     interval = positive_int(config, "full_attention_interval", 4)
     return [(layer + 1) % interval == 0 for layer in range(layers)]
 
@@ -47,7 +47,7 @@ def _every_fourth(config: Config, layers: int) -> list[bool]:
 
 
 def _listed(key: str, *, otherwise: bool) -> Callable[[Config, int], list[bool]]:
-    """The layers whose indices a key lists. otherwise: whether all layers have attention where the key is missing."""
+    """Return the layers whose indices a key lists. otherwise: whether all layers have attention where the key is missing."""
 
     def read(config: Config, layers: int) -> list[bool]:
         indices = config.get(key)
@@ -115,7 +115,7 @@ def count_of_layers(model_type: str, config: Config) -> int | None:
 
 
 def _types(config: Config) -> tuple[str, Sequence[object] | None]:
-    """The key for the types of layers, and the types; None where the config names none."""
+    """Return the key for the types of layers, and the types; None where the config names none."""
     for key in KEYS:
         if (types := config.get(key)) is not None:
             if not isinstance(types, list):

@@ -66,7 +66,8 @@ class FinetuneCourse(WholeCourse):
 
 
 def predicted_mask(batch: Batch) -> Tensor:
-    """The tokens of a batch that are predicted, B T-1 bool: each is marked at the position before it, whose logits predict it."""
+    """Return the tokens of a batch that are predicted, B T-1 bool: each is marked at the position before it, whose logits predict
+    it."""
     return batch.labels[:, 1:] != IGNORED
 
 
@@ -79,7 +80,7 @@ def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "tokens") -> float:
-    """The mean loss of a model on rows, in nats: over the tokens that are predicted, or over rows."""
+    """Return the mean loss of a model on rows, in nats: over the tokens that are predicted, or over rows."""
     total, counted, device = 0.0, 0, next(model.parameters()).device
     for part in rows.in_order(batch * count()):
         counted += _count(part, average)
@@ -91,13 +92,13 @@ def loss_of(model: nn.Module, rows: PackedRows, batch: int, average: Average = "
 
 
 def _count(batch: Batch, average: Average) -> int:
-    """The divisor of a batch's mean loss: the number of its predicted tokens, or of the rows that have any."""
+    """Return the divisor of a batch's mean loss: the number of its predicted tokens, or of the rows that have any."""
     is_predicted = predicted_mask(batch)
     return int(is_predicted.any(1).sum() if average == "rows" else is_predicted.sum())
 
 
 def _sum(losses: Tensor, batch: Batch, average: Average) -> Tensor:
-    """The sum of the losses N of the predicted tokens, or of their means over each row."""
+    """Return the sum of the losses N of the predicted tokens, or of their means over each row."""
     if average == "rows":
         is_predicted = predicted_mask(batch)
         losses = losses / is_predicted.sum(1, keepdim=True).expand_as(is_predicted)[is_predicted]
@@ -111,7 +112,7 @@ def divergence(logits_of_student: Tensor, wanted: Tensor, temperature: float) ->
 
 
 def finetune_unit(student: ComposedForCausalLM, stage: Finetune) -> Unit:
-    """One unit of all that the stage trains; everything else is frozen. Adapters must be there already."""
+    """Return one unit of all that the stage trains; everything else is frozen. Adapters must be there already."""
     adapters: dict[str, nn.Parameter] = {}
     fresh: dict[str, nn.Parameter] = {}
     trunk: dict[str, nn.Parameter] = {}
@@ -136,7 +137,7 @@ def add_adapters(student: ComposedForCausalLM, lora: Lora, seed: int) -> None:
 
 
 def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
-    """The adapters as a config of PEFT."""
+    """Return the adapters as a config of PEFT."""
     from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
@@ -152,7 +153,7 @@ def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
 
 
 def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[str]:
-    """The host's own names of the projections that a recipe calls q, k, v and o; some hosts have several of them in one.
+    """Return the host's own names of the projections that a recipe calls q, k, v and o; some hosts have several of them in one.
 
     Raises TrainingError where there is none.
     """
@@ -170,7 +171,7 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
 
 
 def adapter_of(student: ComposedForCausalLM, lora: Lora) -> Adapter:
-    """The adapters of a student, with the config and the names under which PEFT stores them."""
+    """Return the adapters of a student, with the config and the names under which PEFT stores them."""
     from peft import get_peft_model_state_dict
 
     tensors = {f"base_model.model.{name}": tensor for name, tensor in get_peft_model_state_dict(student).items()}
@@ -190,7 +191,7 @@ def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can hold it."""
+    """Return the value as JSON can hold it."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", value)
 
 
@@ -221,7 +222,7 @@ def why_not_fused(logits: Tensor, backend: str) -> str | None:
 
 
 def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:
-    """The model of a folder with its adapters folded in, at ``out``; its record. Raises TrainingError and BuildError."""
+    """Return the model of a folder with its adapters folded in, at ``out``; its record. Raises TrainingError and BuildError."""
     loaded = load_model(model, "float32", "cpu")
     if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
         raise TrainingError(f"{model} has no adapters: there is nothing to merge.")
