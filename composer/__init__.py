@@ -132,7 +132,7 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def _checked(name: str) -> Any:
-    """The public function, which refuses arguments of other types in words."""
+    """Return the public function, which refuses arguments of other types in words."""
     from composer.arguments import checked
 
     return checked(getattr(import_module(f"composer.{_ROOM_OF[name]}"), name))

@@ -63,7 +63,7 @@ def specs_of(specs: SpecLike | Sequence[SpecLike]) -> tuple[SpecLike, ...]:
 
 
 def resolve_spec(spec: SpecLike, size: Dimensions | None, overrides: Overrides = ()) -> Resolved:
-    """The complete document for a source of this size, or, for None, on the spec's own trunk.
+    """Return the complete document for a source of this size, or, for None, on the spec's own trunk.
 
     Raises SpecError with file, line and path.
     """
@@ -294,7 +294,7 @@ def load(
     backend: str = AUTO,
     parts: PartReference | Sequence[PartReference] = (),
 ) -> Composed:
-    """A built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
+    """Return a built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
 
     - backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
     - parts: Python modules or files (.py) with parts of your own. Those of installed packages need no option.

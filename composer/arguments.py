@@ -27,7 +27,7 @@ Reference = str | os.PathLike[str]
 
 
 def several(references: Reference | Sequence[Reference] | None) -> tuple[str, ...]:
-    """One or more references, as a tuple of text."""
+    """Return one or more references, as a tuple of text."""
     if references is None:
         return ()
     return tuple(
@@ -46,7 +46,8 @@ def check_known(option: str, word: str, known: Iterable[str], refusal: type[Comp
 
 
 def named_dtype(dtype: object, refusal: type[ComposerError] = ComposerError) -> Dtype | None:
-    """A type of weights by its name; ``torch.bfloat16`` is ``bfloat16``, too. Raises ``refusal`` where there is no such type."""
+    """Return a type of weights by its name; ``torch.bfloat16`` is ``bfloat16``, too. Raises ``refusal`` where there is no such
+    type."""
     if dtype is None:
         return None
     name = dtype_name(dtype)
@@ -85,7 +86,7 @@ def _check_argument(name: str, value: object, annotation: str) -> None:
 
 
 def _check_text(name: str, value: object, *, is_path: bool) -> None:
-    """Raises ComposerError for text with lone surrogates, and for a path with a zero byte or of an unknown user's home."""
+    """Raise ComposerError for text with lone surrogates, and for a path with a zero byte or of an unknown user's home."""
     if not isinstance(value, str | os.PathLike):
         return
     text = os.fspath(value)
@@ -121,7 +122,7 @@ def _in_words(alternative: str) -> str:
 
 
 def _split(annotation: str) -> list[str]:
-    """The alternatives of an annotation, apart from those inside brackets."""
+    """Return the alternatives of an annotation, apart from those inside brackets."""
     return [alternative.strip() for alternative in re.split(r"\|(?![^\[]*\])", annotation)]
 
 

@@ -26,7 +26,7 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def check_device(device: str) -> None:
-    """Raises ComposerError where there is no such device here."""
+    """Raise ComposerError if there is no such device here."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -36,7 +36,7 @@ def check_device(device: str) -> None:
 
 
 def check_place(device: str) -> None:
-    """Raises ComposerError where PyTorch can put nothing on such a device here."""
+    """Raise ComposerError if PyTorch can put nothing on such a device here."""
     import torch
 
     try:
@@ -68,7 +68,7 @@ def device_type(device: str) -> str:
 
 
 def device_name(device: str) -> str:
-    """The name of the GPU or the processor."""
+    """Return the name of the GPU or the processor."""
     if device.startswith("cuda"):
         import torch
 
@@ -113,7 +113,7 @@ def room_for(
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Raises BuildError, before anything is allocated, where memory does not suffice for ``needed`` bytes."""
+    """Raise BuildError, before anything is allocated, where memory does not suffice for ``needed`` bytes."""
     free = free_memory()
     if needed > free:
         raise BuildError(f"Not enough memory for {what}: it needs {needed:,} bytes, and {free:,} are free.")
@@ -177,7 +177,7 @@ def give_back() -> None:
 
 
 def _glibc() -> Any:
-    """The C library of this process, or None where it is another one than glibc."""
+    """Return the C library of this process, or None where it is another one than glibc."""
     try:
         library = ctypes.CDLL(None)
         return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None

@@ -92,7 +92,7 @@ class GraphError(SpecError):
 
 
 def mistakes_of(error: Exception) -> tuple[Mistake, ...]:
-    """The mistakes of an error, each as fields."""
+    """Return the mistakes of an error, each as fields."""
     return error.mistakes if isinstance(error, SpecError) else (Mistake(str(error)),)
 
 
@@ -157,7 +157,7 @@ class InspectionError(ComposerError):
 
 
 def name_of(reference: object) -> str:
-    """A path, or the name of a model, as text. Raises SourceError for anything else, such as a model in memory."""
+    """Return a path, or the name of a model, as text. Raises SourceError for anything else, such as a model in memory."""
     if isinstance(reference, str | os.PathLike):
         return os.fspath(reference)
     raise SourceError(

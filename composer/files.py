@@ -44,7 +44,7 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """The path of a file or a folder while it is being written. One that a killed process has left may be removed."""
+    """Return the path of a file or a folder while it is being written. One that a killed process has left may be removed."""
     return path.with_name(f".{path.name}{PARTIAL}")
 
 
@@ -54,7 +54,7 @@ def own_partial_of(path: Path) -> Path:
 
 
 def replaced_by(partial: Path) -> Path:
-    """The path of a folder that ``move_folder`` replaces, until ``partial`` is in its place."""
+    """Return the path of a folder that ``move_folder`` replaces, until ``partial`` is in its place."""
     return partial.with_suffix(".replaced")
 
 
@@ -117,8 +117,8 @@ def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "")
 
 
 def read_text_file(path: Path, refusal: Callable[[str], Exception], most: int, named: str = "") -> str:
-    """The text of a regular file in UTF-8, with each end of a line as "\n". Raises ``refusal`` where it cannot be read, or has
-    more than ``most`` bytes. named: what messages call it."""
+    """Return the text of a regular file in UTF-8, with each end of a line as "\n". Raises ``refusal`` where it cannot be read, or
+    has more than ``most`` bytes. named: what messages call it."""
     try:
         text = read_bytes(path, most).decode("utf-8-sig")
     except OSError as error:
@@ -135,7 +135,7 @@ def sha256(file: Path) -> str:
 
 
 def visible_in(folder: Path) -> list[Path]:
-    """The contents of a folder without hidden files, such as locks and files that are being written. Raises OSError."""
+    """Return the contents of a folder without hidden files, such as locks and files that are being written. Raises OSError."""
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 

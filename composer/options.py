@@ -171,7 +171,7 @@ def _words_of(cls: Any, name: str) -> tuple[str, ...]:
 
 
 def _annotation_of(converter: Callable[..., Any]) -> str:
-    """The annotation of a converter's parameter."""
+    """Return the annotation of a converter's parameter."""
     (parameter, *_) = inspect.signature(converter).parameters.values()
     return str(parameter.annotation)
 
@@ -255,7 +255,7 @@ def in_python(text: str, options: Mapping[str, Option]) -> str:
 def function_of(
     options: Callable[Arguments, Options], run: Callable[[Options], Result], name: str | None = None
 ) -> Callable[Arguments, Result]:
-    """The Python function of an options class: it makes the options, and returns what ``run`` returns.
+    """Return the Python function of an options class: it makes the options, and returns what ``run`` returns.
 
     name: left out, that of ``run`` without ``run_``.
     """
@@ -287,7 +287,7 @@ def function_of(
 
 
 def documentation(cls: Any) -> str:
-    """The docstring of the Python function: the class's, its options, and its ``example``."""
+    """Return the docstring of the Python function: the class's, its options, and its ``example``."""
     options = options_of(cls)
     lines = [f"- {name}: {in_python(entry.description, options)}" for name, entry in options.items()]
     listed = without_sentences("On the command line", "\n".join(lines)).replace("May be repeated.", "One or several.")

@@ -67,7 +67,7 @@ def line(index: int) -> Any:
 
 
 def marker(index: int) -> str:
-    """The marker of a line. Lines with equal colours have different markers."""
+    """Return the marker of a line. Lines with equal colours have different markers."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
@@ -89,12 +89,12 @@ def panels(pyplot: Any, count: int, *, height: float, across: int = 1, margin: f
 
 
 def plain(name: str) -> str:
-    """A name as text of a picture, whose dollar signs begin no formula."""
+    """Return a name as text of a picture, whose dollar signs begin no formula."""
     return mask(name).replace("$", r"\$")
 
 
 def label(name: str) -> str:
-    """A name as the label of a line: matplotlib leaves labels that begin with an underscore out of legends."""
+    """Return a name as the label of a line: matplotlib leaves labels that begin with an underscore out of legends."""
     return plain(f" {name}" if name.startswith("_") else name)
 
 
@@ -163,7 +163,7 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
 
 
 def within_shares(mean: float, spread: float) -> tuple[float, float]:
-    """The lengths of the error bar of a share, down and up, which ends at 0 and at 1."""
+    """Return the lengths of the error bar of a share, down and up, which ends at 0 and at 1."""
     return max(0.0, min(spread, mean)), max(0.0, min(spread, 1 - mean))
 
 

@@ -48,7 +48,7 @@ def to_optional_path(value: str | os.PathLike[str] | None) -> Path | None:
 
 @reads(str)
 def to_text(value: Reference) -> str:
-    """The name of a folder or a model."""
+    """Return the name of a folder or a model."""
     return name_of(value)
 
 
@@ -98,7 +98,7 @@ def to_numbers(least: int | None = 1, most: int | None = None, *, thousands: boo
 
 
 def complete_spec(incomplete: str) -> list[str]:
-    """The shipped specs that begin with ``incomplete``; the shell completes files."""
+    """Return the shipped specs that begin with ``incomplete``; the shell completes files."""
     return [name for name in shipped_specs() if name.startswith(incomplete)]
 
 

@@ -76,7 +76,7 @@ class Readable:
     """An object that shows itself to people: as text wherever it is printed, as HTML in a notebook."""
 
     def view(self) -> View:
-        """The view to show."""
+        """Return the view to show."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Readable:
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], figures: Container[int] = ()) -> str:
-    """A line for the headers, one below them, and one for each row."""
+    """Return a line for the headers, one below them, and one for each row."""
     ruler = ["---:" if column in figures else "---" for column in range(len(headers))]
     return "\n".join(map(_line, (headers, ruler, *rows)))
 
@@ -154,7 +154,7 @@ def _html_row(cells: Sequence[str], figures: Container[int], kind: str) -> str:
 
 
 def cell_at(key: tuple[Any, ...], cells: Mapping[tuple[Any, ...], Cell]) -> Cell:
-    """The cell of a report. Raises KeyError, which names those that there are."""
+    """Return the cell of a report. Raises KeyError, which names those that there are."""
     if key not in cells:
         raise KeyError(f"no cell {key}; there are {', '.join(str(tuple(known)) for known in cells) or 'none'}")
     return cells[key]

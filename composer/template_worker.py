@@ -24,7 +24,7 @@ except ImportError:  # no Unix
 
 
 def renderer() -> Any:
-    """The function of transformers that renders. Its packages' ``__init__`` would need seconds and are skipped."""
+    """Return the function of transformers that renders. Its packages' ``__init__`` would need seconds and are skipped."""
     module_spec = find_spec("transformers")
     assert module_spec is not None
     folder = (module_spec.submodule_search_locations or [""])[0]
@@ -56,7 +56,7 @@ def address_space() -> int:
 
 
 def answer(render: Any, template: str, request: dict[str, Any], longest: int) -> dict[str, Any]:
-    """The texts and their spans, or the error as text."""
+    """Return the texts and their spans, or the error as text."""
     texts, left = [], longest
     try:
         for count, prompt in request["starts"]:

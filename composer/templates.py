@@ -56,7 +56,7 @@ class Rendered:
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """The text that ``tokenizer.apply_chat_template(messages, tokenize=False, **options)`` returns, within limits.
+    """Return the text that ``tokenizer.apply_chat_template(messages, tokenize=False, **options)`` returns, within limits.
 
     options: those of ``apply_chat_template`` that concern the text, such as ``tools``, ``documents``, ``add_generation_prompt`` and
     ``continue_final_message``, and variables for the template. Raises TemplateError.
@@ -128,7 +128,7 @@ class _Client:
         self.worker: _Worker | None = None
 
     def ask(self, template: str, request: bytes) -> dict[str, Any]:
-        """The child's answer. Raises TemplateError where the system ended the child."""
+        """Return the child's answer. Raises TemplateError where the system ended the child."""
         with self.lock:
             self.worker = self.worker or _start()
             try:
@@ -160,7 +160,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _answers(template: str, request: bytes) -> list[tuple[str, list[tuple[int, int]]]]:
-    """The texts that the child makes of a request, with their spans. Raises TemplateError."""
+    """Return the texts that the child makes of a request, with their spans. Raises TemplateError."""
     answer = _client.ask(template, request)
     if "error" in answer:
         raise TemplateError(shortened(answer["error"], _LONGEST_MESSAGE))

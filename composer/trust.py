@@ -63,7 +63,7 @@ def refused_by_transformers(problem: str, refusal: type[ComposerError]) -> Itera
 
 
 def code_in_adapter(config: Mapping[str, Any]) -> str | None:
-    """Why a config of PEFT would have code imported, or looked up by name; None where it would not."""
+    """Return why a config of PEFT would have code imported, or looked up by name; None where it would not."""
     if not config:
         return None
     if config.get("peft_type") != "LORA":
@@ -86,7 +86,7 @@ def check_named_files(folder: Path, refusal: type[ComposerError]) -> None:
 
 
 def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder. Raises ``refusal``, with ``problem`` and the reason, where transformers can read none."""
+    """Return the tokenizer of a folder. Raises ``refusal``, with ``problem`` and the reason, where transformers can read none."""
     from transformers import AutoTokenizer
 
     refuse_code(folder, refusal)
@@ -98,7 +98,7 @@ def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> 
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """The contents of a JSON file; empty where there is none, or no mapping in it, which the file's own reader reports."""
+    """Return the contents of a JSON file; empty where there is none, or no mapping in it, which the file's own reader reports."""
     try:
         value = read_json(path, MOST_CONFIG)
     except (OSError, ValueError):

@@ -8,14 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """Return the versions of those packages that are installed."""
     versions = {package: version_of(package) for package in packages}
     return {package: version for package, version in versions.items() if version is not None}
 
 
 @cache
 def version_of(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """Return the version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

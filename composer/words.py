@@ -18,7 +18,7 @@ def size(count: float) -> str:
 
 
 def quantity(count: float) -> str:
-    """A number in words: 1.5 million."""
+    """Return a number in words: 1.5 million."""
     for unit, scale in ((" billion", 1e9), (" million", 1e6)):
         if abs(count) >= scale:
             return f"{count / scale:.2f}{unit}"
@@ -26,7 +26,7 @@ def quantity(count: float) -> str:
 
 
 def ratio(factor: float) -> str:
-    """How many times as small: 19.5×."""
+    """Return how many times as small: 19.5×."""
     return f"{factor:,.2f}×" if factor < 10 else f"{factor:,.1f}×" if factor < 1000 else f"{factor:,.0f}×"
 
 
@@ -51,5 +51,5 @@ def layers_in_words(numbers: Sequence[int]) -> str:
 
 
 def short_hashes(text: str) -> str:
-    """The text with its hashes cut short, for people."""
+    """Return the text with its hashes cut short, for people."""
     return re.sub(rf"\b([0-9a-f]{{{SHORT_HASH}}})[0-9a-f]{{{64 - SHORT_HASH}}}\b", r"\1…", text)

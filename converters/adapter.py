@@ -43,7 +43,7 @@ _NEUTRAL: Mapping[str, object] = {
 
 
 def check_adapter(folder: Path, name: str) -> None:
-    """Raises WeightsError where adapters differ from their config, by which PEFT allocates memory before it reads them.
+    """Raise WeightsError if adapters differ from their config, by which PEFT allocates memory before it reads them.
 
     folder: the model's. name: of the adapters' folder inside it.
     """

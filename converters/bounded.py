@@ -83,7 +83,7 @@ def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """All of a regular file. Raises OSError, also where it has more than ``most`` bytes."""
+    """Return all of a regular file. Raises OSError, also where it has more than ``most`` bytes."""
     with opened(path) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
@@ -97,7 +97,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, most: int) -> Any:
-    """The contents of a JSON file. Raises OSError and ValueError."""
+    """Return the contents of a JSON file. Raises OSError and ValueError."""
     return parse_json(read_bytes(path, most))
 
 
@@ -121,8 +121,8 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def within(folder: Path, name: str) -> Path:
-    """The path of a file in a folder, which need not exist. Raises OSError for an impossible name, for a link to nothing, and for a
-    link out of the folder, except into the blobs of the model in the Hub's cache."""
+    """Return the path of a file in a folder, which need not exist. Raises OSError for an impossible name, for a link to nothing,
+    and for a link out of the folder, except into the blobs of the model in the Hub's cache."""
     path = folder / name
     if circle_of_links(path):
         raise OSError(errno.ELOOP, "it is a link that leads back to itself", str(path))
@@ -141,7 +141,7 @@ def within(folder: Path, name: str) -> Path:
 
 
 def circle_of_links(path: Path) -> str | None:
-    """The message for a path through a link that leads back to itself; None for any other path."""
+    """Return the message for a path through a link that leads back to itself; None for any other path."""
     for parent in (path, *path.parents):
         try:
             os.stat(parent)
@@ -174,7 +174,7 @@ def is_name(name: str) -> bool:
 
 
 def brief(value: object) -> str:
-    """A value of a file as messages show it, on one line."""
+    """Return a value of a file as messages show it, on one line."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists
@@ -183,24 +183,24 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str, most: int = _SHOWN) -> str:
-    """The first ``most`` characters of a text, with escapes for those that cannot be shown."""
+    """Return the first ``most`` characters of a text, with escapes for those that cannot be shown."""
     text = text if len(text) <= most else f"{text[:most]}…"
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def reason(error: OSError) -> str:
-    """Why a file could not be read or written: ``No space left on device``; never empty."""
+    """Return why a file could not be read or written: ``No space left on device``; never empty."""
     return error.strerror or str(error) or type(error).__name__
 
 
 def problem_with(error: OSError) -> str:
-    """The file that could not be read or written, where the error names one, and why: ``facts.json: Permission denied``."""
+    """Return the file that could not be read or written, where the error names one, and why: ``facts.json: Permission denied``."""
     named = isinstance(error.filename, str | bytes)
     return f"{shortened(os.path.basename(os.fsdecode(error.filename)))}: {reason(error)}" if named else reason(error)
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first of some names, and how many more there are."""
     every = list(names)
     more = [f"and {len(every) - _LISTED:,} more"] if len(every) > _LISTED else []
     return ", ".join([*map(shortened, every[:_LISTED]), *more])

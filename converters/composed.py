@@ -47,7 +47,7 @@ NAMES = {**LLAMA.names, **{name: name for name in (*_NORMS, POSITIONS, CLASSIFIE
 
 
 def read_config(config: Config, notes: list[str]) -> Trunk:
-    """The trunk in Llama's keys and in our own. The keys for heads are not read here."""
+    """Return the trunk in Llama's keys and in our own. The keys for heads are not read here."""
     if config.get(ADAPTER_KEY) is not None:
         adapter_folder(config[ADAPTER_KEY])
     own = {
@@ -71,7 +71,7 @@ def read_config(config: Config, notes: list[str]) -> Trunk:
 
 
 def adapter_folder(name: object) -> str:
-    """The name of the folder of adapters, which is one inside the model's own. Raises ``ConfigError``."""
+    """Return the name of the folder of adapters, which is one inside the model's own. Raises ``ConfigError``."""
     if not (isinstance(name, str) and is_name(name) and "\\" not in name):
         raise ConfigError(f"config.json has {ADAPTER_KEY}: {brief(name)}; expected the name of a folder beside it.")
     return name

@@ -22,19 +22,19 @@ LARGEST_NUMBER = 1e12
 
 
 def positive_int(config: Mapping[str, object], key: str, default: int | None = None, most: int = LARGEST) -> int:
-    """A count; ``default`` where the key is missing or null, an error where there is none."""
+    """Return a count; ``default`` where the key is missing or null, an error where there is none."""
     expected = f"a positive whole number of at most {most:,}"
     return _checked(config, key, default, expected, lambda v: v if _is_int(v) and 0 < v <= most else None)
 
 
 def number(config: Mapping[str, object], key: str, default: float | None = None, most: float = LARGEST_NUMBER) -> float:
-    """A number of at least 0."""
+    """Return a number of at least 0."""
     expected = f"a number from 0 to {most:g}"
     return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 <= v <= most else None)
 
 
 def positive_number(config: Mapping[str, object], key: str, default: float | None = None) -> float:
-    """A number greater than 0."""
+    """Return a number greater than 0."""
     expected = f"a number greater than 0, and at most {LARGEST_NUMBER:g}"
     return _checked(config, key, default, expected, lambda v: float(v) if _is_number(v) and 0 < v <= LARGEST_NUMBER else None)
 

@@ -109,7 +109,7 @@ def _cause_of_missing(canonical: str, trunk: Trunk, output_copy: str | None) -> 
 
 
 def problems_listed(title: str, lines: list[str]) -> list[str]:
-    """The number of lines, and the first of them; empty where there are none."""
+    """Return the number of lines, and the first of them; empty where there are none."""
     if not lines:
         return []
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []

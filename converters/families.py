@@ -14,7 +14,7 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, L
 
 
 def family_of(config: Config) -> Family:
-    """The family that ``config.json`` names, or a ``ConfigError`` that lists those there are."""
+    """Return the family that ``config.json`` names, or a ``ConfigError`` that lists those there are."""
     name = config.get("model_type")
     if name is None:
         raise ConfigError("config.json has no 'model_type'; expected the name of a family, such as llama, qwen3 or mistral.")

@@ -33,5 +33,5 @@ class Family:
         return NameTable(self.names)
 
     def reason_to_pass_over(self, name: str) -> str | None:
-        """Why a tensor of this name is passed over; None where it is not."""
+        """Return why a tensor of this name is passed over; None where it is not."""
         return next((reason for pattern, reason in self.passed_over.items() if fits(pattern, name)), None)

@@ -239,7 +239,7 @@ def _alignment(file: Path, metadata: Mapping[str, MetadataValue]) -> int:
 
 
 def _tensors(reader: _Reader, count: int, alignment: int) -> tuple[GgufTensor, ...]:
-    """The table of tensors, checked against the types, the neighbours of each tensor, and the size of the file."""
+    """Return the table of tensors, checked against the types, the neighbours of each tensor, and the size of the file."""
     sizes = _block_sizes(reader.file)
     table: dict[str, tuple[tuple[int, ...], str, int, int]] = {}
     for _ in range(count):

@@ -155,14 +155,14 @@ class Host(Sizes):
 
 
 def host_family(model_type: str) -> Family:
-    """The family of a model type that has no table here."""
+    """Return the family of a model type that has no table here."""
     host = model_type.removeprefix(PREFIX)
     masks = dict.fromkeys(LINES.get(host, USUAL).masks, "a mask, which the model makes itself")
     return Family(model_type=model_type, title=host, names={}, passed_over=masks, read_config=partial(_read, host))
 
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:
-    """The sizes of a host. notes: a note is appended for each key that is not used."""
+    """Return the sizes of a host. notes: a note is appended for each key that is not used."""
     line, refused = LINES.get(model_type, USUAL), _refused(model_type, config)
     inner = config.get("text_config")
     if refused is not None:
@@ -222,7 +222,7 @@ def decoder_of(config: Config) -> Mapping[str, Any] | None:
 
 
 def _refused(model_type: str, config: Config) -> str | None:
-    """Why models of a family cannot be composed; None where they can."""
+    """Return why models of a family cannot be composed; None where they can."""
     reason = REFUSED.get(model_type)
     if reason is None and decoder_of(config) is not None:
         reason = (
@@ -233,6 +233,6 @@ def _refused(model_type: str, config: Config) -> str | None:
 
 
 def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:
-    """The value of the first of several keys that the config has."""
+    """Return the value of the first of several keys that the config has."""
     key = next((key for key in keys if config.get(key) is not None), keys[0])
     return positive_int(config, key, default) if most is None else positive_int(config, key, default, most)

@@ -74,7 +74,8 @@ def fetch_recorded(repo_id: str, revision: str | None) -> Path:
 
 
 def recorded_names(folder: Path) -> set[str]:
-    """The names of the files that the record of a built or an exported model lists, and of the record; none without a record."""
+    """Return the names of the files that the record of a built or an exported model lists, and of the record; none without a
+    record."""
     for record, keys in ((EXPORT, ("files",)), (RECORD, ("files", "documents"))):
         try:
             document = read_json(within(folder, record), MOST_RECORD)

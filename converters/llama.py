@@ -179,7 +179,7 @@ def _kind(positions: Mapping[str, object]) -> object:
 
 
 def _rope(config: Config, max_positions: int) -> tuple[float, RopeScaling | None]:
-    """The base of rotary positions, which the old style has outside of their settings, and their scaling."""
+    """Return the base of rotary positions, which the old style has outside of their settings, and their scaling."""
     positions = _positions(config)
     if not isinstance(positions, Mapping):
         raise ConfigError(f"config.json has rope_parameters: {brief(positions)}; expected a mapping or null.")

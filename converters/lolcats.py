@@ -73,7 +73,7 @@ class Lolcats:
 
 
 def as_published(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape in which such a file has a head's parameter of this name and shape."""
+    """Return the shape in which such a file has a head's parameter of this name and shape."""
     return (1, *shape, 1, 1) if name == WINDOW else tuple(shape)
 
 
@@ -101,7 +101,8 @@ def read_lolcats(paths: Sequence[Path]) -> Lolcats:
 
 
 def _place(name: str) -> tuple[str, tuple[int, str]] | None:
-    """The kind of a tensor, parameter, A or B; its layer; and its name in a head, or its projection. None for any other name."""
+    """Return the kind of a tensor, parameter, A or B; its layer; and its name in a head, or its projection. None for any other
+    name."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return None
@@ -112,7 +113,7 @@ def _place(name: str) -> tuple[str, tuple[int, str]] | None:
 
 
 def _state(path: Path) -> Mapping[object, Any]:
-    """The names and tensors of a file."""
+    """Return the names and tensors of a file."""
     held = _unpickled(path)
     if not isinstance(held, Mapping):
         raise WeightsError(f"{path} holds a {type(held).__name__}; expected a mapping of names to tensors.")
@@ -139,14 +140,14 @@ def _unpickled(path: Path) -> object:
 
 
 def _reason(error: Exception) -> str:
-    """The one line of torch's long message that has the reason."""
+    """Return the one line of torch's long message that has the reason."""
     lines = [line.strip(" .") for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
     return shortened((reasons or lines or [type(error).__name__])[0], 200)
 
 
 def _check_archive(path: Path) -> None:
-    """Raises WeightsError for a file that ``torch.save`` would not write: it writes a zip archive with uncompressed members."""
+    """Raise WeightsError for a file that ``torch.save`` would not write: it writes a zip archive with uncompressed members."""
     try:
         with opened(path) as stream:
             size = stream.seek(0, 2)

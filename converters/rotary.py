@@ -37,7 +37,7 @@ def check_rotary(model_type: str, config: Config, head_dim: int) -> None:
 
 
 def _settings(key: str, settings: object) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The settings of a config, with their place in it. Some families have several, by the type of a layer."""
+    """Yield the settings of a config, with their place in it. Some families have several, by the type of a layer."""
     if settings is None:
         return
     if not isinstance(settings, Mapping):

@@ -121,7 +121,7 @@ def _shard(file: Path, check: Callable[[Path, dict[str, Any], int, int], dict[st
 
 
 def header_bytes(tensors: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> bytes:
-    """The bytes before the tensors in a file with these (name, dtype, shape), in this order."""
+    """Return the bytes before the tensors in a file with these (name, dtype, shape), in this order."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -161,7 +161,8 @@ def _parsed(file: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _tensors(file: Path, header: dict[str, Any], start: int, size: int) -> dict[str, StoredTensor]:
-    """The header's tensors in file order, masks left out, checked against their shapes, their neighbours and the file's size."""
+    """Return the header's tensors in file order, masks left out, checked against their shapes, their neighbours and the file's
+    size."""
     tensors: dict[str, StoredTensor] = {}
     places: list[tuple[int, int, int, str]] = []
     for name, entry in header.items():

@@ -132,7 +132,7 @@ class Source(Described):
 
 
 def describe(folder: Path) -> Described:
-    """Reads ``config.json`` and nothing else."""
+    """Read ``config.json`` and nothing else."""
     content = read_config_file(folder)
     path = folder / "config.json"
     config = _json(path, content, ConfigError)
@@ -280,7 +280,7 @@ def check_sizes(where: str, config: Mapping[str, Any], largest: int) -> None:
 
 
 def _check_generation(folder: Path, trunk: Sizes) -> None:
-    """Raises ConfigError where the settings for generation name a token without an embedding."""
+    """Raise ConfigError if the settings for generation name a token without an embedding."""
     path = folder / GENERATION_CONFIG
     if not os.path.lexists(path):
         return
@@ -318,7 +318,7 @@ def _no_weights(folder: Path) -> str:
 
 
 def _gguf_files(folder: Path) -> str:
-    """A sentence on the GGUF files in a folder; empty where there are none."""
+    """Return a sentence on the GGUF files in a folder; empty where there are none."""
     try:
         names = [name for name in files_matching(folder, ("*",)) if is_gguf(name)]
     except OSError:
@@ -327,7 +327,7 @@ def _gguf_files(folder: Path) -> str:
 
 
 def _own(folder: Path, name: str) -> Path:
-    """A file of the folder that is not a link out of it."""
+    """Return a file of the folder that is not a link out of it."""
     try:
         return within(folder, name)
     except OSError as error:

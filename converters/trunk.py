@@ -23,7 +23,7 @@ PositionEmbedding = Literal["none", "sinusoidal", "learned"]
 
 
 def dtype_name(dtype: object) -> Dtype:
-    """The word for one of PyTorch's types of floating-point numbers: ``float32`` for ``torch.float32``."""
+    """Return the word for one of PyTorch's types of floating-point numbers: ``float32`` for ``torch.float32``."""
     return cast("Dtype", str(dtype).removeprefix("torch."))
 
 

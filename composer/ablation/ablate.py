@@ -86,7 +86,7 @@ def ablate(
 def run(
     chains: Sequence[Chain], request: Request, steps: Path, workers: StartWorkers = one_process, tell: OnStep | None = None
 ) -> dict[str, Figures]:
-    """The figures of every step of planned chains, by its name; the folder ``steps`` is made. Raises ComposerError."""
+    """Return the figures of every step of planned chains, by its name; the folder ``steps`` is made. Raises ComposerError."""
     check_inputs(chains, request, steps)
     with _going_on(steps), workers() as started:
         steps.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _going_on(folder: Path) -> Iterator[None]:
 
 
 def check_request(request: Request) -> None:
-    """Raises AblationError where parts of a request contradict each other."""
+    """Raise AblationError if parts of a request contradict each other."""
     if not (request.data or request.tasks):
         raise AblationError("Neither --data nor --tasks is set. Set --data to train the variants, --tasks to score them, or both.")
     if not request.seeds:
@@ -169,14 +169,14 @@ def _check_variant(variant: Variant, trunk: Trunk, request: Request) -> None:
 
 
 def _trunk(variant: Variant, request: Request) -> Any:
-    """The sizes of the model around its heads."""
+    """Return the sizes of the model around its heads."""
     if request.source is not None:
         return open_model(request.source).trunk
     return trunk_from(resolve_spec(variant.spec, None), "float32", None)
 
 
 def _tokenizer_folder(request: Request) -> Path:
-    """The folder of the tokenizer that all variants have."""
+    """Return the folder of the tokenizer that all variants have."""
     if request.source is not None:
         return open_model(request.source).folder
     assert request.tokenizer is not None, "check_request requires a tokenizer"
@@ -206,7 +206,7 @@ def name_models(chains: Sequence[Chain], results: Mapping[str, Figures], request
 
 
 def costs_of(variants: Sequence[Variant], request: Request) -> dict[str, Explanation]:
-    """The costs of each variant, by name, at the longest length that it is scored or trained on, in its source's dtype."""
+    """Return the costs of each variant, by name, at the longest length that it is scored or trained on, in its source's dtype."""
     trunk = None if request.source is None else describe_model(request.source).trunk
     dtype, windows = ("float32", None) if trunk is None else (trunk.dtype, trunk.windows)
 
@@ -225,8 +225,8 @@ TEACHER = "teacher"
 
 
 def teacher_scores(request: Request, steps: Path) -> tuple[dict[str, float], str | None]:
-    """The teacher's scores by the titles of columns, and the reason where scores are missing. They are kept in ``steps`` for later
-    calls."""
+    """Return the teacher's scores by the titles of columns, and the reason where scores are missing. They are kept in ``steps`` for
+    later calls."""
     reference = request.teacher or request.source
     if reference is None or not request.tasks:
         return {}, None

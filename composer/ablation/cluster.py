@@ -55,7 +55,7 @@ def ray_workers(address: str, *, gpus: float = 0) -> StartWorkers:
 
 
 def _check_answers(address: str) -> None:
-    """Raises AblationError where nothing answers at the address; Ray itself would try for minutes."""
+    """Raise AblationError if nothing answers at the address; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=PATIENCE):

@@ -37,7 +37,7 @@ PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft",
 
 
 def common_to_all(request: Request) -> dict[str, Any]:
-    """The inputs that all variants share, as JSON. Raises ComposerError where one of them cannot be read.
+    """Return the inputs that all variants share, as JSON. Raises ComposerError where one of them cannot be read.
 
     Files count by the hashes of their contents, weights as ``fingerprint`` has them, data of the Hub by their reference alone.
     """
@@ -54,7 +54,7 @@ def common_to_all(request: Request) -> dict[str, Any]:
 
 
 def tasks_of(request: Request) -> tuple[NamedTask, ...]:
-    """The tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
+    """Return the tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
     if not request.tasks:
         return ()
     read_lengths(request.lengths)
@@ -109,7 +109,7 @@ class Chain:
 
 
 def read_variants(specs: Sequence[SpecLike], overrides: Overrides = ()) -> list[Variant]:
-    """Each spec, and each variant of each sweep. Raises SpecError, and AblationError where two have one name."""
+    """Return each spec, and each variant of each sweep. Raises SpecError, and AblationError where two have one name."""
     variants = [variant for spec in specs for variant in _variants(spec, overrides)]
     names = [variant.name for variant in variants]
     twice = [name for name in names if names.count(name) > 1]
@@ -119,7 +119,7 @@ def read_variants(specs: Sequence[SpecLike], overrides: Overrides = ()) -> list[
 
 
 def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
-    """The stages of its recipe, in order: for a model with a teacher, or for one from nothing; none where there are no data.
+    """Return the stages of its recipe, in order: for a model with a teacher, or for one from nothing; none where there are no data.
 
     Raises AblationError where the recipe has stages for the other of the two alone.
     """
@@ -225,5 +225,5 @@ def _steps(
 
 
 def average_of(recipe: Recipe) -> Literal["tokens", "rows"]:
-    """The tokens or rows that a recipe's losses are means over."""
+    """Return the tokens or rows that a recipe's losses are means over."""
     return "tokens" if recipe.finetune is None else recipe.finetune.average

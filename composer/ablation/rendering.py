@@ -32,7 +32,7 @@ LOG_FROM = 20
 
 
 def table(report: AblationReport) -> Table:
-    """A row for each variant: its name, its values of the sweep, its figures, and the paths of its models."""
+    """Return a row for each variant: its name, its values of the sweep, its figures, and the paths of its models."""
     paths = list(dict.fromkeys(path for variant in report.variants for path in variant.values))
     headers = ("variant", *paths, *(column.title for column in report.columns))
     rows = [_row(variant, paths, report.columns) for variant in report.variants]
@@ -65,7 +65,7 @@ def remarks(report: AblationReport) -> list[str]:
 
 
 def _on_teachers(report: AblationReport) -> list[str]:
-    """One line where all variants have the same held-out rows, else one each."""
+    """Return one line where all variants have the same held-out rows, else one each."""
     known = {variant.name: variant.teacher_perplexity for variant in report.variants if variant.teacher_perplexity is not None}
     subject = "The teacher's own perplexity on the held-out rows"
     if len(known) == len(report.variants) and len({number(perplexity) for perplexity in known.values()}) == 1:
@@ -137,14 +137,14 @@ def _bars(axis: Any, report: AblationReport, column: Column, names: list[str]) -
 
 
 def _spread(column: Column, figure: Figure | None) -> tuple[float, float]:
-    """The lengths of the error bar of a figure, down and up."""
+    """Return the lengths of the error bar of a figure, down and up."""
     if figure is None or figure.spread is None:
         return 0.0, 0.0
     return within_shares(figure.mean, figure.spread) if column.kind == "score" else (figure.spread, figure.spread)
 
 
 def teacher_on(report: AblationReport, column: Column) -> float | None:
-    """The teacher's own figure in a column; None where it has none, or where variants had other rows held out."""
+    """Return the teacher's own figure in a column; None where it has none, or where variants had other rows held out."""
     known = {variant.teacher_perplexity for variant in report.variants}
     if column.kind in ("before", "after"):
         return next(iter(known)) if len(known) == 1 else None
@@ -152,7 +152,8 @@ def teacher_on(report: AblationReport, column: Column) -> float | None:
 
 
 def grid_of(report: AblationReport) -> tuple[tuple[str, str], list[str], list[str], dict[tuple[str, str], VariantReport]] | None:
-    """The two paths that the variants differ at, the values of each, and the variant of each pair; None where they are no grid."""
+    """Return the two paths that the variants differ at, the values of each, and the variant of each pair; None where they are no
+    grid."""
     paths = {tuple(variant.values) for variant in report.variants}
     if len(paths) != 1 or len(pair_of_paths := next(iter(paths))) != 2:
         return None
@@ -238,7 +239,7 @@ def _points(axis: Any, report: AblationReport, column: Column) -> None:
 
 
 def _last(path: str) -> str:
-    """A path by its last names: ``head.memory.0.size`` is memory.0.size."""
+    """Return a path by its last names: ``head.memory.0.size`` is memory.0.size."""
     return path.removeprefix("head.")
 
 

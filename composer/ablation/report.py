@@ -115,7 +115,8 @@ def make_report(
     models: Mapping[str, Mapping[int, str]] | None = None,
     costs: Mapping[str, Explanation] | None = None,
 ) -> AblationReport:
-    """The report of all steps' figures. results: by the steps' names. models: paths by variant and seed. costs: by variant."""
+    """Return the report of all steps' figures. results: by the steps' names. models: paths by variant and seed. costs: by
+    variant."""
     costs = costs or {}
     lengths = {cost.sequence for cost in costs.values()}
     figures_by_chain = {(chain.variant.name, chain.seed): figures_of(chain, results) for chain in chains}
@@ -136,7 +137,7 @@ def make_report(
 
 
 def _placed(variant: VariantReport, models: Mapping[int, str], cost: Explanation | None) -> VariantReport:
-    """The variant with the paths of its models and the bytes of their state."""
+    """Return the variant with the paths of its models and the bytes of their state."""
     held = {} if cost is None else {"state_bytes": cost.state_bytes, "kv_cache_bytes": cost.kv_cache_bytes}
     return variant.model_copy(update={"models": dict(models), **held})
 
@@ -169,7 +170,7 @@ def _variant(
 
 
 def figures_of(chain: Chain, results: Mapping[str, Figures]) -> dict[Column, float]:
-    """The figures of one variant and seed. results: the figures of all steps, by the steps' names."""
+    """Return the figures of one variant and seed. results: the figures of all steps, by the steps' names."""
     values: dict[Column, float] = {}
     learns = any(step.kind in ("finetune", "train") for step in chain.steps)
     for step in chain.steps:
@@ -205,7 +206,7 @@ def _likeness(figures: Figures) -> dict[Column, float]:
 
 
 def scores_in(figures: Figures) -> dict[Column, float]:
-    """The scores of a step, without those of failed cells."""
+    """Return the scores of a step, without those of failed cells."""
     values: dict[Column, float] = {}
     for cell in figures.get("cells", ()):
         if cell["mean"] is not None and cell["scored"] == "loss":
@@ -220,7 +221,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _perplexity(nats: float) -> float:
-    """The value, limited to the largest finite number."""
+    """Return the value, limited to the largest finite number."""
     return math.exp(min(nats, 700.0))
 
 

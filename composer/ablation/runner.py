@@ -191,7 +191,8 @@ def processes(count: int) -> StartWorkers:
 
 
 def _context() -> Any:
-    """The context that starts processes: on Linux as forks of a process that has imported the libraries, elsewhere as new ones."""
+    """Return the context that starts processes: on Linux as forks of a process that has imported the libraries, elsewhere as new
+    ones."""
     if not sys.platform.startswith("linux"):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

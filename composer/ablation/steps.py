@@ -125,7 +125,7 @@ MARK = ".lock"
 
 
 def finished(step: AblationStep, folder: Path) -> Figures | None:
-    """The figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
+    """Return the figures of a step; None where it is not done. One that failed is not done: it runs again. Raises AblationError."""
     figures = read_figures(step, folder / f"{step.name}.json")
     if figures is not None and step.kind in MODELS and not (folder / step.name).is_dir():
         raise AblationError(f"{folder / step.name} does not exist, but {step.name}.json records it as finished. {REMEDY}")
@@ -133,7 +133,7 @@ def finished(step: AblationStep, folder: Path) -> Figures | None:
 
 
 def run_step(step: AblationStep, folder: Path) -> Figures:
-    """The figures of a step. It is run, or continued, unless it is done. A user's mistake becomes the figure ``failure``.
+    """Return the figures of a step. It is run, or continued, unless it is done. A user's mistake becomes the figure ``failure``.
 
     Where another ablation in the same folder runs the step, this waits. Raises OSError where the folder cannot be written to.
     """

@@ -23,7 +23,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def allocated(device: str) -> Gauge:
-    """The peak of CUDA tensors, by ``torch.cuda.max_memory_allocated``, less all earlier tensors except the cache."""
+    """Return the peak of CUDA tensors, by ``torch.cuda.max_memory_allocated``, less all earlier tensors except the cache."""
     import torch
 
     def gauge(run: Callable[[], Any], held: int) -> tuple[Any, int]:
@@ -38,8 +38,8 @@ def allocated(device: str) -> Gauge:
 
 
 def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
-    """The peak of this process's resident memory, as Linux counts it (VmHWM, reset before), less all memory that was resident
-    before, except the cache.
+    """Return the peak of this process's resident memory, as Linux counts it (VmHWM, reset before), less all memory that was
+    resident before, except the cache.
 
     Right only where the allocator returns freed tensors to the system at once, as in the processes that ``peaks_of`` starts.
     Tensors smaller than a page may still reuse memory, so the result is no less than the cache.
@@ -51,7 +51,7 @@ def resident(run: Callable[[], Any], held: int) -> tuple[Any, int]:
 
 
 def bytes_of(field: str) -> int:
-    """The bytes of a field of /proc/self/status, which has them in kB."""
+    """Return the bytes of a field of /proc/self/status, which has them in kB."""
     (kilobytes,) = re.findall(rf"{field}:\s+(\d+) kB", STATUS.read_text())
     return 1024 * int(kilobytes)
 

@@ -61,7 +61,7 @@ class BenchOptions(TimingOptions):
 
 
 def ordered(numbers: Sequence[int], option: str) -> tuple[int, ...]:
-    """The numbers, each once, the smallest first. Raises BenchError."""
+    """Return the numbers, each once, the smallest first. Raises BenchError."""
     return tuple(sorted(set(numbers_of(numbers, option, BenchError, most=LARGEST))))
 
 

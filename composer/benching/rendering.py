@@ -24,7 +24,7 @@ OF: dict[Phase, str] = {
 
 
 def tables(report: BenchReport) -> Iterator[Table]:
-    """The models, and one table for each kind and batch."""
+    """Yield the models, and one table for each kind and batch."""
     setting = report.setting
     models = tuple(
         (model.label, f"{model.parameters:,}", size(model.weight_bytes), model.dtype, model.attention) for model in setting.models
@@ -120,7 +120,7 @@ def pictures(report: BenchReport, pyplot: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _prefill(report: BenchReport, pyplot: Any) -> Any:
-    """A row a batch: milliseconds and tokens a second over the length of the prompt."""
+    """Return a row a batch: milliseconds and tokens a second over the length of the prompt."""
     batches = report.setting.batches
     figure, axes = panels(pyplot, 2 * len(batches), height=3.2, across=2, margin=0.6)
     for time, rate, batch in zip(axes[::2], axes[1::2], batches, strict=True):

@@ -111,12 +111,13 @@ class BenchReport(RunReport):
         return View("", tuple(tables(self)), tuple(remarks(self)))
 
     def cell(self, model: str, kind: Phase, length: int, batch: int = 1) -> BenchCell:
-        """Raises KeyError, which names the cells that there are."""
+        """Raise KeyError, which names the cells that there are."""
         return cell_at((model, kind, length, batch), {(cell.model, *cell.workload): cell for cell in self.cells})
 
 
 def make_cells(workload: Workload, measured: Mapping[str, Measurement], peaks: Mapping[str, int | None]) -> list[BenchCell]:
-    """The cells of one workload, from what was measured, by the models' labels, and peaks of memory that were measured apart."""
+    """Return the cells of one workload, from what was measured, by the models' labels, and peaks of memory that were measured
+    apart."""
     first = next(iter(measured.values()))
     return [_cell(workload, label, own, first, peaks.get(label)) for label, own in measured.items()]
 
@@ -141,5 +142,5 @@ def _cell(workload: Workload, label: str, own: Measurement, first: Measurement, 
 
 
 def _speed(first: Sequence[float], own: Sequence[float]) -> float | None:
-    """The median of the ratios of runs: other work on the machine slows both runs of a round."""
+    """Return the median of the ratios of runs: other work on the machine slows both runs of a round."""
     return statistics.median(before / after for before, after in zip(first, own, strict=True)) if own else None

@@ -169,7 +169,7 @@ def _elsewhere(model: Opened, dtype: Any, options: BenchOptions) -> Iterator[str
 
 
 def _check_room(opened: Sequence[Opened], lengths: Sequence[int], positions: Sequence[int], steps: int) -> None:
-    """Raises BenchError where a length exceeds a model's table of learned positions."""
+    """Raise BenchError if a length exceeds a model's table of learned positions."""
     more = steps + 1
     for model in opened:
         check = partial(check_positions, model.source.trunk, ask="the largest possible value is", refusal=BenchError)

@@ -93,7 +93,7 @@ class Trial(Closed):
     device: str
 
     def workloads(self) -> Iterator[Workload]:
-        """The workloads, in the order in which they run."""
+        """Yield the workloads, in the order in which they run."""
         for batch in self.batches:
             yield from (Workload("prefill", length, batch) for length in self.prefill)
             yield from (Workload("decode", position, batch) for position in self.decode)
@@ -181,7 +181,7 @@ def warm(contestants: Sequence[Contestant], trial: Trial) -> None:
 def run_workload(
     contestants: Sequence[Contestant], workload: Workload, trial: Trial, gauge: Gauge = unmeasured
 ) -> dict[str, Measurement]:
-    """The measurements of all models on one workload, by label. The first run of each measures memory, and is not timed."""
+    """Return the measurements of all models on one workload, by label. The first run of each measures memory, and is not timed."""
     settle = torch.cuda.synchronize if trial.device.startswith("cuda") else lambda: None
     try:
         with room():
@@ -213,7 +213,7 @@ def run_workload(
 def _first(
     contestant: Contestant, run: Callable[[], Any], ids: Tensor, workload: Workload, trial: Trial, gauge: Gauge
 ) -> Measurement:
-    """A measurement of state and peak memory, or of the failure."""
+    """Return a measurement of state and peak memory, or of the failure."""
     if contestant.full:
         return Measurement(failure=NO_ROOM)
     try:

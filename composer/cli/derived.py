@@ -68,7 +68,7 @@ def command(
 
 
 def _parameter(name: str, entry: Option) -> inspect.Parameter:
-    """The parameter that typer reads."""
+    """Return the parameter that typer reads."""
     default: Any = entry.default if entry.command_default is SAME else entry.command_default
     default = inspect.Parameter.empty if default is MISSING else default
     if entry.default == () or (entry.is_argument and entry.default is None):

@@ -83,7 +83,7 @@ def _document(shown_spec: ShownSpec) -> dict[str, Any]:
 
 
 def _write(sweep: str, variants: Mapping[str, Spec], folder: Path) -> list[str]:
-    """One file a variant; none where one of them is there already."""
+    """Return one file a variant; none where one of them is there already."""
     files = {folder / f"{spec.name}.yaml": (name, spec) for name, spec in variants.items()}
     taken = [str(path) for path in files if path.exists()]
     if taken:

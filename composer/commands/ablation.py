@@ -80,7 +80,7 @@ ablate = function_of(AblateOptions, run_ablate)
 
 
 def _workers(jobs: int | None, ray: str | None, device: str) -> StartWorkers:
-    """Raises AblationError where there is no Ray, and ComposerError where this machine has no such device."""
+    """Raise AblationError if there is no Ray, and ComposerError where this machine has no such device."""
     from composer.ablation import runner
 
     if ray is not None:
@@ -93,7 +93,7 @@ def _workers(jobs: int | None, ray: str | None, device: str) -> StartWorkers:
 
 
 def bar_of(step: AblationStep | None, figures: Figures, done: int, total: int) -> BarUpdate:
-    """The progress of an ablation, as a bar shows it."""
+    """Return the progress of an ablation, as a bar shows it."""
     return BarUpdate("steps", done, total, None if step is None else outcome_in_words(step, figures))
 
 

@@ -70,7 +70,7 @@ bench = function_of(BenchCommandOptions, run_bench)
 
 
 def bar_of(progress: BenchProgress) -> BarUpdate:
-    """The progress of a bench, as a bar shows it."""
+    """Return the progress of a bench, as a bar shows it."""
     return BarUpdate("cells", progress.done, progress.total, progress.what)
 
 

@@ -152,7 +152,7 @@ class Chat:
         return (cache, same) if same and cache.get_seq_length() == same else (None, 0)
 
     def _read(self, tokens: Any, cache: Any, known: int) -> Any:
-        """The cache of a composed model after all tokens of a conversation but the last one, of which a copy is kept."""
+        """Return the cache of a composed model after all tokens of a conversation but the last one, of which a copy is kept."""
         import torch
 
         from composer.model.cache import new_cache
@@ -165,7 +165,7 @@ class Chat:
         return cache
 
     def _room_for_answer(self, tokens: int) -> int:
-        """The tokens that an answer may have after so many. Raises ComposerError where there is no position for one."""
+        """Return the tokens that an answer may have after so many. Raises ComposerError where there is no position for one."""
         longest = self._sizes.max_positions
         if self._sizes.learns_positions:
             if tokens > longest:

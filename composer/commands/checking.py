@@ -41,7 +41,7 @@ def answers_on(
     overrides: Overrides = (),
     rotations: Mapping[int, LengthRotation] = MappingProxyType({}),
 ) -> Iterator[SpecCheck]:
-    """The check of a spec, or of each variant of a sweep. size: of the source; None where there is none. overrides: of each.
+    """Yield the check of a spec, or of each variant of a sweep. size: of the source; None where there is none. overrides: of each.
     rotations: the source's layers whose rotary frequencies depend on the length of the text so far."""
     named = str(spec) if isinstance(spec, str | File) else None
     try:
@@ -70,7 +70,7 @@ def _wrong(name: str, error: SpecError) -> SpecCheck:
 
 
 def _resolved(spec: Spec, size: Dimensions | None) -> Resolved | None:
-    """The spec on its source or its own trunk, or None where it has neither. Raises SpecError with every mistake."""
+    """Return the spec on its source or its own trunk, or None where it has neither. Raises SpecError with every mistake."""
     if errors := problems(spec, size):
         raise SpecError(*(mistake for error in errors for mistake in locate(error, spec).mistakes))
     try:
@@ -87,7 +87,8 @@ def _heads_in_words(spec: Spec, resolved: Resolved | None) -> str:
 
 
 def _flow(head: HeadSpec) -> str:
-    """The flow of pairs in words: down, to all memories, or along edges; memories without edges read the tokens themselves."""
+    """Return the flow of pairs in words: down, to all memories, or along edges; memories without edges read the tokens
+    themselves."""
     names = memory_names(head)
     if head.graph is None:
         return (" → " if head.flow == "cascade" else " + ").join(names)

@@ -85,7 +85,7 @@ def draw_beside(specs: Sequence[Spec], source: Reference | None, revision: str |
 
 
 def check_file(out: str | os.PathLike[str] | None, *, force: bool) -> None:
-    """Raises ComposerError where a picture may not be written there."""
+    """Raise ComposerError if a picture may not be written there."""
     if out is None:
         if force:
             raise ComposerError("--force replaces a file, and none is named to write the picture to")

@@ -71,11 +71,11 @@ evaluate = function_of(EvaluateOptions, run_evaluate)
 
 
 def bar_of(progress: EvaluationProgress) -> BarUpdate:
-    """The progress of an evaluation, as a bar shows it."""
+    """Return the progress of an evaluation, as a bar shows it."""
     return BarUpdate("samples", progress.done, progress.total, cell_of(progress))
 
 
 def cell_of(progress: EvaluationProgress) -> str:
-    """Which model, task and length."""
+    """Return which model, task and length."""
     cell = f"{progress.model}  {progress.task}  {progress.length:,}"
     return f"making samples  {cell}" if progress.making else cell

@@ -47,7 +47,7 @@ def field_facts(name: str, field: FieldInfo, words: str | None = None) -> FieldF
 
 
 def table_of(fields: Sequence[FieldFacts]) -> tuple[Table, ...]:
-    """A row a field; no table where there is none."""
+    """Return a row a field; no table where there is none."""
     rows = tuple((field.name, field.default_text, field.type, field.description) for field in fields)
     return (Table("", ("field", "default", "type", ""), rows),) if rows else ()
 

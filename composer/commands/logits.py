@@ -25,7 +25,7 @@ TOP_K, BATCH = 64, 4
 
 @reads(str)
 def to_row(value: TokenCount | None) -> int | None:
-    """The tokens of a row. Raises ValueError."""
+    """Return the tokens of a row. Raises ValueError."""
     return None if value is None else read_tokens(value, least=2)
 
 
@@ -76,5 +76,5 @@ logits = function_of(LogitsCommandOptions, run_logits)
 
 
 def bar_of(done: int, total: int) -> BarUpdate:
-    """The number of finished rows, as a bar shows it."""
+    """Return the number of finished rows, as a bar shows it."""
     return BarUpdate("rows", done, total)

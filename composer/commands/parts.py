@@ -63,7 +63,7 @@ parts = function_of(PartsOptions, run_parts)
 
 
 def described(part: type[Part]) -> PartFacts:
-    """The catalogue's entry of a part."""
+    """Return the catalogue's entry of a part."""
     return PartFacts(
         role=part.role,
         kind=part.model_fields["kind"].default,
@@ -91,6 +91,6 @@ def _chosen(name: str | None) -> list[type[Part]]:
 
 
 def _gates(part: type[Part]) -> str:
-    """The gates that a memory can forget by, in words."""
+    """Return the gates that a memory can forget by, in words."""
     assert issubclass(part, Memory)
     return " | ".join(gates_of(part.decay_ranks))

@@ -122,7 +122,7 @@ read = function_of(ReadOptions, run_read)
 
 
 def bar_of(done: int, total: int) -> BarUpdate:
-    """The number of tokens that have been read, as a bar shows it."""
+    """Return the number of tokens that have been read, as a bar shows it."""
     return BarUpdate("tokens", done, total)
 
 

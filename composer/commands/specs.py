@@ -119,7 +119,7 @@ class CheckReport(Readable, Closed):
         return tuple(str(mistake) for answer in self.answers for mistake in answer.mistakes)
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """A row for each spec without a mistake."""
+        """Return a row for each spec without a mistake."""
         hashes = [answer.hash for answer in self.answers if answer.ok]
         return tuple(
             ("ok", answer.spec, *([short_hashes(answer.hash or "")] if any(hashes) else []), answer.says)
@@ -195,7 +195,7 @@ class SpecDifferences(Readable, Closed):
         return f"{first} → {second}" + (f" on {self.on}" if self.on else "")
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """A row for each difference: its place, and both values."""
+        """Return a row for each difference: its place, and both values."""
         return tuple((*_where(row), f"{format_value(row.first)} → {format_value(row.second)}") for row in self.differences)
 
     def summary(self) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ diff = function_of(DiffOptions, run_diff)
 
 
 def _check(spec: Spec) -> None:
-    """Raises SpecError where a document is no spec that a source could be built with."""
+    """Raise SpecError if a document is no spec that a source could be built with."""
     try:
         refuse_sweep(spec)
         for problem in without_source(spec):

@@ -125,7 +125,7 @@ def _schema(folder: Path) -> str:
 
 
 def _like(like: str, path: Path) -> str:
-    """The other spec's text, comments and all, under the new name; what it extends is found from the new place, too."""
+    """Return the other spec's text, comments and all, under the new name; what it extends is found from the new place, too."""
     origin = find_spec(like, Path())
     if origin is None:
         raise SpecError(not_found(like, Path()))
@@ -141,7 +141,7 @@ def _like(like: str, path: Path) -> str:
 
 
 def _moved(line: str, origin: Path, path: Path) -> str:
-    """A line that extends a file beside the other spec, as seen from the new one."""
+    """Return a line that extends a file beside the other spec, as seen from the new one."""
     match = re.match(r"^extends:\s*([^\s#]+)", line)
     if match is None:
         return line

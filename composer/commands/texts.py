@@ -74,7 +74,7 @@ class Generated(Readable, Closed):
         return View("", notes=(note,), verbatim=self.text)
 
     def _repr_html_(self) -> str:
-        """The text, with the generated part emphasised."""
+        """Return the text, with the generated part emphasised."""
         known = self.text.removesuffix(self.new_text)
         written = f"{escape_html(known)}<b>{escape_html(self.text.removeprefix(known))}</b>"
         return f'<pre style="white-space: pre-wrap">{written}</pre><p>{escape_html(self.view().notes[0])}</p>'
@@ -273,5 +273,5 @@ sample = function_of(SampleOptions, run_sample)
 
 
 def bar_of(done: int, total: int) -> BarUpdate:
-    """The number of finished texts, as a bar shows it."""
+    """Return the number of finished texts, as a bar shows it."""
     return BarUpdate("texts", done, total)

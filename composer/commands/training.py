@@ -132,12 +132,12 @@ merge = function_of(MergeOptions, run_merge)
 
 
 def bar_of(step: StepProgress) -> BarUpdate:
-    """The progress of a stage, as a bar shows it."""
+    """Return the progress of a stage, as a bar shows it."""
     return BarUpdate(step.stage, step.step, step.steps, figures_of(step))
 
 
 def figures_of(step: StepProgress) -> str:
-    """The figures of a step in words."""
+    """Return the figures of a step in words."""
     left = f"{step.seconds_left / 60:.0f} min" if step.seconds_left >= 90 else f"{step.seconds_left:.0f} s"
     share = f", {step.evaluating:.0%} to evaluate" if step.evaluating >= 0.05 else ""
     return f"{step.step:,}/{step.steps:,}  loss {step.loss:.4g}  {step.tokens_per_second:,.0f} tokens/s  {left} left{share}"

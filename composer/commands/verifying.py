@@ -64,5 +64,5 @@ verify = function_of(VerifyOptions, run_verify)
 
 
 def bar_of(name: str, done: int, total: int) -> BarUpdate:
-    """The progress of reading a file, as a bar shows it."""
+    """Return the progress of reading a file, as a bar shows it."""
     return BarUpdate(f"reading {name}", done, total)

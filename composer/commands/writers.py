@@ -25,7 +25,7 @@ def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:
 
 
 def load_writer(model: str, device: str, backend: str, *, built: bool) -> tuple[Any, Path]:
-    """The model, and its folder. Raises ComposerError where it writes no text."""
+    """Return the model, and its folder. Raises ComposerError where it writes no text."""
     folder = Path(model).expanduser()
     if built and folder.is_dir():
         loaded: Any = load(folder, device=device, backend=backend)
@@ -60,7 +60,7 @@ def settings_refused(settings: Path) -> Iterator[None]:
 
 
 def no_room(model: Any, tokens: int) -> ComposerError:
-    """The error where memory has run out, with the bytes of the state and a remedy."""
+    """Return the error where memory has run out, with the bytes of the state and a remedy."""
     if not hasattr(model.config, "resolved"):
         return ComposerError(f"out of memory at {tokens:,} tokens: use a shorter prompt, or generate fewer tokens")
     spec, kind = model.config.resolved(), dtype_name(model.dtype)

@@ -46,7 +46,7 @@ def too_long(place: str, size: int | None = None) -> DataError:
 
 
 def lines_of(stream: BinaryIO, file: Path, most: int = MOST_LINE) -> Iterator[bytes]:
-    """The lines of a file, with their ends. Raises DataError for a line of more than ``most`` bytes."""
+    """Yield the lines of a file, with their ends. Raises DataError for a line of more than ``most`` bytes."""
     number = 0
     while line := stream.readline(most + 1):
         number += 1

@@ -170,7 +170,7 @@ def render_answers(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
 
 
 def _marked(whole: Rendered, begin: int) -> Rendered:
-    """The conversation with the template's own marks, without those in the prompt, which ends at the character ``begin``."""
+    """Return the conversation with the template's own marks, without those in the prompt, which ends at the character ``begin``."""
     spans = tuple((max(start, begin), end) for start, end in whole.answers if end > begin)
     if not spans:
         raise DataError("the chat template has {% generation %}, but marks no text of the assistant in this conversation")
@@ -207,5 +207,5 @@ def _begin(
 
 
 def _shared(first: str, second: str) -> int:
-    """The number of characters at the start that two texts share."""
+    """Return the number of characters at the start that two texts share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -133,7 +133,7 @@ def _message(place: str, number: int, value: Any) -> dict[str, Any]:
 
 
 def _joined(here: str, parts: list[Any], *, from_tool: bool) -> Any:
-    """The text of a message that is a list of parts. Other parts than text are an error, except in the result of a tool."""
+    """Return the text of a message that is a list of parts. Other parts than text are an error, except in the result of a tool."""
     texts = []
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") in TEXT_PARTS else part
@@ -147,7 +147,7 @@ def _joined(here: str, parts: list[Any], *, from_tool: bool) -> Any:
 
 
 def _from_sharegpt(here: str, message: dict[str, Any]) -> dict[str, Any]:
-    """A message with ``from`` and ``value`` as one with ``role`` and ``content``. A function call becomes ``tool_calls``."""
+    """Return a message with ``from`` and ``value`` as one with ``role`` and ``content``. A function call becomes ``tool_calls``."""
     speaker = text_of(here, message | {"from": message.get("from")}, "from")
     role = SPEAKERS.get(speaker.strip().lower())
     if role is None:
@@ -165,7 +165,8 @@ def _from_sharegpt(here: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calls(text: str) -> list[dict[str, Any]] | None:
-    """The tool calls that a text holds as JSON: an object with name and arguments, or a list of them. None for other texts."""
+    """Return the tool calls that a text holds as JSON: an object with name and arguments, or a list of them. None for other
+    texts."""
     try:
         value = parsed("", CALL, text)
     except DataError:
@@ -177,7 +178,7 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
 
 
 def _objects(place: str, fields: Mapping[str, Any], column: str) -> list[Any] | None:
-    """The objects of a column, each of which may be JSON in a text."""
+    """Return the objects of a column, each of which may be JSON in a text."""
     value = parsed(place, column, fields.get(column))
     if value is None:
         return None
@@ -188,7 +189,8 @@ def _objects(place: str, fields: Mapping[str, Any], column: str) -> list[Any] | 
 
 
 def _documents(value: Any) -> list[Any] | None:
-    """The documents that a template may quote. None where the column is something else, which is not part of the conversation."""
+    """Return the documents that a template may quote. None where the column is something else, which is not part of the
+    conversation."""
     try:
         documents = parsed("", "documents", value)
     except DataError:
@@ -198,7 +200,7 @@ def _documents(value: Any) -> list[Any] | None:
 
 
 def _settings(place: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A record's own arguments for the chat template."""
+    """Return a record's own arguments for the chat template."""
     value = parsed(place, "chat_template_kwargs", fields.get("chat_template_kwargs"))
     if value is None:
         return {}

@@ -152,7 +152,7 @@ def _chat(record: DataRecord, column: str | None, tokenizer: PreTrainedTokenizer
 
 
 def _pieces(rendered: Rendered) -> tuple[TextPiece, ...]:
-    """A text in pieces, at the bounds of its spans."""
+    """Return a text in pieces, at the bounds of its spans."""
     text, pieces, end = rendered.text, [], 0
     for start, stop in rendered.answers:
         pieces += [TextPiece(text[end:start], False), TextPiece(text[start:stop], True)]
@@ -189,7 +189,7 @@ def encode(written: TextDraft, tokenizer: PreTrainedTokenizerBase) -> Document:
 
 
 def _encode_whole(pieces: tuple[TextPiece, ...], tokenizer: PreTrainedTokenizerBase) -> Document:
-    """The tokens of all pieces as one text, which is never empty."""
+    """Return the tokens of all pieces as one text, which is never empty."""
     text = "".join(piece.text for piece in pieces)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     learned_before = np.zeros(len(text) + 1, np.int64)  # characters that are learned, by the characters before them

@@ -27,7 +27,7 @@ NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-][\w.-]*")
 
 
 def read_hub(data: HubData) -> Iterator[dict[str, Any]]:
-    """The records of a data set. Raises DataError."""
+    """Yield the records of a data set. Raises DataError."""
     try:
         with _silent() as datasets:
             revision = _checked_revision(data, datasets)
@@ -54,12 +54,12 @@ def is_offline() -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, without control characters."""
+    """Return the first line of an error's message, without control characters."""
     return shortened((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), 500)
 
 
 def _checked_revision(data: HubData, datasets: Any) -> str | None:
-    """The commit whose card, files and kind have been checked. Offline ``datasets`` reads tables of its own cache alone."""
+    """Return the commit whose card, files and kind have been checked. Offline ``datasets`` reads tables of its own cache alone."""
     _check_name(data, Path(datasets.__file__).parent / "packaged_modules")
     if is_offline():
         return data.revision
@@ -120,7 +120,7 @@ def check_builder(builder: Any, data: HubData) -> None:
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """Every text of some lists and mappings, their keys left out."""
+    """Yield every text of some lists and mappings, their keys left out."""
     seen: set[int] = set()  # YAML can name one list many times
     waiting = [tree]
     while waiting:

@@ -43,7 +43,7 @@ class _Count:
 
 
 def check_references(references: Sequence[str]) -> None:
-    """Raises DataError for a reference that is no existing file, no name of a data set, and no task with options. Reads nothing."""
+    """Raise DataError for a reference that is no existing file, no name of a data set, and no task with options. Reads nothing."""
     for name in references:
         reference = parse_reference(name)
         if isinstance(reference, FileData):
@@ -139,7 +139,7 @@ def held_out(index: int, share: float) -> bool:
 
 @cache
 def _ratio(share: float) -> tuple[int, int]:
-    """A share as two whole numbers, 3 and 10 for 0.3, to compute without rounding."""
+    """Return a share as two whole numbers, 3 and 10 for 0.3, to compute without rounding."""
     return Fraction(share).limit_denominator(max(10_000, math.ceil(1 / share))).as_integer_ratio()
 
 
@@ -180,7 +180,7 @@ def _documents(
 
 
 def _drafts(reference: DataReference, tokenizer: PreTrainedTokenizerBase, count: _Count) -> Iterator[list[TextDraft]]:
-    """The documents of each record that has any. Those of one record are on the same side of the split."""
+    """Yield the documents of each record that has any. Those of one record are on the same side of the split."""
     assert not isinstance(reference, TaskData)
     for record in read_records(reference):
         count.records += 1

@@ -38,7 +38,7 @@ def rows_of_step(step: int, batch: int, count: int, seed: int) -> list[int]:
 
 
 def steps_of(epochs: float, count: int, batch: int) -> int:
-    """The fewest steps of ``batch`` rows after which ``count`` rows have been seen ``epochs`` times. Raises DataError."""
+    """Return the fewest steps of ``batch`` rows after which ``count`` rows have been seen ``epochs`` times. Raises DataError."""
     _needs(count, batch)
     # By the decimal digits of the float: 0.1 epochs of 30 rows are 3 rows, not a little more.
     return math.ceil(Fraction(str(epochs)) * count / batch)

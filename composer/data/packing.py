@@ -157,7 +157,7 @@ class PackedRows:
         return PackedRows(ids, labels, position, valid, self.dropped, self.report)
 
     def in_order(self, size: int) -> Iterator[Batch]:
-        """All rows once, ``size`` at a time."""
+        """Yield all rows once, ``size`` at a time."""
         for start in range(0, len(self), size):
             yield self.batch(range(start, min(start + size, len(self))))
 
@@ -213,7 +213,7 @@ def _starts(lengths: np.ndarray, sequence: int, how: Packing) -> Iterator[int]:
 
 
 def _filled(documents: list[Document], starts: np.ndarray, lengths: np.ndarray, begins: np.ndarray) -> PackedRows:
-    """All rows, with the documents at their places. begins: ``N T``, the starts of positions."""
+    """Return all rows, with the documents at their places. begins: ``N T``, the starts of positions."""
     count, sequence = begins.shape
     ids = np.full(count * sequence, PADDING, np.int32)
     learned = np.zeros(count * sequence, np.bool_)

@@ -38,7 +38,7 @@ class Unread:
 
 
 def read_parquet(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
-    """The records of an open Parquet file. Raises DataError beyond the limits of ``bounds``, and whatever pyarrow raises."""
+    """Yield the records of an open Parquet file. Raises DataError beyond the limits of ``bounds``, and whatever pyarrow raises."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(stream, memory_map=False, pre_buffer=False) as opened:
@@ -58,7 +58,7 @@ def read_parquet(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
 
 
 def records_of(batch: RecordBatch, place: str, done: int, others: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-    """The records of a batch. Raises DataError for one that is too large.
+    """Yield the records of a batch. Raises DataError for one that is too large.
 
     place: what messages write before a record's number. done: the number of records before the batch. others: the values of
     columns that the batch lacks; each type that is not read is among them already, or else is added.
@@ -86,7 +86,7 @@ def is_readable(kind: DataType) -> bool:
 
 
 def _inside(kind: DataType) -> list[DataType] | None:
-    """The types that a type is made of, empty for the smallest; None where it is not read."""
+    """Return the types that a type is made of, empty for the smallest; None where it is not read."""
     from pyarrow import types
 
     if types.is_struct(kind) or types.is_map(kind):

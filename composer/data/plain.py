@@ -12,7 +12,7 @@ from composer.files import MOST_TEXT
 
 
 def read_plain(stream: BinaryIO, file: Path, by: str) -> Iterator[dict[str, str]]:
-    """The documents of an open file; nothing blank. Raises DataError for one that is too long, and UnicodeDecodeError."""
+    """Yield the documents of an open file; nothing blank. Raises DataError for one that is too long, and UnicodeDecodeError."""
     text = TextIOWrapper(stream, encoding="utf-8-sig")  # which reads each end of a line as "\n"
     if by == "document":
         whole = text.read(MOST_TEXT + 1)

@@ -37,7 +37,8 @@ class DataRecord(NamedTuple):
 
 
 def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
-    """All records of the slice, in order. Nothing is written beside the data. Raises DataError, at the first record or later."""
+    """Return all records of the slice, in order. Nothing is written beside the data. Raises DataError, at the first record or
+    later."""
     if isinstance(data, HubData):
         source = _numbered(f"{data.title} ({data.split})", map(without_filling, read_hub(data)))
     else:
@@ -46,7 +47,7 @@ def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
 
 
 def files_of(data: FileData) -> tuple[Path, ...]:
-    """The files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
+    """Return the files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
     path = Path(data.path).expanduser()
     if path.is_dir():
         files = sorted(file for file in _files_below(path) if kind_of(file))
@@ -180,8 +181,8 @@ def _with_all_columns(records: Iterator[dict[str, Any]]) -> Iterator[dict[str, A
 
 
 def _json_records(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file that is one JSON value: the objects, or the texts, of a list, or one object. A file of JSON lines is
-    read as such. Raises DataError."""
+    """Yield the records of a file that is one JSON value: the objects, or the texts, of a list, or one object. A file of JSON lines
+    is read as such. Raises DataError."""
     pieces = iter(lambda: stream.readline(MOST_LINE), b"")
     first = next((piece for piece in map(bytes.strip, pieces) if piece), b"").removeprefix(b"\xef\xbb\xbf")
     stream.seek(0)
@@ -220,7 +221,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _objects(stream: BinaryIO, file: Path) -> Iterator[dict[str, Any]]:
-    """The object of each line that is not blank. Raises DataError with the number of a line that holds none."""
+    """Yield the object of each line that is not blank. Raises DataError with the number of a line that holds none."""
     for number, line in enumerate(map(bytes.strip, lines_of(stream, file)), 1):
         if not line:
             continue

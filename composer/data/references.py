@@ -95,7 +95,7 @@ class TaskData(Slice):
         return self.task().samples
 
     def task(self) -> Task:
-        """The task with its options."""
+        """Return the task with its options."""
         return tasks()[self.name].model_validate(self.options)
 
 
@@ -103,7 +103,7 @@ DataReference = FileData | HubData | TaskData
 
 
 def tasks() -> Mapping[str, type[Task]]:
-    """Every task, by name."""
+    """Return every task, by name."""
     from composer.tasks.catalogue import TASKS
 
     return TASKS
@@ -146,7 +146,7 @@ def _parted(text: str) -> tuple[str, dict[str, str]]:
 def _checked(
     model: type[Validated], fields: dict[str, Any], options: dict[str, str], text: str, also: tuple[str, ...] = ()
 ) -> Validated:
-    """The model with the options. also: further options for the message to list. Raises DataError."""
+    """Return the model with the options. also: further options for the message to list. Raises DataError."""
     known = [key for key in model.model_fields if key not in ("kind", *fields)]
     unknown = [key for key in options if key not in known]
     if unknown:

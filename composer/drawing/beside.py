@@ -42,7 +42,7 @@ def _marked(graphs: dict[HeadKey, HeadGraph], others: dict[HeadKey, HeadGraph]) 
 
 
 def _contents_of(graph: HeadGraph) -> Iterator[tuple[str, str]]:
-    """The name of each part's node, and a text of its meaning and inputs, to compare."""
+    """Yield the name of each part's node, and a text of its meaning and inputs, to compare."""
     for node in graph.parts:
         fed = sorted((edge.start, edge.output, edge.input) for edge in graph.into(node.name))
         content = meaning(node.part) if node.main else getattr(node.part, "weight", None)

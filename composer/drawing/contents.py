@@ -73,7 +73,7 @@ class Box:
 
 
 def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str, Box], list[Link]]:
-    """The boxes and links of a head's graph, in the order of the flow, without nodes that nothing flows through.
+    """Return the boxes and links of a head's graph, in the order of the flow, without nodes that nothing flows through.
 
     tokens: at which a growing state is counted. dtype: that the model computes in.
     """
@@ -96,7 +96,7 @@ def boxes_and_links(graph: HeadGraph, tokens: int, dtype: str) -> tuple[dict[str
 
 
 def _passes(graph: HeadGraph, node: Node) -> Edge | None:
-    """The only input of a node that is drawn as a line: no spec names it, and it has one input, one output and no state."""
+    """Return the only input of a node that is drawn as a line: no spec names it, and it has one input, one output and no state."""
     entering = graph.into(node.name)
     alone = node.path is None and node.main and len(entering) == 1 and len(graph.out_of(node.name)) == 1
     return entering[0] if alone and not node.operation.slots else None
@@ -116,7 +116,7 @@ def _link(edge: Edge, count: int) -> Link:
 
 
 def _state_bytes(graph: HeadGraph, tokens: int, dtype: str) -> dict[str, int]:
-    """The bytes of each node's state, for one row of a batch."""
+    """Return the bytes of each node's state, for one row of a batch."""
     by_node: dict[str, dict[str, Slot]] = {}
     for name, slot in state_size(graph, tokens).items():
         node, _, tensor = name.rpartition(".")
@@ -167,7 +167,8 @@ def _words(node: Node) -> tuple[str, str, list[str]]:
 
 
 def _fields_in_words(part: Part, shown: set[int]) -> Iterator[str]:
-    """A part's fields in words: sizes always, others where they are not at their defaults. shown: parts with boxes of their own."""
+    """Yield a part's fields in words: sizes always, others where they are not at their defaults. shown: parts with boxes of their
+    own."""
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if name in ("kind", "name", "weight") or id(value) in shown:
@@ -195,7 +196,7 @@ def _value(value: Any) -> str:
 
 
 def _look(node: Node) -> str:
-    """The name of a node's shape and colour, which follow from the kinds of its ports."""
+    """Return the name of a node's shape and colour, which follow from the kinds of its ports."""
     if node.part is None:
         return "input" if node.operation.gives else "result"
     gives = {port.kind for port in node.operation.gives}

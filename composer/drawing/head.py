@@ -72,7 +72,7 @@ def _box(box: Box, size: Size, x: float, y: float, *, marked: bool) -> Iterator[
 
 
 def _shape(look: str, x: float, y: float, wide: float, high: float) -> str:
-    """An outline of straight pieces. Each kind of part has its own, so that no reader depends on colours."""
+    """Return an outline of straight pieces. Each kind of part has its own, so that no reader depends on colours."""
     right, foot, c = x + wide, y + high, CUT
     middle = y + high / 2
     corners = {

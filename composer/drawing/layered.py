@@ -69,13 +69,13 @@ class Placed:
 
 
 def widened(size: Size, links: Sequence[Link]) -> Size:
-    """The box, at least as wide as the labels above it."""
+    """Return the box, at least as wide as the labels above it."""
     needed = sum(BEFORE_LABEL + link.label_width + AFTER_LABEL for link in links) + 2 * size.inset
     return Size(max(size.width, needed), size.height, size.inset)
 
 
 def placed(sizes: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> Placed:
-    """The layout. sizes: of every box, in the order of the flow. top: boxes of the first layer, if nothing feeds them."""
+    """Return the layout. sizes: of every box, in the order of the flow. top: boxes of the first layer, if nothing feeds them."""
     return _Layout(sizes, links, top).done()
 
 
@@ -184,7 +184,8 @@ class _Layout:
         return LANE / 2 if end[0] else self.heads[end[1], link]
 
     def _settle(self) -> dict[Key, float]:
-        """The left sides of boxes and places: each as near as its layer allows to the position at which its lines are straight."""
+        """Return the left sides of boxes and places: each as near as its layer allows to the position at which its lines are
+        straight."""
         x: dict[Key, float] = {}
         for row in self.rows:
             at = 0.0
@@ -250,7 +251,8 @@ class _Layout:
 
 
 def _layers(names: Mapping[str, Size], links: Sequence[Link], top: frozenset[str]) -> dict[str, int]:
-    """The layer of each box: below all that feed it and, except for ``top``, as near as possible to the first box that it feeds."""
+    """Return the layer of each box: below all that feed it and, except for ``top``, as near as possible to the first box that it
+    feeds."""
     graph: networkx.DiGraph = networkx.DiGraph()
     graph.add_nodes_from(names)
     graph.add_edges_from((link.start, link.end) for link in links)
@@ -266,7 +268,7 @@ def _layers(names: Mapping[str, Size], links: Sequence[Link], top: frozenset[str
 
 
 def _pull(first: Key, second: Key) -> float:
-    """The weight of a line in the layout, by which it is kept straight: largest where it passes layers."""
+    """Return the weight of a line in the layout, by which it is kept straight: largest where it passes layers."""
     return 8.0 if first[0] and second[0] else 2.0 if first[0] or second[0] else 1.0
 
 

@@ -80,7 +80,7 @@ def _column(
     y: float,
     across: float,
 ) -> list[str]:
-    """One layer: as much of its height for each group as it has of the heads."""
+    """Return one layer: as much of its height for each group as it has of the heads."""
     total = sum(group.heads for group in layer)
     elements, top = [], y
     for group in layer:

@@ -50,7 +50,7 @@ class Picture:
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Raises ComposerError where a file is not named as SVG is."""
+    """Raise ComposerError if a file is not named as SVG is."""
     if Path(path).suffix.lower() != ".svg":
         raise ComposerError(f"{path}: pictures are SVG; name a file that ends in .svg")
 
@@ -72,8 +72,8 @@ def picture(
     dtype: str = "float32",
     marked: Mapping[tuple[str, int], frozenset[str]] | None = None,
 ) -> Picture:
-    """The picture of a spec. on: the origin of its sizes in words. sequence: tokens at which a growing state is counted, and the
-    source's cache. dtype: that the model computes in. marked: nodes to mark, by head and number of its heads."""
+    """Return the picture of a spec. on: the origin of its sizes in words. sequence: tokens at which a growing state is counted, and
+    the source's cache. dtype: that the model computes in. marked: nodes to mark, by head and number of its heads."""
     kinds = resolved.kinds()
     graphs = {kind: build_graph(head, shape) for kind, (head, shape, _) in kinds.items()}
     sheet = _Sheet([], NARROWEST, MARGIN)
@@ -180,7 +180,7 @@ def _whole(sheet: _Sheet, name: str) -> Picture:
 
 
 def svg(inside: str, wide: float, high: float) -> str:
-    """A complete SVG document."""
+    """Return a complete SVG document."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cd-picture" role="img" width="{wide:.0f}" height="{high:.0f}" '
         f'viewBox="0 0 {wide:.0f} {high:.0f}">\n{inside}</svg>\n'

@@ -41,7 +41,7 @@ HEADS = (("#dcecf8", "#10304a"), ("#fdf3d7", "#3a2f10"), ("#d9f1e8", "#0f352a"),
 
 
 def style(used: str) -> str:
-    """The style sheet for the elements of a picture. All its names begin with ``cd-``, so that a page may embed the picture.
+    """Return the style sheet for the elements of a picture. All its names begin with ``cd-``, so that a page may embed the picture.
 
     used: the elements, as text.
     """

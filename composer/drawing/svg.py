@@ -18,8 +18,8 @@ def escaped(text: str) -> str:
 
 
 def element(tag: str, children: Iterable[str] | str = (), **attributes: object) -> str:
-    """One element. children: elements; of text, use ``escaped``. An attribute's trailing and inner underscores are hyphens or
-    nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
+    """Return one element. children: elements; of text, use ``escaped``. An attribute's trailing and inner underscores are hyphens
+    or nothing: ``class_`` is class, ``stroke_width`` is stroke-width."""
     attribute_text = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escaped(number(value) if isinstance(value, float) else str(value))}"'
         for name, value in attributes.items()
@@ -30,5 +30,5 @@ def element(tag: str, children: Iterable[str] | str = (), **attributes: object) 
 
 
 def number(value: float) -> str:
-    """A coordinate, to a tenth."""
+    """Return a coordinate, to a tenth."""
     return f"{value:.1f}".removesuffix(".0")

@@ -33,7 +33,7 @@ CUT = "…"
 
 
 def width(text: str, size: float, *, bold: bool = False) -> float:
-    """The width of one line of text, in the units of ``size``."""
+    """Return the width of one line of text, in the units of ``size``."""
     return sum(_of(character, _TABLES[bold]) for character in text) * size / 1000
 
 
@@ -45,7 +45,7 @@ def _of(character: str, table: dict[str, int]) -> int:
 
 
 def fitted(text: str, most: float, size: float, *, bold: bool = False) -> str:
-    """The text, or as much of its beginning as leaves room for ``…``."""
+    """Return the text, or as much of its beginning as leaves room for ``…``."""
     if width(text, size, bold=bold) <= most:
         return text
     kept = text

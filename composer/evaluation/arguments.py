@@ -61,12 +61,12 @@ def read_tasks(tasks: Sequence[str | Task | Perplexity], options: EvaluationOpti
 
 
 def no_task(name: str) -> str:
-    """The message that there is no task of this name, with similar names and the command that lists all."""
+    """Return the message that there is no task of this name, with similar names and the command that lists all."""
     return f"No task {brief(name)}{near_and_all(name, KINDS, 'tasks')}"
 
 
 def read_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """The lengths, each once, in ascending order. Raises EvaluationError."""
+    """Return the lengths, each once, in ascending order. Raises EvaluationError."""
     if not lengths:
         raise EvaluationError("No length of samples is set. Set lengths in tokens, such as --lengths 512,1024.")
     return tuple(sorted(set(numbers_of(lengths, "--lengths", EvaluationError, least=SHORTEST))))

@@ -74,7 +74,7 @@ class ScoreLog:
                 cut_interrupted_line(folder / HARNESS)
 
     def results(self, key: CellKey) -> dict[int, SampleResult]:
-        """The samples of a cell, by index."""
+        """Return the samples of a cell, by index."""
         return self._results.get(key, {})
 
     @property
@@ -141,7 +141,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
 
 
 def _earlier_report(folder: Path | None) -> EvaluationReport | None:
-    """The folder's earlier report; None where there is none. Raises EvaluationError where it is damaged."""
+    """Return the folder's earlier report; None where there is none. Raises EvaluationError where it is damaged."""
     try:
         return None if folder is None else read_state(folder / RESULTS, EvaluationReport, EvaluationError, REPORT_AGAIN, MOST_LOG)
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def all_cells(
     earlier: EvaluationReport | None,
     logged: Mapping[CellKey, Mapping[int, SampleResult]],
 ) -> Iterator[EvaluationCell]:
-    """The cells of this call and of earlier ones, in the order of the setting, without combinations that no call had.
+    """Yield the cells of this call and of earlier ones, in the order of the setting, without combinations that no call had.
 
     logged: all scored samples, those of interrupted calls included; an earlier report's cell that lacks some of them is computed
     again.

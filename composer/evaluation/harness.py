@@ -63,7 +63,7 @@ def open_harness(options: EvaluationOptions) -> Any:
 
 
 def harness_facts(options: EvaluationOptions) -> HarnessFacts:
-    """Which tasks lm-eval runs, with the hashes of the files in the folder of the options."""
+    """Return which tasks lm-eval runs, with the hashes of the files in the folder of the options."""
     folder = options.include_path
     hashes = {}
     if folder is not None:
@@ -81,7 +81,7 @@ def harness_facts(options: EvaluationOptions) -> HarnessFacts:
 
 
 def check_harness(options: EvaluationOptions, subjects: Sequence[Subject]) -> None:
-    """Raises EvaluationError where a model has no chat template to apply, or no positions for ``max_length``."""
+    """Raise EvaluationError if a model has no chat template to apply, or no positions for ``max_length``."""
     for subject in subjects:
         if options.apply_chat_template and not subject.tokenizer.chat_template:
             raise EvaluationError(
@@ -143,7 +143,7 @@ def run_harness(
 
 
 def samples_folder(out: Path, label: str) -> Path:
-    """The folder of a model's logged samples, by lm-eval's own rule for names."""
+    """Return the folder of a model's logged samples, by lm-eval's own rule for names."""
     from lm_eval.utils import sanitize_model_name
 
     return out / SAMPLES_OF_HARNESS / sanitize_model_name(label)
@@ -179,7 +179,7 @@ def harness_figures(result: HarnessResult) -> Iterator[HarnessFigure]:
 
 
 def _finite(task: str, figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The figures of a task; of those that are no numbers, a warning."""
+    """Yield the figures of a task; of those that are no numbers, a warning."""
     for name, value in figures.items():
         if _is_figure(name, value):
             if math.isfinite(value):

@@ -29,8 +29,8 @@ OnSample = Callable[[int, int, int, Sample], None]
 def impossible_cells(
     subjects: Sequence[Subject], tasks: Sequence[NamedTask], lengths: Sequence[int], on_made: OnMade | None = None
 ) -> tuple[dict[CellKey, str], MadeSamples]:
-    """The cells that cannot be scored, each with its reason, and the samples that were made of the others. Logs a warning for texts
-    that a tokenizer cannot write. Raises EvaluationError and TaskError for a task that can be done at no length."""
+    """Return the cells that cannot be scored, each with its reason, and the samples that were made of the others. Logs a warning
+    for texts that a tokenizer cannot write. Raises EvaluationError and TaskError for a task that can be done at no length."""
     reasons_of: dict[CellKey, str] = {}
     made: MadeSamples = {}
     room = MOST_KEPT
@@ -75,8 +75,8 @@ def _impossible(
     reference: str,
     made: OnSample = lambda *_: None,
 ) -> Iterator[tuple[int, str]]:
-    """The lengths at which a task cannot be done, each with its reason. At the shortest possible length all samples are made, at
-    longer ones only the first: all others fit there, too."""
+    """Yield the lengths at which a task cannot be done, each with its reason. At the shortest possible length all samples are made,
+    at longer ones only the first: all others fit there, too."""
     writer, problems, seen = Writer(tokenizer), {}, False
     for length in lengths:
         try:

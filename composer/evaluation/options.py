@@ -51,7 +51,7 @@ def to_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 @reads(float)
 def to_limit(value: float | None) -> int | float | None:
-    """A number of documents, or a share of them. Raises ValueError."""
+    """Return a number of documents, or a share of them. Raises ValueError."""
     if value is None or 0 < value < 1:
         return value
     if not (value >= 1 and value == int(value)):

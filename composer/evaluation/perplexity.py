@@ -46,7 +46,7 @@ class Perplexity(Closed):
         return self.kind
 
     def windows(self, writer: Writer, length: int) -> LazySamples:
-        """Raises ``TaskError`` where the text is shorter than one window."""
+        """Raise ``TaskError`` if the text is shorter than one window."""
         ids = _tokens(writer.tokenizer, self.text, stamp(self.text))
         fresh = length - len(writer.begin)
         whole = len(ids) // fresh if fresh > 0 else 0
@@ -64,7 +64,7 @@ class Perplexity(Closed):
 
 @lru_cache(maxsize=2)
 def _tokens(tokenizer: Any, path: Path, _: tuple[int, int]) -> np.ndarray:
-    """All tokens of a text file, int32. The last argument is the file's stamp: a changed file is read again."""
+    """Return all tokens of a text file, int32. The last argument is the file's stamp: a changed file is read again."""
     text = read_text_file(path, TaskError, MOST_TEXT)
     # Not verbose: a text may well be longer than what the model was made for.
     return np.asarray(tokenizer(text, add_special_tokens=False, verbose=False).input_ids, dtype=np.int32)

@@ -35,7 +35,7 @@ ACROSS = 3
 
 
 def tables(report: EvaluationReport) -> Iterator[Table]:
-    """A table for each task, another with the perplexity for each that is scored by loss, and one for lm-eval's figures."""
+    """Yield a table for each task, another with the perplexity for each that is scored by loss, and one for lm-eval's figures."""
     for task in report.setting.tasks:
         yield _table(report, task.label, MEANING[task.scored], cell_text)
         if task.scored == "loss":
@@ -59,7 +59,7 @@ def tables(report: EvaluationReport) -> Iterator[Table]:
 
 
 def _table(report: EvaluationReport, task: str, meaning: str, words: Callable[[EvaluationCell], str]) -> Table:
-    """A row a model, a column a length."""
+    """Return a row a model, a column a length."""
     known = {cell.key: cell for cell in report.cells}
     lengths = report.setting.lengths
     rows = tuple(
@@ -89,7 +89,7 @@ def note(report: EvaluationReport) -> Iterator[str]:
 
 
 def cut_in_words(cut: CutRequests) -> str:
-    """How many requests of a task of lm-eval were cut."""
+    """Return how many requests of a task of lm-eval were cut."""
     return (
         f"lm-eval's {cut.task}: {cut.cut:,} of {plural(cut.requests, 'request')} were longer than {cut.max_length:,} tokens "
         f"(--max-length) and lost their beginnings; the longest has {cut.longest:,}."
@@ -97,7 +97,7 @@ def cut_in_words(cut: CutRequests) -> str:
 
 
 def cell_text(cell: EvaluationCell) -> str:
-    """A cell in words: ``0.940 [0.875, 0.972]``; of a loss ``1.610 ± 0.034``."""
+    """Return a cell in words: ``0.940 [0.875, 0.972]``; of a loss ``1.610 ± 0.034``."""
     if cell.mean is None:
         return cell.failure or ""
     if cell.scored == "loss":
@@ -140,12 +140,12 @@ def _pictures(report: EvaluationReport, pyplot: Any) -> Iterator[tuple[str, Any]
 
 
 def _good(report: EvaluationReport, model: str, task: str) -> list[EvaluationCell]:
-    """The cells that did not fail, by length."""
+    """Return the cells that did not fail, by length."""
     return [cell for cell in report.cells if (cell.model, cell.task) == (model, task) and cell.mean is not None]
 
 
 def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[EvaluationCell]]) -> Any:
-    """A line a model, with 95 % intervals."""
+    """Return a line a model, with 95 % intervals."""
     figure, (axis,) = panels(pyplot, 1, height=4.4, margin=0)
     for index, (model, every) in enumerate(cells.items()):
         if not every:  # a legend names what is drawn
@@ -163,7 +163,7 @@ def _over_length(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluati
 
 
 def _error(cell: EvaluationCell) -> tuple[float, float]:
-    """The distances from the mean down and up to the ends of its interval; 0 where there is no interval."""
+    """Return the distances from the mean down and up to the ends of its interval; 0 where there is no interval."""
     assert cell.mean is not None
     ends = interval_of(cell.scored, cell.mean, cell.standard_error, cell.samples)
     return (cell.mean - ends[0], ends[1] - cell.mean) if ends else (0.0, 0.0)
@@ -198,7 +198,7 @@ def _over_depth(pyplot: Any, task: TaskIdentity, cells: dict[str, list[Evaluatio
 
 
 def _over_position(pyplot: Any, task: TaskIdentity, cells: dict[str, list[EvaluationCell]]) -> Any:
-    """A line a model, at the longest length that it has."""
+    """Return a line a model, at the longest length that it has."""
     figure, (axis,) = panels(pyplot, 1, height=4.4, margin=0)
     for index, (model, every) in enumerate(cells.items()):
         for cell in every[-1:]:

@@ -266,12 +266,12 @@ class EvaluationReport(RunReport):
         return View("", tuple(tables(self)), tuple(note(self)))
 
     def cell(self, model: str, task: str, length: int) -> EvaluationCell:
-        """Raises KeyError, which names the cells that there are."""
+        """Raise KeyError, which names the cells that there are."""
         return cell_at((model, task, length), {cell.key: cell for cell in self.cells})
 
 
 def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], failure: str | None = None) -> EvaluationCell:
-    """The cell of some samples; a failed one has their number, and no other figures."""
+    """Return the cell of some samples; a failed one has their number, and no other figures."""
     seconds = round(sum(result.seconds for result in judged), 3)
     common: Mapping[str, Any] = {**key._asdict(), "scored": scored, "samples": len(judged), "seconds": seconds}
     if failure is not None:
@@ -293,8 +293,8 @@ def make_cell(key: CellKey, scored: Scored, judged: Sequence[SampleResult], fail
 
 
 def interval_of(scored: Scored, mean: float, error: float | None, samples: int) -> tuple[float, float] | None:
-    """The 95 % interval of the mean over all samples that the task could draw; None where it is unknown. error: the mean's standard
-    error.
+    """Return the 95 % interval of the mean over all samples that the task could draw; None where it is unknown. error: the mean's
+    standard error.
 
     For shares: Wilson's interval, for as many samples with scores of 0 or 1 as would have this standard error. Where all scores are
     0 or 1, that is all samples, else more. For 0 right in 10 it is 0 to 0.278. For a loss: mean ± 1.96 errors.
@@ -320,7 +320,7 @@ def _exp(nats: float) -> float | None:
 
 
 def _by_depth(judged: Sequence[SampleResult]) -> tuple[DepthBin, ...]:
-    """A bin for each part of the haystack that has a needle in any sample."""
+    """Return a bin for each part of the haystack that has a needle in any sample."""
     bins: dict[int, list[float]] = {}
     for result in judged:
         if result.depth is not None:

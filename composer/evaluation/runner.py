@@ -125,7 +125,7 @@ class _Evaluation:
         self._began = time.perf_counter()
 
     def subject(self, subject: Subject) -> list[EvaluationCell]:
-        """All cells of one model, which is loaded if any of its samples is missing."""
+        """Return all cells of one model, which is loaded if any of its samples is missing."""
         keys = [CellKey(subject.label, task.label, length) for task, length in self._cells]
         missing = any(self._lacks(key) for key in keys)
         harness = self.manager is not None and (self.log.harness(subject.label) is None or self._lacks_samples(subject))

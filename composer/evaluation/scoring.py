@@ -47,7 +47,7 @@ class SampleScore(NamedTuple):
 
 
 def drawn(task: Task | Perplexity, writer: Writer, length: int) -> LazySamples:
-    """The samples of a cell. Raises TaskError, some tasks only as a sample is drawn."""
+    """Return the samples of a cell. Raises TaskError, some tasks only as a sample is drawn."""
     if isinstance(task, Perplexity):
         return task.windows(writer, length)
     return LazySamples(
@@ -106,7 +106,7 @@ def score_cell(
 
 
 def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str, tokenizer: Any) -> None:
-    """Raises EvaluationError where the model has no embedding for a token."""
+    """Raise EvaluationError if the model has no embedding for a token."""
     largest = [max(sample.ids) for sample in samples]
     if problem := without_embedding(name, largest, vocabulary, tokenizer):
         raise EvaluationError(f"{problem}.")
@@ -148,7 +148,7 @@ def _judge(model: Any, writer: Writer, task: Task | Perplexity, length: int, sam
 
 
 def ends_of(model: Any, writer: Writer) -> frozenset[int]:
-    """The tokens that end a generated text: the tokenizer's, and those of the model's generation config."""
+    """Return the tokens that end a generated text: the tokenizer's, and those of the model's generation config."""
     end = getattr(model.generation_config, "eos_token_id", None)
     return frozenset([*writer.end, *(end if isinstance(end, list) else [] if end is None else [end])])
 
@@ -247,7 +247,7 @@ def _in_buckets(nats: Sequence[float], is_judged: Sequence[bool], size: int) -> 
 
 
 def before_logits(model: Any, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The states that logits are made of, ``B T C``, and what makes logits of some of them, ``b t C`` to ``b t V``.
+    """Return the states that logits are made of, ``B T C``, and what makes logits of some of them, ``b t C`` to ``b t V``.
 
     Only the logits of each row's first token are computed on the way. Raises EvaluationError where the states are not to be found.
     """

@@ -29,7 +29,7 @@ class Subject(Opened):
     tokenizer: PreTrainedTokenizerBase
 
     def facts(self, dtype: Dtype | None) -> EvaluatedModelFacts:
-        """The model's identity, its tokenizer's hash included. Reads all weights whose hash is not recorded."""
+        """Return the model's identity, its tokenizer's hash included. Reads all weights whose hash is not recorded."""
         return EvaluatedModelFacts(**dict(super().facts(dtype)), tokenizer_sha256=_tokenizer_hash(self.source.folder))
 
 
@@ -55,7 +55,7 @@ def _tokenizer_hash(folder: Path) -> str:
 
 
 def task_facts(named: NamedTask) -> TaskIdentity:
-    """The options, files and texts that decide the samples of a task."""
+    """Return the options, files and texts that decide the samples of a task."""
     task = named.task
     return TaskIdentity(
         label=named.label,

@@ -13,7 +13,7 @@ from composer.tables import Readable, Table, View
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON: numbers to four digits, and null for those that are not finite."""
+    """Return the value as JSON: numbers to four digits, and null for those that are not finite."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, np.ndarray):
@@ -188,7 +188,7 @@ class Findings(Readable, Found):
 
 
 def table_of(findings: Findings) -> Table:
-    """A row a head, with means over the queries and the tokens of the answer."""
+    """Return a row a head, with means over the queries and the tokens of the answer."""
     memories = list(dict.fromkeys(name for head in findings.heads for name in head.shares))
     has_answers = any(head.found.size for head in findings.heads)
     headers = ["head", "of", *(f"{name} %" for name in memories)]

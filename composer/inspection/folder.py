@@ -57,7 +57,7 @@ class Shot:
 
 
 def page(findings: Findings, shots: Sequence[Shot]) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     title = f"Inside {findings.model}"
     links = " ".join(f'<a href="#{escape_html(shot.name)}">{escape_html(shot.title)}</a>' for shot in shots)
     return "\n".join(
@@ -184,7 +184,8 @@ def _write(findings: Findings, folder: Path) -> list[Path]:
 
 
 def _written_before(folder: Path) -> list[str]:
-    """The names of the files that an earlier report wrote in the folder. Raises InspectionError where its summary is damaged."""
+    """Return the names of the files that an earlier report wrote in the folder. Raises InspectionError where its summary is
+    damaged."""
     remedy = f"Remove {folder}, or choose another --out."
     try:
         summary = read_state(folder / SUMMARY, Summary, InspectionError, remedy)

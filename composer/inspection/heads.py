@@ -58,14 +58,14 @@ class Store:
         self._moments.append(Moment(end, age, is_stored, torch.cat(self._values).to(back.dtype), back))
 
     def spectra(self) -> dict[str, Spectrum]:
-        """The spectra of all queries and keys of the text."""
+        """Return the spectra of all queries and keys of the text."""
         stage = f"features of {self.name}"
         queries = spectrum(torch.cat(self._queries), "query", stage, logarithm=self._logarithm)
         keys = spectrum(torch.cat(self._keys), "key", stage, logarithm=self._logarithm)
         return {spectrum.name: spectrum for spectrum in (queries, keys)}
 
     def recalled(self) -> Recalled | None:
-        """The recall at all moments; None where no pair has ever been in the memory."""
+        """Return the recall at all moments; None where no pair has ever been in the memory."""
         return recalled(self._moments) if self._moments else None
 
 
@@ -84,8 +84,8 @@ def head_findings(
     size: int,
     backend: str,
 ) -> HeadFindings:
-    """The findings on a group of heads on one text. queries: the columns to compute weights of. found_at: for each query that
-    predicts an answer, the columns of that answer. size: columns of a bin."""
+    """Return the findings on a group of heads on one text. queries: the columns to compute weights of. found_at: for each query
+    that predicts an answer, the columns of that answer. size: columns of a bin."""
     implied = implicit_attention(head, call, queries, backend).cpu()
     kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}
     weights = {memory: parts[0].transpose(0, 1) for memory, parts in implied.weights().items()}
@@ -115,7 +115,7 @@ def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]
 
 
 def _traced(head: Head, call: HeadCall, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
-    """The weights, with findings on the values that flow and on the states, from a run piece by piece."""
+    """Return the weights, with findings on the values that flow and on the states, from a run piece by piece."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
     stores = [Store(head, node, implied) for node, memory in anatomy(head).graph.memories if isinstance(memory, Recalls)]
@@ -189,7 +189,7 @@ def _numbers(whole: Tensor, axes: tuple[str, ...], says: str, size: int) -> Show
 
 
 def _norms(head: Head, piece: Piece) -> dict[str, PlainArray]:
-    """The norms of the matrices that memories sum up, by memory, a number a head."""
+    """Return the norms of the matrices that memories sum up, by memory, a number a head."""
     norms = {}
     for node, memory in anatomy(head).graph.memories:
         matrix = memory.matrix({slot: piece.state[f"{node.name}.{slot}"] for slot in node.operation.slots})

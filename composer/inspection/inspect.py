@@ -33,7 +33,7 @@ def inspect(
     tokenizer: Any = None,
     tell: Callable[[str], None] | None = None,
 ) -> Findings:
-    """The findings on a model, by the head; with ``out``, also as a folder with JSON, pictures and a page.
+    """Return the findings on a model, by the head; with ``out``, also as a folder with JSON, pictures and a page.
 
     model: the folder of a built or distilled model, a source (which is run with softmax in all of its heads), or a composed model
     in memory, which needs its ``tokenizer``. options: checked already. Raises InspectionError, and the errors of opening a model,
@@ -67,7 +67,7 @@ def look(
     teacher_label: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Findings:
-    """The findings on a model in memory, and its teacher if there is one, on a text."""
+    """Return the findings on a model in memory, and its teacher if there is one, on a text."""
     from composer.inspection.models import TextRun, stream_likeness
     from composer.weights.in_memory import trunk_of
 
@@ -135,7 +135,7 @@ class _Opened(NamedTuple):
 
 
 def _opened_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Opened:
-    """The model and the teacher that it is compared with, in float32. Raises the errors of opening them."""
+    """Return the model and the teacher that it is compared with, in float32. Raises the errors of opening them."""
     if not isinstance(model, (str, os.PathLike)):
         from composer.model.modeling import ComposedForCausalLM
 
@@ -166,7 +166,7 @@ def _opened_models(model: Any, tokenizer: Any, options: InspectOptions) -> _Open
 
 
 def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | None]:
-    """The teacher and its name: the one that the options name, or the student's source; None where there is neither.
+    """Return the teacher and its name: the one that the options name, or the student's source; None where there is neither.
 
     folder: of the student.
     """
@@ -187,12 +187,12 @@ def _teacher(folder: Path | None, options: InspectOptions) -> tuple[Any, str | N
 
 
 def _named(reference: str) -> str:
-    """The name of a folder without its path, which means nothing to a reader of the report elsewhere."""
+    """Return the name of a folder without its path, which means nothing to a reader of the report elsewhere."""
     return Path(reference).expanduser().resolve().name if Path(reference).expanduser().is_dir() else reference
 
 
 def _layers(options: InspectOptions, size: Dimensions) -> tuple[int, ...]:
-    """The layers to inspect; by default all that have attention. Raises InspectionError."""
+    """Return the layers to inspect; by default all that have attention. Raises InspectionError."""
     count, having = size.layers, size.with_attention
     if options.layers is None:
         return having

@@ -47,7 +47,7 @@ class Moment:
 
 
 def recalled(moments: Sequence[Moment]) -> Recalled:
-    """The recall of stored values, over the number of stored pairs and over their age."""
+    """Return the recall of stored values, over the number of stored pairs and over their age."""
     last = moments[-1]
     ages = last.age[last.is_stored.any(1)] + 1
     bounds = np.unique(np.geomspace(int(ages.min()), int(ages.max()), BINS_OF_AGE).round().astype(int)).tolist()
@@ -72,12 +72,12 @@ def recalled(moments: Sequence[Moment]) -> Recalled:
 
 
 def mean_of(scores: Tensor, chosen: Tensor) -> PlainArray:
-    """The mean over the chosen pairs, E N to N; NaN where a head has none."""
+    """Return the mean over the chosen pairs, E N to N; NaN where a head has none."""
     return (scores.double().where(chosen, 0.0).sum(0) / chosen.sum(0)).numpy()
 
 
 def spectrum(vectors: Tensor, of: Vectors = "key", stage: str = "", *, logarithm: bool = False) -> Spectrum:
-    """The spectrum of vectors E N F, or of their logarithms. of, stage: their kind, and the step that computed them."""
+    """Return the spectrum of vectors E N F, or of their logarithms. of, stage: their kind, and the step that computed them."""
     wide = vectors.double()
     if logarithm:
         wide = (wide - wide.amax((0, 2), keepdim=True)).exp()
@@ -93,13 +93,13 @@ def half_lives(log_decay: Tensor) -> PlainArray:
 
 
 def norm(vectors: Tensor) -> Tensor:
-    """The norm over the last dimension, also where squares would overflow."""
+    """Return the norm over the last dimension, also where squares would overflow."""
     largest = vectors.abs().amax(-1, keepdim=True)
     return (vectors / largest.masked_fill(largest == 0, 1.0)).norm(dim=-1) * largest[..., 0]
 
 
 def entropy(shares: Tensor) -> Tensor:
-    """The entropy over the last dimension, in nats."""
+    """Return the entropy over the last dimension, in nats."""
     return -(shares * shares.clamp(min=torch.finfo(shares.dtype).tiny).log()).sum(-1)
 
 

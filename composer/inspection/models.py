@@ -130,7 +130,7 @@ class TextRun:
 
 
 def stream_likeness(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Stream:
-    """The likeness of hidden states T C, layer by layer."""
+    """Return the likeness of hidden states T C, layer by layer."""
     cosine, error = [], []
     for mine, theirs in zip(student, teacher, strict=True):
         cosine.append(float(torch.nn.functional.cosine_similarity(mine, theirs, dim=-1).mean()))

@@ -19,7 +19,7 @@ ONE_TEXT = "one text at a time, since its pictures have a column a token"
 
 
 def to_length(value: Numbers) -> int:
-    """One number of tokens. Raises ValueError."""
+    """Return one number of tokens. Raises ValueError."""
     lengths = read_numbers(value, least=SHORTEST)
     if len(lengths) != 1:
         values = ", ".join(map(str, lengths)) or "nothing"
@@ -74,7 +74,7 @@ class InspectOptions(Replacing, WithBackend, OnDevice, Seeded):
     )
 
     def task(self) -> tuple[str, Task]:
-        """The task that writes the text, and its label. Raises InspectionError and EvaluationError."""
+        """Return the task that writes the text, and its label. Raises InspectionError and EvaluationError."""
         named = read_tasks(self.tasks or [TASK], EvaluationOptions(samples=1, seed=self.seed))
         if len(named) != 1:
             labels = ", ".join(task.label for task in named) or "nothing"

@@ -36,7 +36,7 @@ class LookedText:
 
 
 def looked_text(tokenizer: Any, options: InspectOptions) -> LookedText:
-    """Raises InspectionError, EvaluationError and TaskError."""
+    """Raise InspectionError, EvaluationError and TaskError."""
     writer = Writer(tokenizer)
     if options.text is not None:
         ids = writer.encode(options.text)[: options.length]

@@ -117,7 +117,7 @@ def with_results(card: str, repo_id: str, results: Sequence[object]) -> bytes:
 
 
 def _of_spec(pushed: SpecLike, repo_id: str) -> Contents:
-    """A file that extends no other is uploaded as it is, comments included; of any other spec, the whole document."""
+    """Return the contents to upload: a file that extends no other, unchanged with its comments; otherwise the whole document."""
     vary, specs = variants_of(pushed)
     path = find_spec(str(pushed), Path()) if isinstance(pushed, str | Path) else None
     if path is not None and path.is_file() and read_file(path, str(path)).child("extends") is None:
@@ -140,7 +140,7 @@ def _of_spec(pushed: SpecLike, repo_id: str) -> Contents:
 
 
 def _spec_card(name: str, paper: str | None, text: str, repo_id: str, *, is_sweep: bool) -> Iterator[str]:
-    """The lines of the card of a spec."""
+    """Yield the lines of the card of a spec."""
     front = {"tags": ["composed-spec", "linear-attention"]}
     command = f"compose ablate {HUB}{repo_id} --from SOURCE" if is_sweep else f"compose build {HUB}{repo_id} --from SOURCE"
     yield f"---\n{yaml.safe_dump(front, sort_keys=False).strip()}\n---\n\n# {escape_markdown(repo_id)}\n"

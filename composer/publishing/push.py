@@ -116,7 +116,7 @@ def _make_branch(api: HfApi, repo_id: str, branch: str) -> bool:
 
 
 def _known(repo_id: str, commit: str | None, present: set[str]) -> set[str]:
-    """The files that an earlier push to the repository named."""
+    """Return the files that an earlier push to the repository named."""
     kind = _kind_of(present)
     if kind is None:
         return set()

@@ -21,18 +21,19 @@ from converters.source import Source
 
 
 def candidates(resolved: Resolved) -> tuple[int, ...]:
-    """The layers whose heads are not the source's own attention."""
+    """Return the layers whose heads are not the source's own attention."""
     return tuple(index for index, groups in enumerate(resolved.layers) if any(group.head != SOURCE for group in groups))
 
 
 def best(scores: Sequence[LayerScore], by: By, count: int) -> tuple[int, ...]:
-    """The layers of the highest scores, in order; of equal ones the earlier."""
+    """Return the layers of the highest scores, in order; of equal ones the earlier."""
     ranked = sorted(scores, key=lambda score: (-getattr(score, by), score.layer))
     return tuple(sorted(score.layer for score in ranked[:count]))
 
 
 def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
-    """The most layers, up to ``most``, that can be kept within ``budget`` bytes of state. bytes_of: from kept layers to bytes.
+    """Return the most layers, up to ``most``, that can be kept within ``budget`` bytes of state. bytes_of: from kept layers to
+    bytes.
 
     Raises SelectionError where not one layer fits.
     """
@@ -46,13 +47,15 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
 
 
 def state_bytes(spec: Spec, layers: Sequence[int], of: int, source: str | os.PathLike[str], sequence: int) -> int:
-    """The bytes of the student's state at so many tokens with these of its ``of`` layers kept. Raises SpecError and SourceError."""
+    """Return the bytes of the student's state at so many tokens with these of its ``of`` layers kept. Raises SpecError and
+    SourceError."""
     document = spec.model_dump(mode="json", exclude_unset=True)
     return run_explain(ExplainOptions(load_spec(keeping(document, layers, of)), source, sequence=sequence)).state_bytes
 
 
 def keeping(document: Mapping[str, Any], layers: Sequence[int], of: int) -> dict[str, Any]:
-    """The spec with the source's attention in these of its ``of`` layers: a last rule, which the earlier ones do not override.
+    """Return the spec with the source's attention in these of its ``of`` layers: a last rule, which the earlier ones do not
+    override.
 
     Rules that it leaves without a layer are dropped, and so are heads of ``heads`` that no rule names then: a spec that has such
     heads is refused.
@@ -69,7 +72,7 @@ def keeping(document: Mapping[str, Any], layers: Sequence[int], of: int) -> dict
 
 
 def _named(use: str | Sequence[Mapping[str, Any]]) -> set[str]:
-    """The heads that a rule of a document names."""
+    """Return the heads that a rule of a document names."""
     return {use} if isinstance(use, str) else {group["head"] for group in use}
 
 

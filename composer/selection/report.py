@@ -73,7 +73,7 @@ class Selection(Readable, Closed):
 
 
 def table(selection: Selection) -> Table:
-    """A row a layer."""
+    """Return a row a layer."""
     names = get_args(By)
     rows = tuple(
         (str(score.layer), "kept" if score.layer in selection.keep else "", *(f"{getattr(score, name):.4g}" for name in names))
@@ -83,7 +83,7 @@ def table(selection: Selection) -> Table:
 
 
 def remarks(selection: Selection) -> tuple[str, ...]:
-    """The effect of keeping the layers, and the next step for the user."""
+    """Return the effect of keeping the layers, and the next step for the user."""
     every = (
         "The budget would allow to keep every layer, and that is the source itself: the one with the lowest score is left out.",
     )

@@ -88,7 +88,7 @@ def _apart(model: ComposedForCausalLM, batch: Batch, wanted: Tensor) -> float:
 
 
 def _logits(model: ComposedForCausalLM, batch: Batch) -> Tensor:
-    """The logits of real tokens, N V, in float32."""
+    """Return the logits of real tokens, N V, in float32."""
     return model(**batch.inputs(mask=True), use_cache=False).logits[batch.valid].float()
 
 

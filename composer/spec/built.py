@@ -26,7 +26,7 @@ def is_built(path: Path | str) -> bool:
 
 
 def read_built(folder: Path, shown: str) -> SpecNode:
-    """The spec that a folder's model was built from, or, where it was not kept, the resolved document. Raises SpecError.
+    """Return the spec that a folder's model was built from, or, where it was not kept, the resolved document. Raises SpecError.
 
     shown: how messages name the folder.
     """
@@ -54,7 +54,7 @@ def _resolved(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(folder: Path, name: str, most: int) -> Mapping[str, Any]:
-    """The contents of a JSON file of the folder; empty where there is none, or none that can be read."""
+    """Return the contents of a JSON file of the folder; empty where there is none, or none that can be read."""
     try:
         content = read_json(within(folder, name), most)
     except (OSError, ValueError):

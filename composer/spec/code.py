@@ -56,7 +56,7 @@ class Listing(Readable, Closed):
 
 
 def code_of(resolved: Resolved, on: str, *, backend: str = AUTO, device: str = "cpu", dtype: str = "float32") -> Listing:
-    """The listing of every group of heads, each once. Raises BuildError for a backend that none of their parts has."""
+    """Return the listing of every group of heads, each once. Raises BuildError for a backend that none of their parts has."""
     setting = Setting(device=device, dtype=dtype)
     compiled_heads = [(name, layers, compiled(head, shape)) for (name, _), (head, shape, layers) in resolved.kinds().items()]
     check_backend(backend, (made.graph for _, _, made in compiled_heads))

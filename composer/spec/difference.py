@@ -43,7 +43,8 @@ class _Rule(Closed):
 
 
 def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
-    """The differences head by head, for any source. Raises GraphError for a sweep, and for a name of a head that does not exist."""
+    """Return the differences head by head, for any source. Raises GraphError for a sweep, and for a name of a head that does not
+    exist."""
     for spec in (first, second):
         refuse_sweep(spec)
     first_head, other = (spec.head and _head(complete_head(spec.head, None)) for spec in (first, second))
@@ -56,7 +57,8 @@ def differences_of_specs(first: Spec, second: Spec) -> list[Difference]:
 
 
 def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]:
-    """The differences layer by layer, on the same source, with equal ones joined. Empty exactly where the hashes are equal."""
+    """Return the differences layer by layer, on the same source, with equal ones joined. Empty exactly where the hashes are
+    equal."""
     layers: dict[str, list[int]] = {}
     by_key: dict[str, tuple[FieldPath, Any, Any]] = {}
     ones, others = _heads(first), _heads(second)
@@ -74,7 +76,7 @@ def differences_on_source(first: Resolved, second: Resolved) -> list[Difference]
 
 
 def _between_layers(groups: tuple[_Group, ...], other: tuple[_Group, ...]) -> Iterator[tuple[FieldPath, Any, Any]]:
-    """The differences of two layers: of their heads, where each has one group, else of their groups."""
+    """Return the differences of two layers: of their heads, where each has one group, else of their groups."""
     if len(groups) == len(other) == 1:
         return _between(groups[0].head, other[0].head, ("head",))
     return _between(groups, other, ("groups",))
@@ -116,7 +118,7 @@ def _head(complete: HeadSpec) -> HeadSpec:
 
 
 def _between(first: Any, second: Any, path: FieldPath) -> Iterator[tuple[FieldPath, Any, Any]]:
-    """The smallest places that differ: fields of the same kind of part, items of lists that hold the same kinds."""
+    """Yield the smallest places that differ: fields of the same kind of part, items of lists that hold the same kinds."""
     if meaning(first) == meaning(second):
         return
     if isinstance(first, BaseModel) and type(first) is type(second):

@@ -155,7 +155,7 @@ def _kinds(resolved: Resolved, windows: Sequence[int | None] | None) -> Iterator
 
 
 def state_size(graph: HeadGraph, tokens: int) -> dict[str, Slot]:
-    """Every tensor that a head hands from call to call after ``tokens`` tokens, for one row: ``<part>.<tensor>``."""
+    """Return every tensor that a head hands from call to call after ``tokens`` tokens, for one row: ``<part>.<tensor>``."""
     held = dict(graph.slots)
     for node, memory in graph.memories:
         if node.operation.slots:

@@ -8,7 +8,7 @@ from composer.words import layers_in_words, plural, quantity, ratio, short_hashe
 
 
 def view_of(answer: Explanation) -> View:
-    """The costs of a spec as tables, group by group, bytes for one row of a batch."""
+    """Return the costs of a spec as tables, group by group, bytes for one row of a batch."""
     name = f"{answer.name} on {answer.on}\n" if answer.on else f"{answer.name}: "
     place = f"{answer.sequence:,} tokens, {answer.backend} on {answer.device}, {answer.dtype}"
     growth = f" at {answer.sequence:,} tokens" if any(group.state_grows for group in answer.groups) else ", at any length"

@@ -34,12 +34,12 @@ def parts_of(beside: Iterable[Any]) -> Alternatives:
 
 
 def alternatives_of(field: FieldInfo) -> Alternatives:
-    """The alternatives of a model's field, whose metadata pydantic keeps apart from its annotation."""
+    """Return the alternatives of a model's field, whose metadata pydantic keeps apart from its annotation."""
     return parts_of(field.metadata) or alternatives(field.annotation)
 
 
 def limits(annotation: Any) -> dict[str, float]:
-    """The bounds of the numbers in an annotation: ``gt``, ``ge``, ``lt`` and ``le``."""
+    """Return the bounds of the numbers in an annotation: ``gt``, ``ge``, ``lt`` and ``le``."""
     bounds_by_name = bounds(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else {}
     for member in get_args(annotation):
         bounds_by_name |= limits(member)
@@ -47,7 +47,7 @@ def limits(annotation: Any) -> dict[str, float]:
 
 
 def bounds(beside: Iterable[Any]) -> dict[str, float]:
-    """The bounds in pydantic's metadata of a type, by their names there."""
+    """Return the bounds in pydantic's metadata of a type, by their names there."""
     known = [constraint for entry in beside for constraint in (entry.metadata if isinstance(entry, FieldInfo) else (entry,))]
     return {
         name: getattr(constraint, name) for constraint in known for name in ("gt", "ge", "lt", "le") if hasattr(constraint, name)
@@ -55,7 +55,7 @@ def bounds(beside: Iterable[Any]) -> dict[str, float]:
 
 
 def under(here: Alternatives, step: str | int) -> Alternatives:
-    """The alternatives under a key or an index of any of these alternatives."""
+    """Return the alternatives under a key or an index of any of these alternatives."""
     members: list[Any] = []
     for kind in here:
         origin, arguments = get_origin(kind), get_args(kind)
@@ -73,12 +73,12 @@ def is_model(kind: Any) -> bool:
 
 
 def parts(here: Alternatives) -> dict[str, type[BaseModel]]:
-    """The parts among the alternatives, by their ``kind``."""
+    """Return the parts among the alternatives, by their ``kind``."""
     return {word: model for model in here if is_model(model) for word in kind_words(model)}
 
 
 def kind_words(model: type[BaseModel]) -> tuple[str, ...]:
-    """The words of a model's ``kind``; none where it is no part."""
+    """Return the words of a model's ``kind``; none where it is no part."""
     field = model.model_fields.get("kind")
     return get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
 
@@ -89,6 +89,6 @@ def fields(here: Alternatives) -> dict[str, FieldInfo]:
 
 
 def choices(here: Alternatives) -> list[str]:
-    """The words of the Literals among the alternatives."""
+    """Return the words of the Literals among the alternatives."""
     literals: Iterable[Any] = (kind for kind in here if get_origin(kind) is Literal)
     return [word for literal in literals for word in get_args(literal) if isinstance(word, str)]

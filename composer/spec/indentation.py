@@ -20,7 +20,8 @@ class _Key(NamedTuple):
 
 
 def misplaced(text: str, line: int) -> tuple[int, str] | None:
-    """The column of the key that a line begins with, from 0, and what is wrong with it; None where nothing is. line: from 0."""
+    """Return the column of the key that a line begins with, from 0, and what is wrong with it; None where nothing is. line: from
+    0."""
     lines = text.split("\n")
     if line < len(lines) and (item := _ITEM.match(lines[line])) and (wrong := _item(lines, line, len(item[1]))):
         return wrong
@@ -48,7 +49,7 @@ def misplaced(text: str, line: int) -> tuple[int, str] | None:
 
 
 def _item(lines: list[str], line: int, column: int) -> tuple[int, str] | None:
-    """The column and the message for a list item that is indented like no open list."""
+    """Return the column and the message for a list item that is indented like no open list."""
     before: tuple[int, int] | None = None
     for number in (number for number in range(line - 1, -1, -1) if not _EMPTY.match(lines[number])):
         key, item = _key(lines, number), _ITEM.match(lines[number])

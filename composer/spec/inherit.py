@@ -55,7 +55,7 @@ def spelled(node: SpecNode) -> SpecNode:
 
 
 def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple[Path, ...] = ()) -> SpecNode:
-    """The document merged over everything that it extends. folder: its relative names start there. Raises SpecError."""
+    """Return the document merged over everything that it extends. folder: its relative names start there. Raises SpecError."""
     extends = document.child("extends")
     own = _without(document, ("extends",))
     if extends is None:
@@ -86,7 +86,8 @@ def inherited(document: SpecNode, folder: Path, here: Alternatives, chain: tuple
 
 
 def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
-    """The document with each of its ``heads`` merged over the head that it extends: ``head``, or another of them. Raises SpecError.
+    """Return the document with each of its ``heads`` merged over the head that it extends: ``head``, or another of them. Raises
+    SpecError.
 
     This is done after the file's own ``extends`` and after overrides, so changes to a head also apply to the heads that extend it.
     """
@@ -110,7 +111,7 @@ def heads_inherited(document: SpecNode, here: Alternatives) -> SpecNode:
 
 
 def heads_extended(document: SpecNode) -> set[str]:
-    """The heads of a document that others of its heads extend."""
+    """Return the heads of a document that others of its heads extend."""
     heads = document.child("heads")
     references = [node.child("extends") for node in heads.value.values()] if heads and isinstance(heads.value, dict) else []
     return {reference.value for reference in references if reference and isinstance(reference.value, str)}
@@ -142,7 +143,7 @@ def _without(document: SpecNode, keys: tuple[str, ...]) -> SpecNode:
 
 
 def _check_own(parent: SpecNode, child: SpecNode, extends: SpecNode) -> None:
-    """Raises SpecError where two files of a chain have different versions: defaults belong to a version."""
+    """Raise SpecError if two files of a chain have different versions: defaults belong to a version."""
     for key in OWN:
         if parent.child(key) is None:
             raise SpecError(at(parent.where, (key,), "missing: every file needs its own"))
@@ -153,7 +154,7 @@ def _check_own(parent: SpecNode, child: SpecNode, extends: SpecNode) -> None:
 
 
 def find_spec(reference: str, folder: Path) -> Path | None:
-    """The path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
+    """Return the path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
     ``.yaml``, else the folder of a built model. A spec of the Hub is fetched first. Raises SpecError where that fails."""
     if reference.startswith(HUB):
         return spec_on_hub(reference)
@@ -164,7 +165,8 @@ def find_spec(reference: str, folder: Path) -> Path | None:
 
 
 def own_source(reference: object) -> Path | None:
-    """The folder of a built model that is named in place of a spec, for its sizes; None for any other, and for one with a trunk."""
+    """Return the folder of a built model that is named in place of a spec, for its sizes; None for any other, and for one with a
+    trunk."""
     if not isinstance(reference, str | os.PathLike):
         return None
     path = find_spec(os.fspath(reference), Path())
@@ -172,7 +174,7 @@ def own_source(reference: object) -> Path | None:
 
 
 def not_found(reference: str, folder: Path) -> str:
-    """The message that there is no such spec, with the most similar name."""
+    """Return the message that there is no such spec, with the most similar name."""
     if reference.startswith(HUB):
         return f"{brief(reference)} is no spec of the Hub; expected {FORM}"
     if lost := lost_link(folder / reference):
@@ -197,7 +199,7 @@ def _yaml_files(folder: Path) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """A file as messages name it: relative to the working folder where it lies inside."""
+    """Return a file as messages name it: relative to the working folder where it lies inside."""
     try:
         relative = os.path.relpath(path)
     except OSError:  # the working folder was removed, or may not be read

@@ -140,7 +140,7 @@ def groups_of(
 
 
 def _count(group: HeadsOf, heads: int, per_key: int, path: FieldPath) -> int:
-    """The query heads of a group, out of ``heads`` of which ``per_key`` share each key head."""
+    """Return the query heads of a group, out of ``heads`` of which ``per_key`` share each key head."""
     whole = isinstance(group.heads, int)
     count = Fraction(group.heads) if whole else Fraction(group.heads) * heads
     if count % per_key:

@@ -29,7 +29,8 @@ OF_A_SWEEP = ("compose", "name", "vary")
 
 
 def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReference | Sequence[PartReference] = ()) -> Spec:
-    """A spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``. ``file:variant`` is one of a sweep's.
+    """Return a spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``. ``file:variant`` is one of a
+    sweep's.
 
     parts: Python modules or files (.py) with parts of your own, which are imported. Those of installed packages need no option.
 
@@ -51,7 +52,8 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
 
 
 def load_text(text: str, called: str, folder: Path) -> Spec:
-    """A spec from its text. called: how messages name it. folder: where the names that it extends start. Raises SpecError."""
+    """Return a spec from its text. called: how messages name it. folder: where the names that it extends start. Raises
+    SpecError."""
     return _overridden(inherited(read_spec(text, called), folder, (Spec,)), ())
 
 
@@ -72,21 +74,21 @@ def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | Non
 
 
 def expand(source: SpecLike, overrides: Overrides = (), *, parts: PartReference | Sequence[PartReference] = ()) -> dict[str, Spec]:
-    """The specs of a sweep, by their variants' names; overrides are applied to each. Raises SpecError with every mistake of every
-    variant, and where ``source`` is no sweep. parts: as for ``load_spec``."""
+    """Return the specs of a sweep, by their variants' names; overrides are applied to each. Raises SpecError with every mistake of
+    every variant, and where ``source`` is no sweep. parts: as for ``load_spec``."""
     use_parts(parts)
     document = load_document(source)
     return _expanded(document, _vary(document, overrides), overrides)
 
 
 def load_specs(source: str, overrides: Overrides = ()) -> dict[str, Spec]:
-    """The spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
+    """Return the spec under its source's name; those of a sweep each under ``file:variant``. Raises SpecError."""
     _, specs = variants_of(source, overrides)
     return {source if name is None else f"{source}{SEPARATOR}{name}": spec for name, spec in specs.items()}
 
 
 def load_document(source: SpecLike) -> SpecNode:
-    """The whole document after ``extends``, with its places, before it is checked."""
+    """Return the whole document after ``extends``, with its places, before it is checked."""
     if isinstance(source, Spec):
         source = source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
@@ -116,7 +118,8 @@ def _split(source: SpecLike) -> tuple[SpecLike, str | None]:
 
 
 def _vary(document: SpecNode, overrides: Overrides) -> Vary:
-    """The ``vary`` of a sweep. Without overrides the rest of the document is checked, too; with them, each variant is instead."""
+    """Return the ``vary`` of a sweep. Without overrides the rest of the document is checked, too; with them, each variant is
+    instead."""
     known = {key: node for key in OF_A_SWEEP if (node := document.child(key)) is not None}
     whole = SpecNode(known, document.place) if each(overrides) else heads_inherited(document, (Spec,))
     vary = checked(whole, Spec).vary
@@ -126,7 +129,7 @@ def _vary(document: SpecNode, overrides: Overrides) -> Vary:
 
 
 def _expanded(document: SpecNode, vary: Vary, overrides: Overrides) -> dict[str, Spec]:
-    """The specs by their variants' names. Raises SpecError with every mistake of every variant."""
+    """Return the specs by their variants' names. Raises SpecError with every mistake of every variant."""
     specs: dict[str, Spec] = {}
     problems: list[tuple[str, SpecError]] = []
     for name, variant in variants(document, vary).items():
@@ -152,7 +155,7 @@ def _overridden(document: SpecNode, overrides: Overrides) -> Spec:
 
 
 def checked(document: SpecNode, model: type[Validated]) -> Validated:
-    """The document as the schema. Strict: the text "64" is no number, and "yes" is not true."""
+    """Return the document as the schema. Strict: the text "64" is no number, and "yes" is not true."""
     try:
         return model.model_validate(plain(document), strict=True)
     except ValidationError as error:

@@ -10,7 +10,7 @@ DEFAULT = "head"
 
 
 def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a spec that resolves to the same on the same source. resolved: as its JSON is.
+    """Return the document of a spec that resolves to the same on the same source. resolved: as its JSON is.
 
     A spec with a trunk of its own has no ``dimensions``: its trunk has all sizes.
     """

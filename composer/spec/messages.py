@@ -71,7 +71,7 @@ class Fault:
 
 
 def spec_error(error: ValidationError, document: SpecNode, model: type[BaseModel]) -> SpecError:
-    """All that is wrong, one line each, in the order of the document."""
+    """Return all that is wrong, one line each, in the order of the document."""
     faults = [_fault(details, document, model) for details in error.errors(include_url=False)]
     placed = [(_place(fault, document), fault, others) for fault, others in _settled(faults)]
     placed.sort(key=lambda entry: (entry[0].file, entry[0].line or 0, entry[0].column or 0) if entry[0] else ("", 0, 0))
@@ -112,7 +112,8 @@ def _fault(error: Any, document: SpecNode, model: type[BaseModel]) -> Fault:
 
 
 def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
-    """The faults to report, each with those of its union's other alternatives, and without those that follow from another fault."""
+    """Yield the faults to report, each with those of its union's other alternatives, and without those that follow from another
+    fault."""
     deepest: dict[FieldPath, int] = {}
     beside: dict[tuple[FieldPath, FieldPath], list[Fault]] = {}
     for fault in faults:
@@ -168,8 +169,8 @@ def _message(fault: Fault, others: list[Fault]) -> str:
 
 
 def unknown_key(path: FieldPath, around: Alternatives, above: tuple[Alternatives, ...] = ()) -> str:
-    """The message for an unknown key, with the place where it belongs, or the most similar key. around: the alternatives of its
-    parent; above: those of the parent's own parents, the document first."""
+    """Return the message for an unknown key, with the place where it belongs, or the most similar key. around: the alternatives of
+    its parent; above: those of the parent's own parents, the document first."""
     key, extends = str(path[-1]), ["extends"] if len(path) == 1 or (len(path) == 3 and path[0] == "heads") else []
     known = sorted([*fields(around), *extends], key=lambda name: name != "kind")
     outer = [step for step, alternatives in zip(path, above, strict=False) if key in fields(alternatives) and step != key]
@@ -193,7 +194,7 @@ def _unknown_kind(fault: Fault) -> str:
 
 
 def unregistered(kind: str, known: Iterable[str] = ()) -> str:
-    """The message for a part from outside that is not registered. known: the kinds of its role."""
+    """Return the message for a part from outside that is not registered. known: the kinds of its role."""
     guess = nearest(kind, [name for name in known if is_outside(name)]) or "."
     return f"the part {brief(kind)} is not registered{guess} {remedy(kind)}"
 
@@ -211,7 +212,7 @@ def _no_kind(fault: Fault) -> str:
 
 
 def _listed(value: Any) -> str:
-    """A single value, written as a list of one."""
+    """Return a single value, written as a list of one."""
     if isinstance(value, dict):
         return "; begin each of its items with a dash, as in `- kind: …`" if "kind" in value else "; begin each item with a dash"
     return f"; write [{value}]" if isinstance(value, str) and value.isidentifier() else ""
@@ -265,7 +266,7 @@ def _fitting(fault: Fault) -> str:
 
 
 def _unquoted(fault: Fault) -> str:
-    """A number in quotes, or with underscores as in Python, is text in YAML 1.2."""
+    """Return a number in quotes, or with underscores as in Python, is text in YAML 1.2."""
     text = fault.value.replace("_", "")
     return f"; write {text}" if fault.type in NUMBERS and _NUMBER.fullmatch(text) else ""
 

@@ -44,13 +44,13 @@ def use_parts(parts: PartReference | Sequence[PartReference]) -> None:
 
 
 def stored_parts(model: BaseModel) -> dict[str, StoredPart]:
-    """The origins of the parts from outside in a document, by kind, in alphabetical order."""
+    """Return the origins of the parts from outside in a document, by kind, in alphabetical order."""
     origins = {part.kind: _stored(type(part)) for part in _parts_in(model)}
     return {kind: origin for kind, origin in sorted(origins.items()) if origin is not None}
 
 
 def _stored(part: type[Part]) -> StoredPart | None:
-    """The origin of a part; None for a part of this project."""
+    """Return the origin of a part; None for a part of this project."""
     origin = origin_of(part)
     if origin is None:
         return None
@@ -70,7 +70,7 @@ def _parts_in(value: Any) -> Iterator[Part]:
 
 
 def unregistered_kind(error: ValidationError) -> str | None:
-    """The kind of the first part from outside that a document has and that is not registered; None where all are."""
+    """Return the kind of the first part from outside that a document has and that is not registered; None where all are."""
     for details in error.errors(include_url=False):
         value, place = details["input"], details["loc"]
         tag = value.get("kind") if details["type"] == "union_tag_invalid" and isinstance(value, dict) else value
@@ -80,7 +80,7 @@ def unregistered_kind(error: ValidationError) -> str | None:
 
 
 def recorded_parts(folder: Path) -> Mapping[str, object]:
-    """The ``parts`` of a folder's record, as JSON; empty where it has none that can be read."""
+    """Return the ``parts`` of a folder's record, as JSON; empty where it has none that can be read."""
     try:
         record = read_json(within(folder, RECORD), MOST_RECORD)
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def recorded_parts(folder: Path) -> Mapping[str, object]:
 
 
 def needed_part(where: object, kind: str, stored: Mapping[str, object]) -> str:
-    """The message for a model's part that is not registered. stored: the ``parts`` of its record, as JSON."""
+    """Return the message for a model's part that is not registered. stored: the ``parts`` of its record, as JSON."""
     has = f"{where} has heads with the part {brief(kind)}"
     try:
         origin = StoredPart.model_validate(stored.get(kind), strict=True)
@@ -104,7 +104,7 @@ def needed_part(where: object, kind: str, stored: Mapping[str, object]) -> str:
 
 
 def first_missing(stored: Mapping[str, object]) -> str | None:
-    """The first of a record's parts that is not registered; None where all are."""
+    """Return the first of a record's parts that is not registered; None where all are."""
     return next((kind for kind in stored if not any(kind in role for role in CATALOGUE.values())), None)
 
 

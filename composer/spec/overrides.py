@@ -26,7 +26,7 @@ LONGEST = 200
 
 
 def each(overrides: Overrides) -> tuple[str, ...]:
-    """The overrides as a tuple of ``path=value``. Raises SpecError for a value that no document could hold."""
+    """Return the overrides as a tuple of ``path=value``. Raises SpecError for a value that no document could hold."""
     if isinstance(overrides, str):
         return (overrides,)
     if not isinstance(overrides, Iterable):
@@ -46,7 +46,7 @@ def each(overrides: Overrides) -> tuple[str, ...]:
 
 
 def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNode:
-    """The document after ``path=value``. here: the alternatives of its top. Raises SpecError, also on an index out of range.
+    """Return the document after ``path=value``. here: the alternatives of its top. Raises SpecError, also on an index out of range.
 
     ``head.memory.0.size=32`` has the effect of a child with that memory's size; lists keep their other items; null removes a value.
     """
@@ -61,7 +61,7 @@ def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNod
 
 
 def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternatives, place: Place | None) -> SpecNode:
-    """The document with ``value`` at this place. place: of the override. Raises SpecError where there is no such place."""
+    """Return the document with ``value`` at this place. place: of the override. Raises SpecError where there is no such place."""
     if len(steps) > DEEPEST:
         raise SpecError(at(place, steps[:4], f"nested deeper than {DEEPEST} levels"))
     whole = heads_inherited(document, here)  # the items of an inherited list are counted in the head that defines it
@@ -71,7 +71,7 @@ def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternative
 def _child(
     node: SpecNode | None, steps: Steps, value: SpecNode, here: Alternatives, place: Place | None, done: FieldPath = ()
 ) -> SpecNode:
-    """The value of a child document at this place, which sets the rest of the path when it is merged over ``node``."""
+    """Return the value of a child document at this place, which sets the rest of the path when it is merged over ``node``."""
     if not steps:
         return value
     step, rest = steps[0], steps[1:]
@@ -102,7 +102,8 @@ def _child(
 
 
 def _of_default(node: SpecNode | None, new: SpecNode, step: str, here: Alternatives) -> SpecNode:
-    """The new fields of a part that the document leaves at its default, with the default's kind, where they are fields of that."""
+    """Return the new fields of a part that the document leaves at its default, with the default's kind, where they are fields of
+    that."""
     kind = node.child("kind") if node is not None else None
     known = parts(here).get(kind.value) if kind and isinstance(kind.value, str) else None
     field = fields((known,) if known else here).get(step)
@@ -114,7 +115,7 @@ def _of_default(node: SpecNode | None, new: SpecNode, step: str, here: Alternati
 
 
 def _index(items: tuple[SpecNode, ...], step: str, place: Place | None, done: FieldPath) -> int:
-    """An index of the list, counted from its start."""
+    """Return an index of the list, counted from its start."""
     count = len(items)
     choices = f"0 to {count - 1}, or -1 for the last" if count else "none: it is empty"
     if not re.fullmatch(r"-?\d{1,9}", step):

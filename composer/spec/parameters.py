@@ -12,12 +12,12 @@ from composer.spec.resolve import Resolved
 
 
 def prefix(resolved: Resolved, layer: int, head: str) -> str:
-    """The prefix of the names of a head's fresh parameters: ``model.layers.0.self_attn.composed.<head>.``."""
+    """Return the prefix of the names of a head's fresh parameters: ``model.layers.0.self_attn.composed.<head>.``."""
     return f"{resolved.dimensions.attention.format(layer=layer)}.composed.{head}."
 
 
 def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
-    """The parts of a head that have parameters, each once: module name, part, shape."""
+    """Yield the parts of a head that have parameters, each once: module name, part, shape."""
     seen = set()
     for node in build_graph(head, shape).parts:
         if node.part is not None and node.module not in seen and node.part.parameters(node.shape):
@@ -26,12 +26,12 @@ def modules(head: HeadSpec, shape: Shape) -> Iterator[tuple[str, Part, Shape]]:
 
 
 def head_parameters(head: HeadSpec, shape: Shape) -> dict[str, Fresh]:
-    """The fresh parameters of one group of heads, called ``<module>.<tensor>``."""
+    """Return the fresh parameters of one group of heads, called ``<module>.<tensor>``."""
     return {f"{module}.{name}": fresh for module, part, own in modules(head, shape) for name, fresh in part.parameters(own).items()}
 
 
 def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:
-    """All fresh parameters, by their full names: ``model.layers.0.self_attn.composed.<head>.<module>.<tensor>``."""
+    """Return all fresh parameters, by their full names: ``model.layers.0.self_attn.composed.<head>.<module>.<tensor>``."""
     return {
         prefix(resolved, layer, group.head) + name: fresh
         for layer, group, head, shape in resolved.groups()
@@ -40,5 +40,5 @@ def fresh_parameters(resolved: Resolved) -> dict[str, Fresh]:
 
 
 def graphs_of(*models: Resolved) -> Iterator[HeadGraph]:
-    """The graph of every head of some models, as often as layers have it."""
+    """Return the graph of every head of some models, as often as layers have it."""
     return (build_graph(head, shape) for resolved in models for _, _, head, shape in resolved.groups())

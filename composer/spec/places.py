@@ -54,7 +54,7 @@ class SpecNode:
         return self.place or self.key
 
     def child(self, step: str | int) -> SpecNode | None:
-        """The value under a key or an index, or None."""
+        """Return the value under a key or an index, or None."""
         if isinstance(self.value, dict):
             return self.value.get(step) if isinstance(step, str) else None
         if isinstance(self.value, tuple) and isinstance(step, int) and -len(self.value) <= step < len(self.value):
@@ -98,13 +98,13 @@ def dotted(path: FieldPath) -> str:
 
 
 def at(place: Place | None, path: FieldPath, message: str) -> Mistake:
-    """A mistake at a place."""
+    """Return a mistake at a place."""
     where = dotted(path) or None
     return Mistake(message, path=where) if place is None else Mistake(message, place.file, place.line, place.column, where)
 
 
 def brief(value: object) -> str:
-    """A value as messages show it, on one line."""
+    """Return a value as messages show it, on one line."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):
@@ -125,7 +125,7 @@ def nearest(word: object, known: Iterable[str], most: int = 1) -> str:
 
 
 def near_and_all(word: object, known: Iterable[str], command: str, what: str = "all") -> str:
-    """The end of a message about an unknown name: similar names, and the command that lists ``what``."""
+    """Return the end of a message about an unknown name: similar names, and the command that lists ``what``."""
     return f"{nearest(word, known, GUESSES) or '.'} `compose {command}` lists {what}."
 
 
@@ -135,13 +135,13 @@ def problem_of(details: Mapping[str, Any]) -> str:
 
 
 def count(node: SpecNode) -> int:
-    """The values of a document, itself included."""
+    """Return the values of a document, itself included."""
     inside = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, tuple) else ()
     return 1 + sum(map(count, inside))
 
 
 def plain(node: SpecNode) -> Any:
-    """The document without its places: mappings, tuples and scalars."""
+    """Return the document without its places: mappings, tuples and scalars."""
     if isinstance(node.value, dict):
         return {key: plain(value) for key, value in node.value.items()}
     if isinstance(node.value, tuple):

@@ -22,7 +22,8 @@ ANY = Dimensions(hidden_size=2048, layers=1, heads=1, key_heads=1, head_dim=64, 
 
 
 def problems(spec: Spec, size: Dimensions | None) -> list[GraphError]:
-    """The mistakes on any source first, then those on this one, or on the spec's own trunk; each mistake once, the first of many.
+    """Return the mistakes on any source first, then those on this one, or on the spec's own trunk; each mistake once, the first of
+    many.
 
     size: of the source; None where there is none.
     """
@@ -42,7 +43,7 @@ def _problems(spec: Spec, size: Dimensions | None) -> Iterator[GraphError]:
 
 
 def without_source(spec: Spec) -> Iterator[GraphError]:
-    """The mistakes of each head by itself, and of the rules for layers, on any source."""
+    """Yield the mistakes of each head by itself, and of the rules for layers, on any source."""
     try:
         heads = heads_of(spec)
     except GraphError as error:
@@ -91,7 +92,7 @@ def _of_rule(rule: LayerRule, path: FieldPath, heads: dict[str, HeadSpec]) -> It
 
 
 def _on_sizes(spec: Spec, source: Dimensions | None, paths: set[FieldPath]) -> Iterator[GraphError]:
-    """The mistakes on one source. paths: of the mistakes on any source, which are not checked again."""
+    """Yield the mistakes on one source. paths: of the mistakes on any source, which are not checked again."""
     try:
         dimensions, trunk = dimensions_and_trunk(spec, source)
         heads = heads_of(spec)

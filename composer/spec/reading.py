@@ -172,7 +172,7 @@ class _Document:
         self.lines = lines
 
     def place(self, mark: yaml.Mark) -> Place:
-        """The place of a mark. The end of the file counts as the end of its last line."""
+        """Return the place of a mark. The end of the file counts as the end of its last line."""
         if not self.lines:
             return Place(self.shown)
         if mark.index < self.end:
@@ -180,12 +180,12 @@ class _Document:
         return self.count(self.end)
 
     def count(self, index: int) -> Place:
-        """The place of a character that no mark points at."""
+        """Return the place of a character that no mark points at."""
         before = self.text[:index]
         return Place(self.shown, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
     def read(self) -> SpecNode | None:
-        """The document, or None where the text holds none."""
+        """Return the document, or None where the text holds none."""
         match = FORBIDDEN.search(self.text)
         if match:
             place = self.count(match.start()) if self.lines else Place(self.shown)
@@ -194,14 +194,14 @@ class _Document:
         return None if root is None else self.node(root)
 
     def by_libyaml(self) -> yaml.Node | None:
-        """The node at the top, read by libyaml, or by PyYAML where libyaml finds an error."""
+        """Return the node at the top, read by libyaml, or by PyYAML where libyaml finds an error."""
         try:
             return _LibYAMLReader(self.text).get_single_node()
         except yaml.YAMLError:
             return self.by_pyyaml()
 
     def by_pyyaml(self) -> yaml.Node | None:
-        """The node at the top, read by PyYAML. Raises SpecError with its message."""
+        """Return the node at the top, read by PyYAML. Raises SpecError with its message."""
         reader = _PyYAMLReader(self.text)
         try:
             return reader.get_single_node()

@@ -84,25 +84,26 @@ class Resolved(Closed):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def groups(self) -> Iterator[tuple[int, Group, HeadSpec, Shape]]:
-        """Every group of every layer: layer, group, its head, its shape."""
+        """Yield every group of every layer: layer, group, its head, its shape."""
         for index, layer in enumerate(self.layers):
             for group in layer:
                 yield index, group, self.heads[group.head], self.shape(group.heads)
 
     def kinds(self) -> Kinds:
-        """Every kind of group there is, in the order of the layers."""
+        """Return every kind of group there is, in the order of the layers."""
         kinds: Kinds = {}
         for layer, group, head, shape in self.groups():
             kinds.setdefault((group.head, group.heads), (head, shape, []))[2].append(layer)
         return kinds
 
     def shape(self, heads: int) -> Shape:
-        """The shape of a group of ``heads`` query heads."""
+        """Return the shape of a group of ``heads`` query heads."""
         return replace(self.dimensions.shape(heads), both_ways=self.direction == "bidirectional")
 
 
 def heads_of(spec: Spec) -> dict[str, HeadSpec]:
-    """The heads of a spec by name: ``head:`` is called head, and ``source`` is the source's own attention where layers name it.
+    """Return the heads of a spec by name: ``head:`` is called head, and ``source`` is the source's own attention where layers name
+    it.
 
     Raises GraphError where another head is called head, too.
     """
@@ -159,7 +160,7 @@ def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False)
 
 
 def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensions, TrunkSpec | None]:
-    """The source's, or those of the spec's own trunk, with that trunk complete."""
+    """Return the source's, or those of the spec's own trunk, with that trunk complete."""
     if spec.trunk is None:
         if source is None:
             raise GraphError(
@@ -233,7 +234,8 @@ def refuse_odd(head: HeadSpec, trunk: TrunkSpec, written: TrunkSpec) -> None:
 
 
 def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
-    """The head with every default that depends on its place or on the source written out; without a source, those are left."""
+    """Return the head with every default that depends on its place or on the source written out; without a source, those are
+    left."""
     last, feeds = len(head.memory) - 1, sources_of_pairs(head)
     memories = []
     for memory in head.memory:
@@ -263,7 +265,8 @@ def complete_head(head: HeadSpec, dimensions: Dimensions | None) -> HeadSpec:
 
 
 def meaning(value: Any) -> Any:
-    """The fields of a schema that are not at their defaults, without names. So a new field of a part changes no older hash."""
+    """Return the fields of a schema that are not at their defaults, without names. So a new field of a part changes no older
+    hash."""
     if isinstance(value, BaseModel):
         defaults = _defaults(type(value))
         set_fields = {name: item for name, item in value if name == "kind" or (name != "name" and item != defaults[name])}
@@ -273,5 +276,5 @@ def meaning(value: Any) -> Any:
 
 @cache
 def _defaults(schema: type[BaseModel]) -> dict[str, Any]:
-    """The defaults of a frozen schema's fields, by name."""
+    """Return the defaults of a frozen schema's fields, by name."""
     return {name: field.get_default(call_default_factory=True) for name, field in schema.model_fields.items()}

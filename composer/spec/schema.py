@@ -75,7 +75,7 @@ def json_schema() -> Schema:
 
 
 def _mapping(schema: Schema, definitions: dict[str, Schema], over: bool) -> Schema:
-    """The schema of a model in one of the two readings."""
+    """Return the schema of a model in one of the two readings."""
     own = (*OWN, "extends", "kind")
     properties = {
         key: _value(value, definitions, over, null=over and key not in own) for key, value in schema["properties"].items()
@@ -85,7 +85,7 @@ def _mapping(schema: Schema, definitions: dict[str, Schema], over: bool) -> Sche
 
 
 def _value(schema: Schema, definitions: dict[str, Schema], over: bool, null: bool = False) -> Schema:
-    """The schema of a value. over: it merges with a parent's; null: that one may be removed."""
+    """Return the schema of a value. over: it merges with a parent's; null: that one may be removed."""
     around = {key: schema[key] for key in _AROUND if key in schema}
     rest = {key: value for key, value in schema.items() if key not in _AROUND}
     options = [dict(option) for option in rest.get("anyOf", [rest])]
@@ -96,7 +96,7 @@ def _value(schema: Schema, definitions: dict[str, Schema], over: bool, null: boo
 
 
 def _option(schema: Schema, definitions: dict[str, Schema], over: bool) -> Iterator[Schema]:
-    """The alternatives that one of a value's alternatives is written as."""
+    """Yield the alternatives that one of a value's alternatives is written as."""
     references = schema.get("oneOf", [schema]) if "discriminator" in schema or "$ref" in schema else []
     if references:
         words = [word for option in references for word in _words(definitions[_name(option)], over)]
@@ -116,13 +116,13 @@ def _option(schema: Schema, definitions: dict[str, Schema], over: bool) -> Itera
 
 
 def _named(value: Schema) -> Schema:
-    """A value under any name: a head may extend another one there."""
+    """Return a value under any name: a head may extend another one there."""
     options = [_NAMED_HEADS.get(option.get("$ref", ""), option) for option in value.get("anyOf", ())]
     return {**value, "anyOf": options} if options else value
 
 
 def _words(part: Schema, over: bool) -> list[str]:
-    """The bare words for a part: those whose other keys may be left out, or may be inherited."""
+    """Return the bare words for a part: those whose other keys may be left out, or may be inherited."""
     kind = part["properties"].get("kind", {}).get("const")
     return [kind] if kind and (over or set(part.get("required", ())) <= {"kind"}) else []
 
@@ -132,7 +132,7 @@ def _name(reference: Schema) -> str:
 
 
 def _inside(node: Any) -> Iterator[Schema]:
-    """Every mapping inside, itself included."""
+    """Yield every mapping inside, itself included."""
     if isinstance(node, dict):
         yield node
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():

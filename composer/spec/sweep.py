@@ -29,7 +29,7 @@ Combination = tuple[tuple[str, int], ...]
 
 
 def rows(vary: Vary) -> list[Combination]:
-    """The variants in their order: for each combination of the grid, each side of the zip."""
+    """Return the variants in their order: for each combination of the grid, each side of the zip."""
     combinations = itertools.product(*([(path, index) for index in range(len(values))] for path, values in vary.grid.items()))
     count = next((len(values) for values in vary.zip.values()), 1)
     sides = [tuple((path, index) for path in vary.zip) for index in range(count)]
@@ -37,7 +37,7 @@ def rows(vary: Vary) -> list[Combination]:
 
 
 def variant_names(vary: Vary) -> list[str]:
-    """The names of the variants, without that of their sweep, in the order of ``rows``."""
+    """Return the names of the variants, without that of their sweep, in the order of ``rows``."""
     if vary.names is not None:
         return list(vary.names)
     names: dict[str, None] = {}
@@ -54,7 +54,7 @@ def variant_names(vary: Vary) -> list[str]:
 
 
 def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
-    """The documents, by their variants' names. Raises SpecError where a path leads nowhere."""
+    """Return the documents, by their variants' names. Raises SpecError where a path leads nowhere."""
     common, vary_node = without_vary(document), document.child("vary")
     assert vary_node is not None
     if vary.count * count(common) > MOST_VALUES:
@@ -81,7 +81,7 @@ def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
 
 
 def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
-    """The document of one variant. Raises SpecError where the sweep has no such variant."""
+    """Return the document of one variant. Raises SpecError where the sweep has no such variant."""
     known = variants(document, vary)
     if name not in known:
         place = node.where if (node := document.child("vary")) else None
@@ -91,12 +91,12 @@ def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
 
 
 def without_vary(document: SpecNode) -> SpecNode:
-    """The part of a sweep's document that all variants have in common."""
+    """Return the part of a sweep's document that all variants have in common."""
     return SpecNode({key: node for key, node in _items(document) if key != "vary"}, document.place)
 
 
 def together(problems: list[tuple[str, SpecError]], vary: Vary, *, name_variants: bool = False) -> SpecError:
-    """The mistakes of some variants as one error: each mistake once, at its first place, with the variants that have it.
+    """Return the mistakes of some variants as one error: each mistake once, at its first place, with the variants that have it.
 
     name_variants: name the variants in any case, as there are others that were not checked.
     """
@@ -163,7 +163,7 @@ def _word(path: str, values: tuple[object, ...], index: int, *, alone: bool) -> 
 
 
 def _short(value: object) -> str:
-    """The kind of a part, the items of a list, or the value itself; nothing where that makes no short name."""
+    """Return the kind of a part, the items of a list, or the value itself; nothing where that makes no short name."""
     if isinstance(value, dict):
         return _short(value.get("kind", ""))
     if isinstance(value, tuple | list):
@@ -173,5 +173,5 @@ def _short(value: object) -> str:
 
 
 def _legal(text: str) -> str:
-    """The text with only those characters that a name may have."""
+    """Return the text with only those characters that a name may have."""
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")

@@ -34,12 +34,12 @@ _Dumper.add_implicit_resolver(
 
 
 def to_yaml(document: dict[str, Any]) -> str:
-    """The document as text that reads back as itself."""
+    """Return the document as text that reads back as itself."""
     return yaml.dump(as_written(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
 
 
 def as_written(value: Any) -> Any:
-    """A part without keys as the bare word that it may be, any other with its kind and its name first."""
+    """Return a part without keys as the bare word that it may be, any other with its kind and its name first."""
     if isinstance(value, dict):
         if value.keys() == {"kind"} and isinstance(value["kind"], str):
             return value["kind"]
@@ -49,7 +49,7 @@ def as_written(value: Any) -> Any:
 
 
 def format_value(value: Any, *, bare: bool = True) -> str:
-    """A value on one line, as one would write it. bare: a part without keys is its word alone."""
+    """Return a value on one line, as one would write it. bare: a part without keys is its word alone."""
     value = as_written(value) if bare else value
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {format_value(item)}' for key, item in value.items())}}}"

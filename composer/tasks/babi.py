@@ -111,7 +111,7 @@ def _lives(number: int, rng: random.Random) -> Iterator[Fact]:
 
 
 def _moved(rng: random.Random, person: str, place: str, been: set[str]) -> str:
-    """The sentence of a move. It may be ``went back`` only for a place that an earlier fact gave for the person."""
+    """Return the sentence of a move. It may be ``went back`` only for a place that an earlier fact gave for the person."""
     return f"{person} {rng.choice((*MOVED, 'went back') if place in been else MOVED)} to the {place}."
 
 

@@ -87,7 +87,7 @@ class Babilong(Task):
         return float(labels == {sample.answers[0].lower()})
 
     def _question(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Question:
-        """One that fits without any background."""
+        """Return one that fits without any background."""
         draw, least = questions_of(self.babi, self.number, split), None
         for _ in range(TRIES):
             question = draw(rng)
@@ -176,7 +176,7 @@ def _of_split(file: Path, split: Split | None, _: tuple[int, int]) -> tuple[Ques
 
 
 def files_of(folder: Path, number: int) -> dict[str, list[Path]]:
-    """The files of a task in the folder, by bAbI's part. Raises ``TaskError`` where there are none."""
+    """Return the files of a task in the folder, by bAbI's part. Raises ``TaskError`` where there are none."""
     files = {part: sorted(folder.glob(f"qa{number}_*_{part}.txt")) for part in ("train", "test")}
     if not any(files.values()):
         raise TaskError(f"{folder} has no file of bAbI's task {number}, such as qa{number}_…_train.txt.")
@@ -187,8 +187,8 @@ def files_of(folder: Path, number: int) -> dict[str, list[Path]]:
 
 
 def read(path: Path) -> list[list[Question]]:
-    """The stories of a bAbI file, each as its questions. A line is ``number fact``, or ``number question<tab>answer<tab>supports``;
-    a story begins where the number is 1."""
+    """Return the stories of a bAbI file, each as its questions. A line is ``number fact``, or ``number
+    question<tab>answer<tab>supports``; a story begins where the number is 1."""
     lines = read_text_file(path, TaskError, MOST_SENTENCES).splitlines()
     stories: list[list[Question]] = []
     facts: dict[str, str] = {}

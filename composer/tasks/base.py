@@ -75,8 +75,8 @@ class Task(Closed, ABC):
 
     @abstractmethod
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        """One sample of at most ``length`` tokens. Raises ``TaskError`` where that is too short, or where the tokenizer cannot
-        write what has to be read."""
+        """Return one sample of at most ``length`` tokens. Raises ``TaskError`` where that is too short, or where the tokenizer
+        cannot write what has to be read."""
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -98,14 +98,15 @@ class Task(Closed, ABC):
 
 
 def answered(writer: Writer, prompt: str, reply: str, answers: tuple[str, ...] | None = None, depth: float | None = None) -> Sample:
-    """The prompt, a space, and ``reply``, whose tokens are the answer. answers: the parts of ``reply`` to score (None: all)."""
+    """Return the prompt, a space, and ``reply``, whose tokens are the answer. answers: the parts of ``reply`` to score (None:
+    all)."""
     text = f"{prompt} {reply}"
     ids, answer = writer.marked(text, [(len(prompt), len(text))])
     return Sample(ids, answer, text, prompt, answers or (reply,), depth)
 
 
 def origin(path: Path) -> str:
-    """A file, as ``provenance`` names it. Raises ``TaskError`` where it cannot be read."""
+    """Return a file, as ``provenance`` names it. Raises ``TaskError`` where it cannot be read."""
     try:
         return f"{path}, sha256 {sha256(path)}"
     except OSError as error:
@@ -122,12 +123,12 @@ def stamp(path: Path) -> tuple[int, int]:
 
 
 def rng_of(seed: int, split: Split, index: int) -> random.Random:
-    """The random numbers of one sample: another stream for each seed, split and index."""
+    """Return the random numbers of one sample: another stream for each seed, split and index."""
     return random.Random(f"{seed} {split} {index}")
 
 
 def apart(rng: random.Random, split: Split, draw: Callable[[random.Random], Drawn]) -> Drawn:
-    """A draw that only this split can have: drawn again until its checksum is one of the split's."""
+    """Return a draw that only this split can have: drawn again until its checksum is one of the split's."""
     for _ in range(MOST_DRAWS):
         drawn = draw(rng)
         if (zlib.crc32(repr(drawn).encode()) % EVALUATION_SHARE == 0) == (split == "evaluation"):

@@ -39,7 +39,7 @@ class Haystack:
         self._words: list[int] = [0]
 
     def take(self, words: int) -> list[str]:
-        """The first so many words, as sentences; the last one may be cut."""
+        """Return the first so many words, as sentences; the last one may be cut."""
         while self._words[-1] < words:
             self._sentences.append(next(self._coming).split())
             self._words.append(self._words[-1] + len(self._sentences[-1]))
@@ -85,7 +85,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def read(path: Path) -> tuple[list[str], list[str]]:
-    """The sentences of a file: training's, and evaluation's."""
+    """Return the sentences of a file: training's, and evaluation's."""
     return _read(path, stamp(path))
 
 

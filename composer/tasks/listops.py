@@ -99,7 +99,7 @@ class ListOps(Task):
         )
 
     def tree(self, rng: random.Random, below: int) -> Tree:
-        """One with as many symbols as there may be."""
+        """Return one with as many symbols as there may be."""
         for _ in range(MOST_TREES):
             try:
                 tree = self.node(rng, 1, below - 1)

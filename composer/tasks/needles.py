@@ -61,7 +61,7 @@ class Needles(Task):
 
     @abstractmethod
     def draw_queries(self, rng: random.Random) -> list[int]:
-        """Which of them are asked for."""
+        """Return which of them are asked for."""
 
     def hide(self, rng: random.Random, split: Split) -> Hidden:
         """Evaluation and training never hide the same needles, in whatever order."""
@@ -84,7 +84,7 @@ class Needles(Task):
         return answered(writer, laid.prompt, " ".join(laid.answers), laid.answers, depth)
 
     def fill(self, rng: random.Random, hidden: Hidden, tokens: int, count: Callable[[str], int]) -> Laid:
-        """The longest text that has at most ``tokens`` with its answers. Raises ``TaskError`` where that is too short."""
+        """Return the longest text that has at most ``tokens`` with its answers. Raises ``TaskError`` where that is too short."""
         question = self.question.format(names=spoken(hidden))
 
         def lay(filler: int) -> Laid:
@@ -122,5 +122,5 @@ def keys_of(rng: random.Random, count: int) -> list[str]:
 
 
 def spoken(hidden: Hidden) -> str:
-    """The names that are asked for, each once, in the form of the question."""
+    """Return the names that are asked for, each once, in the form of the question."""
     return " and of ".join(dict.fromkeys(hidden.needles[needle][0] for needle in hidden.queried))

@@ -75,7 +75,7 @@ class Niah(Ruler):
 
     @abstractmethod
     def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:
-        """How the needles lie in any amount of filler. keys: theirs, which nothing in the filler may have."""
+        """Return how the needles lie in any amount of filler. keys: theirs, which nothing in the filler may have."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         def pairs(draws: random.Random) -> KeyedValues:
@@ -113,7 +113,7 @@ class InLines(Niah):
 
     @abstractmethod
     def lines(self, rng: random.Random, keys: Sequence[str]) -> Iterator[str]:
-        """The filler, without end. keys: those that it may not have."""
+        """Return the filler, without end. keys: those that it may not have."""
 
     def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:
         share, coming, drawn = rng.random(), self.lines(random.Random(rng.getrandbits(64)), keys), list[str]()
@@ -181,7 +181,7 @@ class InText(Niah):
         return super().provenance | {"haystack": haystack_origin(self.haystack)}
 
     def shares(self, rng: random.Random) -> list[float]:
-        """The share of the sentences before each needle, ascending: different ones of RULER's 40."""
+        """Return the share of the sentences before each needle, ascending: different ones of RULER's 40."""
         return [place / 100 for place in sorted(rng.sample(DEPTHS, self.keys * self.values))]
 
     def context(self, rng: random.Random, split: Split, needles: Sequence[str], keys: Sequence[str]) -> Context:

@@ -62,7 +62,7 @@ def plain(key: str, before: int, after: int) -> str:
 
 
 def in_filler(needles: Iterable[tuple[int, str]], filler: int, question: str) -> str:
-    """One line. needles: each with the sentences of filler before it, in that order."""
+    """Return one line. needles: each with the sentences of filler before it, in that order."""
     sentences = [FILLER[index % len(FILLER)] for index in range(filler)]
     for index, (before, needle) in enumerate(needles):
         sentences.insert(before + index, needle)

@@ -43,7 +43,7 @@ def words_origin() -> str:
 
 
 def word_pair(rng: random.Random) -> str:
-    """An adjective and a noun, each as likely as any other."""
+    """Return an adjective and a noun, each as likely as any other."""
     return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
 
 
@@ -53,7 +53,7 @@ def number(rng: random.Random) -> str:
 
 
 def random_uuid(rng: random.Random) -> str:
-    """A random UUID of version 4, from the generator's numbers."""
+    """Return a random UUID of version 4, from the generator's numbers."""
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 

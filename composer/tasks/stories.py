@@ -165,7 +165,7 @@ def fill(rng: random.Random) -> dict[str, str]:
 
 
 def story(rng: random.Random) -> str:
-    """One story of 9 to 18 sentences, about 75 to 160 tokens, as a single line of text."""
+    """Return one story of 9 to 18 sentences, about 75 to 160 tokens, as a single line of text."""
     words = fill(rng)
     sentences = [rng.choice(OPENINGS)]
     for step in rng.choice(PLOTS):
@@ -177,7 +177,7 @@ def story(rng: random.Random) -> str:
 
 
 def templates() -> list[str]:
-    """Every piece of text a story can be made of: sentences with their slots, then the words for the slots."""
+    """Return every piece of text a story can be made of: sentences with their slots, then the words for the slots."""
     steps = [sentence for plot in PLOTS for step in plot for sentence in step]
     pronouns = [form for word in BOY + GIRL for form in (word, word.capitalize())]
     words = [word for choices in SLOTS.values() for word in choices]

@@ -12,14 +12,14 @@ MOST_UNKNOWN = 0.02
 
 
 def unknown_token(tokenizer: Any) -> int | None:
-    """The token that a tokenizer writes for unknown text; None where it has none, or where that token has another use."""
+    """Return the token that a tokenizer writes for unknown text; None where it has none, or where that token has another use."""
     other = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     return None if tokenizer.unk_token_id in other else tokenizer.unk_token_id
 
 
 def hardly_written(what: str, ids: np.ndarray | Sequence[int], unknown: int | None) -> str | None:
-    """The warning for texts that the tokenizer cannot write; None for others. what: the texts in words. unknown: the token of
-    ``unknown_token``."""
+    """Return the warning for texts that the tokenizer cannot write; None for others. what: the texts in words. unknown: the token
+    of ``unknown_token``."""
     ids = np.asarray(ids)
     share = float((ids == unknown).mean()) if unknown is not None and ids.size else 0.0
     if share <= MOST_UNKNOWN:
@@ -31,8 +31,8 @@ def hardly_written(what: str, ids: np.ndarray | Sequence[int], unknown: int | No
 
 
 def without_embedding(what: str, ids: np.ndarray | Sequence[int], vocabulary: int, tokenizer: Any) -> str | None:
-    """The error for texts with a token that the model has no embedding for; None for others. what: the texts in words. vocabulary:
-    the number of the model's embeddings."""
+    """Return the error for texts with a token that the model has no embedding for; None for others. what: the texts in words.
+    vocabulary: the number of the model's embeddings."""
     ids = np.asarray(ids)
     if not ids.size or (ids.min() >= 0 and ids.max() < vocabulary):
         return None

@@ -58,7 +58,7 @@ class VariableTracking(Ruler):
         return answered(writer, prompt(more), reply, chains[0][1])
 
     def shown(self, rng: random.Random, writer: Writer) -> str:
-        """The example with its answer, as long as fits, and the blank line after it."""
+        """Return the example with its answer, as long as fits, and the blank line after it."""
         chains, seed = self.drawn_chains(rng, 3), rng.getrandbits(64)
 
         def prompt(more: int) -> str:

@@ -86,7 +86,7 @@ class CommonWords(Ruler):
 
 
 def shown(rng: random.Random, known: list[str], *, long: bool) -> str:
-    """The example: 40 words, or 20 below 4,096 tokens."""
+    """Return the example: 40 words, or 20 below 4,096 tokens."""
     drawn = rng.sample(known, 40 if long else 20)
     context = listed(rng, drawn[:COMMON], 10 if long else 3, drawn[COMMON:], 3 if long else 1)
     return f"{COMMON_TEMPLATE.format(context=context)} {numbered(drawn[:COMMON])}\n"

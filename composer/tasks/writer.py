@@ -48,7 +48,7 @@ class Writer:
         return [*self.begin, *ids] if begin else ids
 
     def marked(self, text: str, spans: Sequence[Span]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """The text with BOS, and which of its tokens have characters in one of the spans, which are in order and apart."""
+        """Return the text with BOS, and which of its tokens have characters in one of the spans, which are in order and apart."""
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         answer, place = [False] * len(self.begin), 0
         for start, end in encoded.offset_mapping:
@@ -70,7 +70,7 @@ class Writer:
         return self.decode(self.encode(text)).strip() == text.strip()
 
     def check(self, text: str) -> None:
-        """Raises ``TaskError`` where a text does not survive its tokens, and so could not be answered."""
+        """Raise ``TaskError`` if a text does not survive its tokens, and so could not be answered."""
         if text in self._checked:
             return
         if not self.round_trips(text):

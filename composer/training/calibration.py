@@ -38,7 +38,7 @@ QUERIES = 32
 
 
 def rows_to_calibrate(stage: Transfer, rows: PackedRows, seed: int) -> list[int]:
-    """The indices of the rows to calibrate on, the same in memory and streamed."""
+    """Return the indices of the rows to calibrate on, the same in memory and streamed."""
     most = min(ROWS, max(1, TOKENS // rows.sequence), len(rows), stage.batch * length_of(stage, rows))
     return rows_of_step(0, most, len(rows), seed)
 
@@ -60,7 +60,7 @@ def calibrate(
 
 
 def joined(starts: Sequence[Start]) -> Start | None:
-    """The calibrations of several layers as one; None where no layer was calibrated."""
+    """Return the calibrations of several layers as one; None where no layer was calibrated."""
     if not starts:
         return None
     calibrated = tuple(name for start in starts for name in start.calibrated)
@@ -144,7 +144,7 @@ class _Calibration:
             self._done.add(node.module)
 
     def _attended(self, memory: Node) -> Attended:
-        """The measurements of a memory, with all parts as they are now."""
+        """Return the measurements of a memory, with all parts as they are now."""
         implied: ImplicitAttention = implicit_attention(self._head, self._call, self._queries, self._backend)
         tokens, wanted = self._call.tokens, self._wanted
         held = implied.own[memory.name] != 0
@@ -168,7 +168,7 @@ class _Calibration:
         return any(memory.weight == "learned" for _, memory in memories)
 
     def _mapped(self, features: Node, memory: Node) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The queries and keys that enter a feature map, and the mean decay per token of its memory."""
+        """Return the queries and keys that enter a feature map, and the mean decay per token of its memory."""
         graph, position = self._of.graph, features.options["position"]
         (above,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []

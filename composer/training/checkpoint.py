@@ -112,12 +112,12 @@ def _complete(partial: Path, target: Path, stored: CheckpointFacts) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The last complete checkpoint, if there is one."""
+    """Return the last complete checkpoint, if there is one."""
     return by_first(lambda: next(reversed(_checkpoints(folder)), None))
 
 
 def read_state(checkpoint: Path, kind: type[OfKind]) -> OfKind:
-    """The ``state`` that ``save`` wrote. Raises TrainingError where the checkpoint is damaged."""
+    """Return the ``state`` that ``save`` wrote. Raises TrainingError where the checkpoint is damaged."""
     return _undamaged(checkpoint, lambda: _valid(kind, _stored(checkpoint).state))
 
 
@@ -191,7 +191,7 @@ def _stored(checkpoint: Path) -> CheckpointFacts:
 
 
 def _valid(kind: type[OfKind], facts: Any) -> OfKind:
-    """The facts by their schema, whose types are strict. Raises ValueError with the field and what was expected."""
+    """Return the facts by their schema, whose types are strict. Raises ValueError with the field and what was expected."""
     try:
         return kind.model_validate_json(json.dumps(facts), strict=True)
     except ValidationError as error:
@@ -199,7 +199,7 @@ def _valid(kind: type[OfKind], facts: Any) -> OfKind:
 
 
 def _text(facts: Any) -> str:
-    """The contents of ``facts.json``, to the byte."""
+    """Return the contents of ``facts.json``, to the byte."""
     return json.dumps({"sha256": hashlib.sha256(json.dumps(facts).encode()).hexdigest(), "facts": facts})
 
 
@@ -216,13 +216,13 @@ def _state(digits: str) -> Tensor:
 
 
 def _cuda(units: Sequence[Unit]) -> torch.device | None:
-    """The GPU that the units learn on, if they do on one."""
+    """Return the GPU that the units learn on, if they do on one."""
     devices = (parameter.device for unit in units for parameter in unit.parameters.values())
     return next((device for device in devices if device.type == "cuda"), None)
 
 
 def damaged(checkpoint: Path, problem: str) -> TrainingError:
-    """The error for a checkpoint that cannot be continued from."""
+    """Return the error for a checkpoint that cannot be continued from."""
     return TrainingError(
         f"The checkpoint {checkpoint} is damaged: {problem}. Remove it to repeat the stage from its start, or start again with "
         "--force."

@@ -52,7 +52,7 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
 
 
 def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOptions) -> Teacher | None:
-    """The teacher; None, with a message to the user, where the student's source is missing and no stage learns from it."""
+    """Return the teacher; None, with a message to the user, where the student's source is missing and no stage learns from it."""
     by_logits = not any(isinstance(stage, Transfer) for stage in stages.values())
     try:
         return open_teacher(student.record, options.teacher, student=student.source.folder if by_logits else None)
@@ -65,7 +65,7 @@ def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOpt
 
 
 def _in_memory(run: TrainingRun) -> TrainingReport:
-    """All stages, with the student in memory, and the teacher as long as a stage or the report needs it."""
+    """Return all stages, with the student in memory, and the teacher as long as a stage or the report needs it."""
     stages, options = run.stages, run.options
     finetune = stages.get("finetune")
 
@@ -121,7 +121,7 @@ def _anew(run: TrainingRun, learned: Mapping[str, Tensor]) -> ComposedForCausalL
 
 
 def _check_stored(stages: Mapping[str, Stage], options: TrainingOptions) -> None:
-    """Raises TrainingError where a run cannot learn from stored logits."""
+    """Raise TrainingError if a run cannot learn from stored logits."""
     if options.teacher is not None:
         raise TrainingError("--teacher-logits replaces --teacher: leave one of the two out.")
     stage = next(iter(stages.values()))
@@ -184,7 +184,7 @@ def _adapter(stages: Mapping[str, Stage], student: ComposedForCausalLM, *, merge
 
 
 def _changed(learned: dict[str, Tensor], student: ComposedForCausalLM, *, merge: bool) -> dict[str, Tensor]:
-    """The parameters that training has changed, adapters left out, by their names in the model."""
+    """Return the parameters that training has changed, adapters left out, by their names in the model."""
     own = {name.replace(".base_layer.", "."): tensor for name, tensor in learned.items() if ".lora_" not in name}
     return own | (merged(student) if merge else {})
 
@@ -208,5 +208,5 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
 
 
 def _as_finetune(stage: Train) -> Finetune:
-    """The stage as a fine-tuning of the whole trunk and the heads."""
+    """Return the stage as a fine-tuning of the whole trunk and the heads."""
     return Finetune(**stage.model_dump(), trunk=True)

@@ -157,13 +157,14 @@ def _draw(axis: Any, own: list[LogLine]) -> None:
 
 
 def _series(points: Iterable[tuple[int, float | None]]) -> tuple[list[int], list[float]]:
-    """The steps and the losses of a curve, without missing losses."""
+    """Return the steps and the losses of a curve, without missing losses."""
     known = [(step, loss) for step, loss in points if loss is not None]
     return [step for step, _ in known], [loss for _, loss in known]
 
 
 def _lines(log: Path) -> list[LogLine]:
-    """The lines, without an incomplete last one, which a kill may leave. Raises TrainingError where another one is damaged."""
+    """Return the lines, without an incomplete last one, which a kill may leave. Raises TrainingError where another one is
+    damaged."""
     return read_log(log, LogLine, TrainingError, "Remove it to continue without its curves, or start again with --force.")
 
 
@@ -178,7 +179,7 @@ def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The figures as numbers by the names of their curves."""
+    """Yield the figures as numbers by the names of their curves."""
     for name, figure in figures.items():
         for part, number in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
             yield name + (f"/{part}" if part else ""), number

@@ -78,7 +78,7 @@ def likeness_of(
 def attention_likeness(
     student: ComposedForCausalLM, teacher: ComposedForCausalLM, rows: PackedRows
 ) -> tuple[AttentionLikeness, ...]:
-    """The likeness of each layer that has attention, on the first ``ROWS`` rows."""
+    """Return the likeness of each layer that has attention, on the first ``ROWS`` rows."""
     own, backend = attentions_by_layer(student), student.base.backend
     errors, divergences, tokens = dict.fromkeys(own, 0.0), dict.fromkeys(own, 0.0), 0
     known = {index: has_weights(student, index) and has_weights(teacher, index) for index in own}
@@ -110,5 +110,5 @@ def has_weights(model: ComposedForCausalLM, index: int) -> bool:
 
 
 def _total(of_tokens: Tensor, batch: Batch) -> float:
-    """The sum over real tokens, of B T."""
+    """Return the sum over real tokens, of B T."""
     return float(of_tokens[batch.valid].sum())

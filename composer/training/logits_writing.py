@@ -123,7 +123,7 @@ def _write_shards(
 
 @torch.no_grad()
 def _logits_of(model: ComposedForCausalLM, rows: PackedRows, record: LogitsRecord, batch: int) -> dict[str, torch.Tensor]:
-    """The tensors of a shard."""
+    """Return the tensors of a shard."""
     parts: dict[str, list[torch.Tensor]] = {"tokens": [], "log_probabilities": [], "log_rest": [], "log_target": []}
     counts = [0]
     for part in rows.in_order(batch):
@@ -143,7 +143,7 @@ def _logits_of(model: ComposedForCausalLM, rows: PackedRows, record: LogitsRecor
 
 
 def _log_rest(log_probabilities: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The log-probability of all tokens that are not stored, together; 0 where there is none, which no loss reads."""
+    """Return the log-probability of all tokens that are not stored, together; 0 where there is none, which no loss reads."""
     if tokens.shape[1] == log_probabilities.shape[1]:
         return torch.zeros(len(tokens), device=tokens.device)
     return log_probabilities.scatter(1, tokens, -torch.inf).logsumexp(-1)

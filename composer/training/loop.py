@@ -110,7 +110,7 @@ def run_stage(
 
 
 def seed_of(seed: int, stage: str) -> int:
-    """The seed of what a stage draws in this process, as a host's dropout does; a checkpoint has how far it has drawn."""
+    """Return the seed of what a stage draws in this process, as a host's dropout does; a checkpoint has how far it has drawn."""
     return zlib.crc32(f"{seed} {stage} {rank()}".encode())
 
 
@@ -183,7 +183,7 @@ class _StageRun:
         return losses
 
     def _evaluate(self) -> dict[str, float]:
-        """The mean losses of the held-out rows."""
+        """Return the mean losses of the held-out rows."""
         if self.held_out is None:
             return {}
         sums: dict[str, float] = {}
@@ -265,7 +265,7 @@ class _StageRun:
             self.setting.tell(f"Continuing after step {self.taken:,} of {self.steps:,} of {self.name}.")
 
     def _problem_of(self, reached: StageState, name: str) -> str | None:
-        """Why the counters of a checkpoint cannot be those of this stage; None where they can. name: of its folder."""
+        """Return why the counters of a checkpoint cannot be those of this stage; None where they can. name: of its folder."""
         if checkpoint.NAME.format(reached.step) != name:
             return f"its folder is {name}, and its step {reached.step:,}"
         if reached.step > self.steps:
@@ -280,12 +280,12 @@ class _StageRun:
 
 
 def every(stage: Stage, steps: int) -> int:
-    """The steps from one evaluation of a stage to the next."""
+    """Return the steps from one evaluation of a stage to the next."""
     return stage.evaluate or max(1, steps // EVALUATIONS)
 
 
 def length_of(stage: Stage, rows: PackedRows) -> int:
-    """The steps of a stage on these rows."""
+    """Return the steps of a stage on these rows."""
     lengths = [] if stage.steps is None else [stage.steps]
     if stage.tokens is not None:
         lengths.append(max(1, stage.tokens * len(rows) // (rows.tokens * stage.batch)))

@@ -92,12 +92,13 @@ class StoredModel:
         return self._names.keys()
 
     def attention(self, index: int) -> tuple[str, ComposedAttention]:
-        """The attention of a layer with its weights, and its full name. The rest of the layer has none."""
+        """Return the attention of a layer with its weights, and its full name. The rest of the layer has none."""
         own = self._names[index]
         return own, next(attention for _, attention in attentions(self.layer(index, within=f"{own}.")))
 
     def layer(self, index: int, *, within: str = "") -> nn.Module:
-        """One layer with its weights. within: the prefix of the full names of tensors that are read; all others have none."""
+        """Return one layer with its weights. within: the prefix of the full names of tensors that are read; all others have
+        none."""
         layer = copy.deepcopy(self._layers[index], {id(self): self})  # without a copy of this model, which the forward refers to
         del layer.forward
         prefix = self._within(index)
@@ -111,7 +112,7 @@ class StoredModel:
         return layer.requires_grad_(False).eval()
 
     def _join(self, index: int) -> Mapping[str, Tensor]:
-        """The tensors of a layer for which transformers joins some, such as those of experts."""
+        """Return the tensors of a layer for which transformers joins some, such as those of experts."""
         prefix = self._within(index)
         tensors, missing = joined(
             self._config, index, {name: self._read(name) for name in self._tensors if name.startswith(prefix)}
@@ -121,12 +122,12 @@ class StoredModel:
         return tensors
 
     def _within(self, index: int) -> str:
-        """The prefix of the names of a layer's tensors."""
+        """Return the prefix of the names of a layer's tensors."""
         return f"{self._prefix}{self._path}.{index}."
 
     @torch.no_grad()
     def layer_inputs(self, batch: Batch) -> LayerInputs:
-        """The arguments of the layers. Of the embeddings, only the rows of this batch's tokens are read."""
+        """Return the arguments of the layers. Of the embeddings, only the rows of this batch's tokens are read."""
         stored = self._tensors[self._embedding]
         kinds, where = np.unique(batch.ids.numpy(), return_inverse=True)
         table = np.empty((len(kinds), stored.bytes // stored.shape[0]), np.uint8)
@@ -184,7 +185,7 @@ def _finite(stored: shard.StoredTensor, name: str, tensor: Tensor) -> Tensor:
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    """The full name of a module's weight."""
+    """Return the full name of a module's weight."""
     return next(f"{name}.weight" for name, module in model.named_modules() if module is wanted)
 
 
@@ -204,6 +205,6 @@ def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> n
 
 
 def _resolved(source: Source) -> Resolved:
-    """The heads of a built model, or softmax attention for a source without a record."""
+    """Return the heads of a built model, or softmax attention for a source without a record."""
     record = record_of(source)
     return record.resolved if record is not None else resolve_spec("softmax", dimensions(source.trunk))

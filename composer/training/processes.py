@@ -37,12 +37,12 @@ COMPUTE = "compute_with_whole_parameters"
 
 
 def count() -> int:
-    """The number of processes that train together."""
+    """Return the number of processes that train together."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """The rank of this process, from 0."""
+    """Return the rank of this process, from 0."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
@@ -108,7 +108,7 @@ def take_gpu(device: str) -> None:
 
 
 def loaded_on(device: str) -> str:
-    """The device to load a model on: the CPU where ``shard`` will move it to ``device``, a layer at a time."""
+    """Return the device to load a model on: the CPU where ``shard`` will move it to ``device``, a layer at a time."""
     return device if count() == 1 else "cpu"
 
 
@@ -148,7 +148,7 @@ def _call(module: nn.Module, function: Callable[..., Result], *arguments: Any) -
 
 @lru_cache(maxsize=2)
 def _mesh(device_type: str) -> DeviceMesh:
-    """A mesh of one dimension, of all processes on this type of device."""
+    """Return a mesh of one dimension, of all processes on this type of device."""
     group = distributed.group.WORLD if device_type == "cpu" else distributed.new_group(backend="nccl")
     assert isinstance(group, distributed.ProcessGroup), "this process is one of all"
     return DeviceMesh.from_group(group, device_type)
@@ -174,7 +174,7 @@ def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, floa
 
 
 def added(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Each number summed over the processes, to the same bits in all of them."""
+    """Return each number summed over the processes, to the same bits in all of them."""
     if count() == 1 or not numbers:
         return dict(numbers)
     own = torch.tensor(list(numbers.values()), dtype=torch.float64)
@@ -184,13 +184,13 @@ def added(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """The Euclidean norm of all tensors as one vector, over all processes."""
+    """Return the Euclidean norm of all tensors as one vector, over all processes."""
     own = float(nn.utils.get_total_norm([tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]))
     return own if count() == 1 else math.sqrt(added({"square": own * own})["square"])
 
 
 def broadcast_from_first(number: float) -> float:
-    """The first process's number, in all of them."""
+    """Return the first process's number, in all of them."""
     if count() == 1:
         return number
     tensor = torch.tensor([number], dtype=torch.float64)
@@ -233,7 +233,7 @@ def by_all(act: Callable[[], Result]) -> list[Result]:
 
 
 def held(tensor: Tensor) -> tuple[Tensor, int]:
-    """The rows of a tensor that this process holds, and the index of the first; all rows where it is not sharded."""
+    """Return the rows of a tensor that this process holds, and the index of the first; all rows where it is not sharded."""
     if not isinstance(tensor, DTensor):
         return tensor, 0
     assert list(tensor.placements) == [Shard(0)], "as fully_shard has it"
@@ -241,7 +241,7 @@ def held(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def whole(tensors: Mapping[str, Tensor], *, for_first: bool = False) -> dict[str, Tensor]:
-    """The tensors gathered from all processes, on the CPU. for_first: the other processes get none."""
+    """Return the tensors gathered from all processes, on the CPU. for_first: the other processes get none."""
     if count() == 1:
         return dict(tensors)
     gathered = {}

@@ -30,7 +30,7 @@ LONGEST_ROW = 1024
 
 
 def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, PackedRows | None]:
-    """The rows to train on, and those to evaluate on. Raises TrainingError and DataError."""
+    """Return the rows to train on, and those to evaluate on. Raises TrainingError and DataError."""
     trunk = student.record.trunk
     tokenizer = tokenizer_of(student.source.folder)
     return both_sides(tokenizer, trunk["vocabulary_size"], trunk["max_positions"], student.recipe, options)
@@ -39,7 +39,7 @@ def rows_of(student: Student, options: TrainingOptions) -> tuple[PackedRows, Pac
 def both_sides(
     tokenizer: PreTrainedTokenizerBase, vocabulary: int, longest: int, recipe: Recipe, options: TrainingOptions
 ) -> tuple[PackedRows, PackedRows | None]:
-    """The rows of ``rows_of``, for any model with ``vocabulary`` embeddings that was made for at most ``longest`` tokens."""
+    """Return the rows of ``rows_of``, for any model with ``vocabulary`` embeddings that was made for at most ``longest`` tokens."""
     share = 0.0 if options.held_out else options.share
 
     def rows(references: Sequence[str], split: Literal["train", "evaluation"]) -> PackedRows:
@@ -60,13 +60,13 @@ def both_sides(
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
-    """Raises TrainingError where there is none."""
+    """Raise TrainingError if there is none."""
     problem = f"{folder} has no tokenizer that transformers can read; copy the source's there, or name one at the build"
     return load_tokenizer(folder, TrainingError, problem)
 
 
 def unwritten(folder: Path, rows: PackedRows) -> Iterator[str]:
-    """The warning for rows that the tokenizer in a folder cannot write."""
+    """Yield the warning for rows that the tokenizer in a folder cannot write."""
     if warning := hardly_written("the data", rows.ids[rows.valid], unknown_token(tokenizer_of(folder))):
         yield warning
 
@@ -111,7 +111,8 @@ def some(rows: PackedRows, count: int) -> PackedRows:
 
 
 def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
-    """The warning for stages whose data do not fill a step, or are repeated many times: the tokens of the data and of the stage."""
+    """Yield the warning for stages whose data do not fill a step, or are repeated many times: the tokens of the data and of the
+    stage."""
     for name, stage in stages.items():
         steps = length_of(stage, rows)
         passes = steps * stage.batch / len(rows)
@@ -129,7 +130,7 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
 
 
 def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
-    """The warning for stages in which no held-out loss got better."""
+    """Yield the warning for stages in which no held-out loss got better."""
     for outcome in outcomes:
         worse = all(outcome.after[name] >= before for name, before in outcome.before.items())
         if outcome.before and worse and any(outcome.after.values()):  # losses of 0 have nothing to gain

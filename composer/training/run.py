@@ -87,7 +87,7 @@ class TrainingRun:
         return Journal(self.folder, self.options.again)
 
     def setting(self, journal: Journal) -> StageSetting:
-        """The settings of its stages."""
+        """Return the settings of its stages."""
         kind = torch.bfloat16 if self.options.bfloat16 else None
         watch, tell = (self.options.watch, self.options.tell) if is_first() else (None, lambda _: None)
         return StageSetting(
@@ -130,7 +130,7 @@ class TrainingRun:
         return TrainingReport(out=self.out, stages=tuple(outcomes), loss=loss, teacher_loss=teacher_loss, data=data)
 
     def _teacher_reference(self) -> str | None:
-        """The teacher as the user named it, here or for the stored logits."""
+        """Return the teacher as the user named it, here or for the stored logits."""
         if isinstance(self.rows, TaughtRows) and self.rows.stored is not None:
             return self.rows.stored.record.teacher
         return None if self.teacher is None else self.teacher.reference
@@ -198,7 +198,8 @@ def _taught(
     references: DataReferences,
     seed: int,
 ) -> tuple[StoredLogits, PackedRows, PackedRows | None]:
-    """The stored logits of a folder, and the rows with them. Raises TrainingError where they do not fit the student or the rows."""
+    """Return the stored logits of a folder, and the rows with them. Raises TrainingError where they do not fit the student or the
+    rows."""
     stored = StoredLogits(folder)
     (finetune,) = stages.values()
     assert isinstance(finetune, Finetune), "other stages do not learn from logits"
@@ -209,14 +210,14 @@ def _taught(
 
 
 def _teacher(teacher: Teacher | None, stages: Mapping[str, Stage]) -> TeacherFingerprint | None:
-    """The teacher's identity; None where no stage learns from it, so that the run's numbers do not depend on it."""
+    """Return the teacher's identity; None where no stage learns from it, so that the run's numbers do not depend on it."""
     if teacher is None or not learns_from_teacher(stages):
         return None
     return TeacherFingerprint(folder=str(teacher.source.folder), **dict(fingerprint(teacher.source)))
 
 
 def load_student(student: Student, options: TrainingOptions) -> ComposedForCausalLM:
-    """The model to train, in float32. Raises SourceError."""
+    """Return the model to train, in float32. Raises SourceError."""
     loaded = load_model(student.source.folder, "float32", loaded_on(options.device), options.backend)
     assert isinstance(loaded, ComposedForCausalLM), "a folder with a record holds a composed model"
     return loaded
@@ -232,7 +233,7 @@ def prepare(student: ComposedForCausalLM, options: TrainingOptions) -> None:
 
 
 def losses(report: TrainingReport) -> Table:
-    """The held-out losses, a row for each unit of a stage; empty where nothing was held out."""
+    """Return the held-out losses, a row for each unit of a stage; empty where nothing was held out."""
     rows = tuple(
         (outcome.stage, name, f"{before:.4g}", f"{outcome.after[name]:.4g}")
         for outcome in report.stages
@@ -260,5 +261,5 @@ def remarks(report: TrainingReport) -> tuple[str, ...]:
 
 
 def _parts(names: tuple[str, ...]) -> str:
-    """The names of parts, each by its last two components, once for all layers."""
+    """Return the names of parts, each by its last two components, once for all layers."""
     return ", ".join(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names)) or "none"

@@ -125,7 +125,7 @@ class Spill:
             stream.write(digest.digest())
 
     def _read(self, index: int, places: np.ndarray) -> Tensor:
-        """The hidden states n T C of n rows."""
+        """Return the hidden states n T C of n rows."""
         path, (_, *row) = self._path(index), self._shape
         try:
             return torch.from_numpy(
@@ -140,7 +140,7 @@ class Spill:
         return math.ceil(len(self._used) / max(1, TOKENS // self._rows.sequence))
 
     def _files(self) -> dict[int, Path]:
-        """The files by the index of the layer whose inputs they hold."""
+        """Return the files by the index of the layer whose inputs they hold."""
         numbers = {path: path.stem.removeprefix(f"{self._name}-") for path in self._folder.glob(f"{self._name}-*.hidden")}
         return {int(number): path for path, number in numbers.items() if number.isdecimal() and number.isascii()}
 

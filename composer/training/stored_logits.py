@@ -128,7 +128,7 @@ class StoredLogits:
         return hashlib.sha256(self.record.model_dump_json().encode()).hexdigest()
 
     def check_student(self, tokens: dict[int, str], temperature: float) -> None:
-        """Raises TrainingError where a student cannot learn from these logits."""
+        """Raise TrainingError if a student cannot learn from these logits."""
         if hash_of_tokens(tokens) != self.record.vocabulary:
             raise TrainingError(
                 f"The logits in {self.folder} are of a teacher with another vocabulary ({self.record.teacher}). "
@@ -142,7 +142,7 @@ class StoredLogits:
             )
 
     def taught(self, rows: PackedRows, what: str, references: DataReferences, seed: int) -> TaughtRows:
-        """The rows with the logits. Raises TrainingError where the store lacks one of them. what: the rows in words."""
+        """Return the rows with the logits. Raises TrainingError where the store lacks one of them. what: the rows in words."""
         record = self.record
         wanted = hashes_of(rows)
         positions = (
@@ -167,7 +167,7 @@ class StoredLogits:
         return TaughtRows(rows.ids, rows.labels, rows.position, rows.valid, rows.dropped, rows.report, self, places)
 
     def tensors(self, places: np.ndarray, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The stored logits of some rows, at the positions that are predicted. labels: of the rows, ``B T``."""
+        """Return the stored logits of some rows, at the positions that are predicted. labels: of the rows, ``B T``."""
         is_predicted, k = labels[:, 1:] != IGNORED, self.record.top_k
         tokens = torch.zeros(*is_predicted.shape, k, dtype=torch.int64)
         log_probabilities = torch.zeros(*is_predicted.shape, k)
@@ -214,7 +214,7 @@ def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, 
 
 
 def stored_loss(rows: PackedRows, average: Average) -> float:
-    """The teacher's mean loss on rows, in nats: over the tokens that are predicted, or over rows."""
+    """Return the teacher's mean loss on rows, in nats: over the tokens that are predicted, or over rows."""
     total, counted = 0.0, 0
     for batch in rows.in_order(1):
         assert isinstance(batch, TaughtBatch), "the rows are taught"

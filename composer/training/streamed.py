@@ -87,7 +87,7 @@ class LayerCourse:
 
     @torch.no_grad()
     def _lesson(self, batch: HiddenBatch) -> Lesson:
-        """The output of the teacher's attention; the rest of its layer is not computed."""
+        """Return the output of the teacher's attention; the rest of its layer is not computed."""
 
         lessons: list[Lesson] = []
 
@@ -227,7 +227,7 @@ def _write_finished(target: Path, tensors: dict[str, Tensor], outcome: Outcome |
 
 
 def _read_finished(run: TrainingRun, index: int) -> Layer | None:
-    """The result of a layer, if it is finished. A damaged file is removed: the layer's last checkpoint still has it."""
+    """Return the result of a layer, if it is finished. A damaged file is removed: the layer's last checkpoint still has it."""
     path = _path(run, index)
     if not os.path.lexists(path):
         return None
@@ -255,7 +255,7 @@ def _digest(tensors: Mapping[str, Tensor], outcome: str | None) -> str:
 
 
 def _together(outcomes: list[Outcome]) -> Outcome:
-    """The outcomes of the layers as one of the stage. Every layer has seen all tokens, so they are not added up."""
+    """Return the outcomes of the layers as one of the stage. Every layer has seen all tokens, so they are not added up."""
     return Outcome(
         stage=STAGE,
         steps=max(outcome.steps for outcome in outcomes),

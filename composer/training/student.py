@@ -21,7 +21,7 @@ from converters.source import Source
 
 
 def check_stage(resolved: Resolved, stage: Stage) -> None:
-    """Raises TrainingError where a model cannot be trained by this stage."""
+    """Raise TrainingError if a model cannot be trained by this stage."""
     if isinstance(stage, Transfer):
         check_transfer(resolved, stage)
         return
@@ -43,7 +43,7 @@ def learns_from_teacher(stages: Mapping[str, Stage]) -> bool:
 
 
 def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
-    """Raises TrainingError where a stage needs held-out rows, and there are none."""
+    """Raise TrainingError if a stage needs held-out rows, and there are none."""
     for name, stage in () if held_out else stages.items():
         needs = [("schedule: plateau", "schedule=constant")] if stage.schedule == "plateau" else []
         needs += [("patience", "patience=null")] if stage.patience is not None else []
@@ -55,7 +55,7 @@ def check_held_out(stages: Mapping[str, Stage], *, held_out: bool) -> None:
 
 
 def check_transfer(resolved: Resolved, stage: Stage) -> None:
-    """Raises TrainingError where attention cannot be transferred to these heads."""
+    """Raise TrainingError if attention cannot be transferred to these heads."""
     assert isinstance(stage, Transfer)
     if not fresh_parameters(resolved):
         raise TrainingError(
@@ -113,7 +113,8 @@ def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Re
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
-    """The stages to run, in order. Raises TrainingError where the recipe has none, or where the heads cannot be trained so."""
+    """Return the stages to run, in order. Raises TrainingError where the recipe has none, or where the heads cannot be trained
+    so."""
     stages = {"transfer": recipe.transfer, "finetune": recipe.finetune}
     wanted: dict[str, Stage] = {name: stage for name, stage in stages.items() if stage is not None and which in (name, "all")}
     if not wanted:
@@ -129,7 +130,7 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
 
 
 def stage_from_nothing(student: Student) -> Train:
-    """The stage for a model from nothing. Raises TrainingError where the recipe has none, or the model cannot follow it."""
+    """Return the stage for a model from nothing. Raises TrainingError where the recipe has none, or the model cannot follow it."""
     resolved, stage = student.record.resolved, student.recipe.train
     if stage is None:
         raise TrainingError(

@@ -40,8 +40,8 @@ class Teacher:
     source: Source
 
     def load(self, device: str, backend: str = AUTO) -> ComposedForCausalLM:
-        """The teacher in float32, frozen. A source has softmax attention in all of its heads; a built model is loaded unchanged.
-        backend: the student's; a part of the teacher without a form on it falls back to another backend.
+        """Return the teacher in float32, frozen. A source has softmax attention in all of its heads; a built model is loaded
+        unchanged. backend: the student's; a part of the teacher without a form on it falls back to another backend.
         """
         folder = self.source.folder
         if self.source.is_composed:
@@ -54,7 +54,7 @@ class Teacher:
 
 
 def open_teacher(record: Record, name: str | os.PathLike[str] | None, *, student: Path | None = None) -> Teacher:
-    """The model that the user names, or the student's source. Raises TrainingError where it does not fit, and SourceError.
+    """Return the model that the user names, or the student's source. Raises TrainingError where it does not fit, and SourceError.
 
     student: the student's folder, where only the teacher's logits are learned from. Such a teacher may have other sizes, and needs
     the student's vocabulary. None: hidden states or heads are compared, so all sizes have to be equal.
@@ -72,7 +72,7 @@ def open_teacher(record: Record, name: str | os.PathLike[str] | None, *, student
 
 
 def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
-    """Raises TrainingError where the teacher's sizes are not those of the student's trunk."""
+    """Raise TrainingError if the teacher's sizes are not those of the student's trunk."""
     for name, words in SIZES.items():
         theirs, ours = (of.get(name) or of["head_dim"] for of in (vars(teacher.source.trunk), trunk))
         if theirs != ours:
@@ -84,7 +84,7 @@ def check_fits(teacher: Teacher, trunk: Mapping[str, Any]) -> None:
 
 
 def check_vocabulary(teacher: Teacher, student: Path, embeddings: int) -> None:
-    """Raises TrainingError where two models' tokens do not mean the same, so that their logits cannot be compared.
+    """Raise TrainingError if two models' tokens do not mean the same, so that their logits cannot be compared.
 
     Embeddings may be padded by rows that no token has, and then differ in number. student: its folder. embeddings: their number.
     """
@@ -105,13 +105,13 @@ def check_vocabulary(teacher: Teacher, student: Path, embeddings: int) -> None:
 
 
 def tokens_of(folder: Path) -> dict[int, str]:
-    """The tokens of a folder's tokenizer by their numbers. Raises TrainingError where there is none."""
+    """Return the tokens of a folder's tokenizer by their numbers. Raises TrainingError where there is none."""
     problem = f"{folder} has no tokenizer that transformers can read, so its logits cannot be matched to tokens"
     return {number: token for token, number in load_tokenizer(folder, TrainingError, problem).get_vocab().items()}
 
 
 def open_language_model(reference: str, revision: str | None = None, dtype: Dtype | None = None) -> Teacher:
-    """A folder, a model of the Hub or a GGUF file. Raises SourceError, and TrainingError for a classifier.
+    """Return a folder, a model of the Hub or a GGUF file. Raises SourceError, and TrainingError for a classifier.
 
     dtype: of weights that are quantised, and unpacked here.
     """
@@ -145,7 +145,8 @@ def _reference(record: Record) -> str:
 
 
 def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
-    """The path of the quantised weights that a student's source was unpacked from. Raises TrainingError where they changed."""
+    """Return the path of the quantised weights that a student's source was unpacked from. Raises TrainingError where they
+    changed."""
     path = Path(unpacked.path)
     try:
         now = {name: sha256(within(path, name) if path.is_dir() else path) for name in unpacked.files}

@@ -98,7 +98,7 @@ class TransferCourse:
 
 
 def layers_alike(ours: Mapping[int, ComposedAttention], theirs: Mapping[int, ComposedAttention]) -> frozenset[int]:
-    """The layers in which two models' hosts compute the same queries, keys and values from the same hidden states."""
+    """Return the layers in which two models' hosts compute the same queries, keys and values from the same hidden states."""
     # In several processes each compares its own shards, and all have to find them equal.
     differ = added({str(index): float(not _alike(ours[index], theirs[index])) for index in ours})
     return frozenset(index for index in ours if not differ[str(index)])
@@ -122,7 +122,7 @@ def _equal(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _host_of(attention: ComposedAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings of a layer's host, and its weights: the parameters and buffers outside of the heads."""
+    """Return the settings of a layer's host, and its weights: the parameters and buffers outside of the heads."""
     config: Any = attention.config
     settings = {name: value for name, value in config.to_dict().items() if name not in UNRELATED}
     tensors = (*attention.named_parameters(), *attention.named_buffers())
@@ -130,7 +130,7 @@ def _host_of(attention: ComposedAttention) -> tuple[dict[str, Any], dict[str, Te
 
 
 def computing_alone(model: ComposedForCausalLM) -> Iterator[nn.Module]:
-    """The modules that are called by themselves in a transfer: each layer's attention, and the rest of the layer."""
+    """Yield the modules that are called by themselves in a transfer: each layer's attention, and the rest of the layer."""
     layers = layers_of(model.base)[1]
     for _, attention in attentions(model):
         yield attention
@@ -138,7 +138,7 @@ def computing_alone(model: ComposedForCausalLM) -> Iterator[nn.Module]:
 
 
 def layer_units(model: ComposedForCausalLM, stage: Transfer) -> Iterator[tuple[int, Unit]]:
-    """A unit for each layer that has fresh parameters; all others are frozen."""
+    """Yield a unit for each layer that has fresh parameters; all others are frozen."""
     model.requires_grad_(False)
     for name, attention in attentions(model):
         unit = layer_unit(attention.layer, name, attention, stage)
@@ -147,7 +147,7 @@ def layer_units(model: ComposedForCausalLM, stage: Transfer) -> Iterator[tuple[i
 
 
 def layer_unit(index: int, name: str, attention: ComposedAttention, stage: Transfer) -> Unit | None:
-    """The fresh parameters of one layer, whose attention has this full name; None where it has none."""
+    """Return the fresh parameters of one layer, whose attention has this full name; None where it has none."""
     fresh = {f"{name}.composed.{own}": parameter for own, parameter in attention.composed.named_parameters()}
     for parameter in fresh.values():
         parameter.requires_grad_()
@@ -194,7 +194,7 @@ def _on_call(
 
 
 def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:
-    """The inputs and the output of a layer's attention."""
+    """Return the inputs and the output of a layer's attention."""
     assert call.heads is not None, "the host has called its heads"
     return Lesson(call.hidden, call.passed.tokens, options, call.heads, attended, call.projected)
 
@@ -214,7 +214,7 @@ def answers(
 def transfer_loss(
     attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, stage: Transfer, total: float, backend: str
 ) -> Tensor:
-    """The weighed loss of one layer, summed over valid tokens and divided by ``total``.
+    """Return the weighed loss of one layer, summed over valid tokens and divided by ``total``.
 
     What the lesson has projected, the heads get as it is: it must be None where the layer's host projects otherwise.
     """

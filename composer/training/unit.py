@@ -75,7 +75,7 @@ class Unit:
         )
 
     def rate(self, step: int, steps: int) -> float:
-        """The factor on the unit's learning rates in ``step``, counted from 0."""
+        """Return the factor on the unit's learning rates in ``step``, counted from 0."""
         return share_of_rate(self._stage, step, steps) * self.progress.factor
 
     def update(self, step: int, steps: int, loss: float) -> float:
@@ -117,7 +117,7 @@ class Unit:
             self.parameters[name].copy_(kept)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors of the unit, to be saved, or to be loaded into: parameters, the best of them, optimiser states."""
+        """Return all tensors of the unit, to be saved, or to be loaded into: parameters, the best of them, optimiser states."""
         held: dict[str, Tensor] = {f"parameter/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         held |= {f"best/{name}": kept for name, kept in self.best.items()}
         for name, parameter in self.parameters.items():
@@ -125,7 +125,7 @@ class Unit:
         return held
 
     def facts(self) -> UnitFacts:
-        """The facts that a checkpoint stores beside the tensors: the progress, and the names of the tensors."""
+        """Return the facts that a checkpoint stores beside the tensors: the progress, and the names of the tensors."""
         progress = replace(self.progress, began=list(self.progress.began), recent=list(self.progress.recent))
         moved = tuple(name for name in self.parameters if self._moved(name))
         return UnitFacts(progress=progress, best=bool(self.best), moved=moved)
@@ -195,7 +195,7 @@ class Course(Protocol):
         ...
 
     def count(self, batch: Batch) -> int:
-        """The number of tokens, or rows, of a batch that its losses are averaged over."""
+        """Return the number of tokens, or rows, of a batch that its losses are averaged over."""
         ...
 
     def learn(self, batch: Batch, total: float) -> Losses:
@@ -203,7 +203,7 @@ class Course(Protocol):
         ...
 
     def judge(self, batch: Batch, total: float) -> Losses:
-        """The losses of all units, without gradients."""
+        """Return the losses of all units, without gradients."""
         ...
 
 
@@ -237,5 +237,5 @@ class WholeCourse:
         return {self._name: self._loss(batch, total)}
 
     def _loss(self, batch: Batch, total: float) -> Tensor:
-        """The loss of a batch, a sum divided by ``total``."""
+        """Return the loss of a batch, a sum divided by ``total``."""
         raise NotImplementedError

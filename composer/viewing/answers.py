@@ -28,7 +28,7 @@ class Answer:
 
 
 def answer(text: str, context: EditorContext, sizes: tuple[float | None, ...], tokens: float | None, dtype: str) -> Answer:
-    """The contents of the page for a text. tokens: at which caches are compared. No input of a user raises an error."""
+    """Return the contents of the page for a text. tokens: at which caches are compared. No input of a user raises an error."""
     try:
         length = whole(tokens, "tokens", MOST_TOKENS)
         named_dtype(dtype)
@@ -43,7 +43,7 @@ def answer(text: str, context: EditorContext, sizes: tuple[float | None, ...], t
 
 
 def mistakes(message: str, text: str, called: str) -> str:
-    """Each line of an error with the line of the text that it names, as HTML."""
+    """Return each line of an error with the line of the text that it names, as HTML."""
     lines = text.splitlines()
     rows = []
     for line in message.splitlines()[:MOST_LINES]:

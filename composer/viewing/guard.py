@@ -54,7 +54,7 @@ class Guard:
         return await self.app(scope, _bounded(receive), with_cookie)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
-        """The status and the reason of a refusal; None for a request that may pass."""
+        """Return the status and the reason of a refusal; None for a request that may pass."""
         host = headers.get("host", "")
         if _name(f"//{host}") not in HOSTS:
             return 403, "this page answers its own machine alone, under the name 127.0.0.1 or localhost"

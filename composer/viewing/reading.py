@@ -39,7 +39,7 @@ class EditorContext:
 
 
 def resolved_text(text: str, place: EditorContext, sizes: tuple[float | None, ...]) -> Resolved:
-    """The spec on sizes as ``TYPED`` has them, or on its own trunk. Raises SpecError with line and column."""
+    """Return the spec on sizes as ``TYPED`` has them, or on its own trunk. Raises SpecError with line and column."""
     if len(text) > MOST_TEXT:
         raise SpecError(f"{place.called}: {len(text):,} characters; this page reads {MOST_TEXT:,} at most")
     _check_extends(text, place)
@@ -61,7 +61,7 @@ def resolved_text(text: str, place: EditorContext, sizes: tuple[float | None, ..
 
 
 def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensions:
-    """The base with the typed sizes in it. Raises SpecError."""
+    """Return the base with the typed sizes in it. Raises SpecError."""
     typed: dict[str, int] = {}
     for name, size in zip(TYPED, sizes, strict=True):
         most = MOST_LAYERS if name == "layers" else MOST_SIZE
@@ -73,7 +73,7 @@ def dimensions_of(base: Dimensions, sizes: tuple[float | None, ...]) -> Dimensio
 
 
 def whole(number: float | None, name: str, most: int) -> int:
-    """A typed number as a whole number, at most ``most``. Raises SpecError."""
+    """Return a typed number as a whole number, at most ``most``. Raises SpecError."""
     if number is None or not 1 <= number <= most or number != int(number):
         described = "nothing" if number is None else f"{number:g}"
         raise SpecError(f"{name}: {described}; expected a whole number from 1 to {most:,}")
@@ -81,7 +81,7 @@ def whole(number: float | None, name: str, most: int) -> int:
 
 
 def _check_extends(text: str, place: EditorContext) -> None:
-    """Raises SpecError where the text extends a file that this page may not read. It is not looked at, even whether it exists."""
+    """Raise SpecError if the text extends a file that this page may not read. It is not looked at, even whether it exists."""
     extends = read_spec(text, place.called).child("extends")
     if extends is None or not isinstance(extends.value, str) or extends.value.removesuffix(".yaml") in shipped_specs():
         return

@@ -14,7 +14,7 @@ FORMAT = "composer"
 
 
 def vllm_version() -> str | None:
-    """The installed version of vLLM; None where there is none."""
+    """Return the installed version of vLLM; None where there is none."""
     for name in DISTRIBUTIONS:
         try:
             return version(name)
@@ -24,7 +24,7 @@ def vllm_version() -> str | None:
 
 
 def version_problem() -> str | None:
-    """Why the installed vLLM cannot serve composed models, one sentence; None where it can."""
+    """Return why the installed vLLM cannot serve composed models, one sentence; None where it can."""
     installed, tested = vllm_version(), " to ".join(".".join(map(str, end)) for end in (OLDEST, NEWEST))
     if installed is None:
         return f"vLLM is not installed: pip install 'vllm>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"

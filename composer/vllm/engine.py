@@ -191,7 +191,7 @@ class ServedModel(nn.Module):
         return outputs.last_hidden_state[0]
 
     def _step(self, positions: Tensor) -> EngineStep:
-        """The step that vLLM is at. Where it only measures memory, the line is one request that is not kept."""
+        """Return the step that vLLM is at. Where it only measures memory, the line is one request that is not kept."""
         metadata = get_forward_context().attn_metadata
         if not isinstance(metadata, dict) or not self.states:
             return EngineStep(positions, (0, len(positions)), (0,))
@@ -255,7 +255,7 @@ def register_with_vllm() -> None:
 
 
 def _check_engine(vllm_config: VllmConfig) -> None:
-    """Raises ValueError for what composed models cannot do."""
+    """Raise ValueError for what composed models cannot do."""
     parallel = vllm_config.parallel_config
     refused = {
         "--tensor-parallel-size": parallel.tensor_parallel_size > 1,

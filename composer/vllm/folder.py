@@ -25,7 +25,7 @@ from converters.trunk import dtype_name
 
 
 def configuration_of_folder(folder: Path) -> Any:
-    """The configuration of a composed model, or of the model that an export was made of. Raises ExportError and OSError."""
+    """Return the configuration of a composed model, or of the model that an export was made of. Raises ExportError and OSError."""
     export = read_export(folder)
     if export is None:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -38,7 +38,7 @@ def keeps_states(config: Any) -> bool:
 
 
 def check_servable(config: Any) -> None:
-    """Raises ValueError for a model that writes no text."""
+    """Raise ValueError for a model that writes no text."""
     if config.resolved().direction != "causal":
         raise ValueError("a bidirectional model writes no text, so there is nothing to serve; expected `direction: causal`")
     if getattr(config, "labels", None) is not None:
@@ -58,7 +58,7 @@ def check_servable(config: Any) -> None:
 
 
 def load_for_serving(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:
-    """The model in evaluation mode, its adapters folded into the weights; of an export, the model that it was made of.
+    """Return the model in evaluation mode, its adapters folded into the weights; of an export, the model that it was made of.
 
     Raises SourceError, and ValueError for rotations that depend on the other texts of a step.
     """
@@ -75,7 +75,7 @@ def load_for_serving(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:
 
 
 def _load_export(folder: Path, dtype: torch.dtype) -> ComposedForCausalLM:
-    """The composed model that an export was made of, with the export's weights."""
+    """Return the composed model that an export was made of, with the export's weights."""
     config = configuration_of_folder(folder)
     model, report = class_of(config).from_pretrained(
         folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True

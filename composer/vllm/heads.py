@@ -44,7 +44,7 @@ class PlainSoftmax:
 
 
 def softmax_groups(heads: ComposedHeads) -> Iterator[tuple[str, Head, Memory]]:
-    """The groups of a layer that are plain softmax, with their memories."""
+    """Yield the groups of a layer that are plain softmax, with their memories."""
     for name, head in groups_of(heads):
         memory = anatomy(head).graph.softmax
         if memory is not None:
@@ -52,7 +52,7 @@ def softmax_groups(heads: ComposedHeads) -> Iterator[tuple[str, Head, Memory]]:
 
 
 def slots_of(heads: ComposedHeads) -> dict[str, Slot]:
-    """The tensors that a layer keeps for each request in its page."""
+    """Return the tensors that a layer keeps for each request in its page."""
     plain = {name for name, _, _ in softmax_groups(heads)}
     return {full: slot for name, _ in groups_of(heads) if name not in plain for full, slot in group_slots(heads, name).items()}
 

@@ -35,7 +35,7 @@ class Field:
 
 
 def layout(slots: Mapping[str, Slot], dtype: torch.dtype, longest: int) -> tuple[tuple[Field, ...], int]:
-    """The fields of a page with these tensors, and its bytes. The widest numbers are first, so that all are aligned.
+    """Return the fields of a page with these tensors, and its bytes. The widest numbers are first, so that all are aligned.
 
     dtype: of the model's keys and values. longest: tokens of the longest text.
     """
@@ -63,7 +63,7 @@ class Pages:
         }
 
     def read(self, call: EngineCall, pages: Tensor) -> State:
-        """The states of a call's requests, copied. pages: of all requests of the step.
+        """Return the states of a call's requests, copied. pages: of all requests of the step.
 
         A page is handed on as its last request left it, so a request that begins has the fields' ``empty``.
         """

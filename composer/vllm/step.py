@@ -45,7 +45,7 @@ class EngineCall:
         return line[0][self.place]
 
     def put(self, states: Tensor, line: Tensor) -> None:
-        """Writes ``B T …`` of this call to its places in ``1 N …``."""
+        """Write ``B T …`` of this call to its places in ``1 N …``."""
         valid = self.tokens.valid
         if valid is None:
             line[0].index_copy_(0, self.place.flatten(), states.flatten(0, 1).to(line.dtype))

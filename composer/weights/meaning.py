@@ -39,7 +39,7 @@ class Meaning:
     beside: str
 
     def difference(self, other: Meaning) -> str | None:
-        """Why values of ``other`` do not fit here; None where they do."""
+        """Return why values of ``other`` do not fit here; None where they do."""
         if self.part != other.part:
             return f"it was made for `{other.part}`, and here is `{self.part}`"
         if self.heads != other.heads:

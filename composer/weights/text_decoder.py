@@ -138,7 +138,7 @@ class TextDecoder:
 
 
 def _plain_rotary(settings: Any) -> Any:
-    """The rotary positions of text, without those that only images need."""
+    """Return the rotary positions of text, without those that only images need."""
     if not isinstance(settings, Mapping):
         return settings
     plain = {key: _plain_rotary(value) for key, value in settings.items() if key not in SECTIONS}

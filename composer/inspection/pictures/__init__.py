@@ -11,7 +11,7 @@ from composer.plotting import plotting, titled
 
 
 def drawn(findings: Findings) -> Iterator[DrawnFigure]:
-    """All pictures that the findings have numbers for. Each figure is closed before the next is drawn."""
+    """Yield all pictures that the findings have numbers for. Each figure is closed before the next is drawn."""
     with plotting() as pyplot:
         for room in (attention, parts):
             for picture in room.pictures(pyplot, findings):

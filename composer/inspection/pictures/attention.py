@@ -18,7 +18,7 @@ MOST_HEADS = 8
 
 
 def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
-    """The pictures of weights."""
+    """Yield the pictures of weights."""
     if any(head.found.size for head in findings.heads):
         yield answers(pyplot, findings)
     for layer in sorted({head.layer for head in findings.heads}):
@@ -32,12 +32,12 @@ def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
 
 
 def total(head: HeadFindings) -> PlainArray:
-    """The weights of all memories together."""
+    """Return the weights of all memories together."""
     return np.sum(list(head.weights.values()), axis=0)
 
 
 def each(heads: Sequence[HeadFindings]) -> list[tuple[HeadFindings, int]]:
-    """The heads of a layer one by one."""
+    """Return the heads of a layer one by one."""
     return [(head, index) for head in heads for index in range(head.heads)]
 
 
@@ -145,13 +145,13 @@ def weights(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFin
 
 
 def _of_answers(findings: Findings) -> str:
-    """The legend of a map's answers, if the text has any."""
+    """Return the legend of a map's answers, if the text has any."""
     marks = " Orange marks: the answer in the text." if any(findings.found_at) else ""
     return f"{marks} The query before each token of the answer predicts that token." if findings.answers else ""
 
 
 def shares(pyplot: Any, findings: Findings, layer: int, heads: Sequence[HeadFindings]) -> DrawnFigure:
-    """Which memory answers, over positions."""
+    """Return which memory answers, over positions."""
     every = each(heads)[:MOST_HEADS]
     figure, axes = panels(pyplot, len(every), height=1.9, across=4, sharex=True, sharey=True)
     names, colours = list(dict.fromkeys(name for head in heads for name in head.shares)), memory_colours(findings)

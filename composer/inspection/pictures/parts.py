@@ -20,7 +20,7 @@ LEAST = 1e-4
 
 
 def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
-    """The pictures of states, one for all that parts show under a name, and likeness where there is a teacher."""
+    """Yield the pictures of states, one for all that parts show under a name, and likeness where there is a teacher."""
     if any(head.recalled for head in findings.heads):
         yield recall(pyplot, findings.heads)
     yield spectra(pyplot, findings.heads)
@@ -37,7 +37,7 @@ def pictures(pyplot: Any, findings: Findings) -> Iterator[DrawnFigure]:
 
 
 def _over_text(pyplot: Any, findings: Findings, name: str, places: list[tuple[HeadFindings, ShownNumbers]]) -> DrawnFigure:
-    """A map over the text, head by head, and entropies below it."""
+    """Return a map over the text, head by head, and entropies below it."""
     ratios = [2.2, 1] * len(places)
     figure, axes = panels(pyplot, 2 * len(places), height=1.9, margin=0.6, sharex=True, height_ratios=ratios)
     columns = np.arange(places[0][1].numbers.shape[0]) * findings.bin
@@ -144,7 +144,7 @@ def likeness(pyplot: Any, findings: Findings) -> DrawnFigure:
 
 
 def _display_name(name: str) -> str:
-    """A part and what it shows: ``conv: taps: key`` is taps, key of conv."""
+    """Return a part and what it shows: ``conv: taps: key`` is taps, key of conv."""
     part, _, what = name.partition(": ")
     return f"{what.replace(': ', ', ')} of {part}"
 
@@ -216,7 +216,7 @@ def spectra(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
 
 
 def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
-    """The norms of the states, over the text."""
+    """Return the norms of the states, over the text."""
     places = _places(heads, lambda head: head.norms)
     figure, axes = panels(pyplot, len(places), height=2.0, across=2)
     for axis, (head, name, norms_of_heads) in zip(axes, places, strict=True):
@@ -243,7 +243,7 @@ def norms(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
 
 
 def half_lives(pyplot: Any, heads: Sequence[HeadFindings]) -> DrawnFigure:
-    """The half-lives of gates, by head and channel."""
+    """Return the half-lives of gates, by head and channel."""
     places = _places(heads, lambda head: head.half_lives)
     figure, axes = panels(pyplot, len(places), height=2.2, across=2, sharey=True)
     for axis, (head, name, lives_of_heads) in zip(axes, places, strict=True):
