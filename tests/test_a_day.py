@@ -82,7 +82,7 @@ def test_reports_show_themselves(shown: dict[str, dict[str, Any]]) -> None:
     assert "def head(" in html_of(shown, "composer.code(")
     assert "fresh.safetensors" in html_of(shown, "built")
     assert "Once upon a time" in html_of(shown, 'composer.generate("distilled"')
-    assert "is what its record says" in html_of(shown, 'composer.verify("whole")')
+    assert "matches its record" in html_of(shown, 'composer.verify("whole")')
     tables = [line for line, data in shown.items() if "<table>" in data.get("text/html", "")]
     assert len(tables) >= 9
 

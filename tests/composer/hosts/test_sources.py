@@ -165,5 +165,5 @@ def test_a_projection_that_is_not_there() -> None:
 def test_a_mixer_needs_projections_of_its_own() -> None:
     mixed = {"compose": 1, "name": "mixed", "head": {"mix_input": {"kind": "conv", "feeds": "qk"}, "memory": ["full"]}}
     composer.build(mixed, small("qwen3"))
-    with pytest.raises(BuildError, match="no projections of queries and of keys alone"):
+    with pytest.raises(BuildError, match="no separate projections of queries and of keys"):
         composer.build(mixed, small("gpt2"))

@@ -96,7 +96,7 @@ def test_adapters_find_the_projections_behind_the_compressed_vectors() -> None:
 
 def test_heads_that_mix_inputs_need_projections_of_their_own() -> None:
     mixed = {"compose": 1, "name": "mixed", "head": {"mix_input": {"kind": "conv", "feeds": "qk"}, "memory": ["full"]}}
-    with pytest.raises(BuildError, match="no projections of queries and of keys alone"):
+    with pytest.raises(BuildError, match="no separate projections of queries and of keys"):
         composer.build(mixed, small("deepseek_v3", q_lora_rank=None))
 
 

@@ -47,7 +47,7 @@ def test_its_files_come_along(tmp_path: Path, tokenizer: Path) -> None:
 
 
 def test_more_tokens_than_embeddings_are_refused(tmp_path: Path, tokenizer: Path) -> None:
-    with pytest.raises(BuildError, match=r"has 30 tokens, and the trunk has embeddings for 29\. Say `trunk\.vocabulary: 30`"):
+    with pytest.raises(BuildError, match=r"has 30 tokens, and the trunk has embeddings for 29\. Set `trunk\.vocabulary: 30`"):
         composer.build_folder(document(vocabulary=29), out=tmp_path / "out", fresh=True, tokenizer=tokenizer)
     composer.build_folder(document(vocabulary=30), out=tmp_path / "out", fresh=True, tokenizer=tokenizer)
 
