@@ -146,7 +146,7 @@ def test_the_lines_that_are_damaged_would_be_read_otherwise(tmp_path: Path) -> N
 def test_another_damaged_file_is_told(tmp_path: Path, name: str, text: str, problem: str) -> None:
     written(tmp_path)
     (tmp_path / name).write_text(text)
-    with pytest.raises(EvaluationError, match=rf"{name}.* is damaged: {problem}.*egin anew: --force"):
+    with pytest.raises(EvaluationError, match=rf"{name}.* is damaged: {problem}.*tart again: --force"):
         opened(tmp_path, setting(), force=False)
 
 
