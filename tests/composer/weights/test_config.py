@@ -45,7 +45,7 @@ def up_to_its_end(folder: Path) -> None:
     answer = composer.generate(str(folder), PROMPT, max_new_tokens=LEARNED - 3)
     assert answer.prompt_tokens == 4
     assert answer.new_tokens == LEARNED - 3
-    wanted = rf"{folder.name} has learned 24 positions, too few for 26 tokens, 4 of the prompt and 22 to write: .* may come to 25\."
+    wanted = rf"{folder.name} has learned 24 positions, too few for 26 tokens, 4 of the prompt and 22 to write: .* the largest possible sum is 25\."
     with pytest.raises(ComposerError, match=wanted):
         composer.generate(str(folder), PROMPT, max_new_tokens=LEARNED - 2)
 
@@ -72,7 +72,7 @@ def test_texts_that_are_sampled(tokenizer: Path, tmp_path: Path) -> None:
     settings = json.loads((source / "tokenizer_config.json").read_text())
     (source / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": "once"}))
     composer.sample(str(source), tmp_path / "texts.jsonl", texts=1, batch=16, length=LEARNED + 1)
-    with pytest.raises(DataError, match="too few for 26 tokens: .*; ask for a `length` of at most 25"):
+    with pytest.raises(DataError, match="too few for 26 tokens: .*; the largest possible `length` is 25"):
         composer.sample(str(source), tmp_path / "more.jsonl", texts=1, batch=16, length=LEARNED + 2)
     assert not (tmp_path / "more.jsonl").exists()
 
@@ -85,7 +85,7 @@ def test_texts_that_are_inspected(tokenizer: Path, tmp_path: Path) -> None:
     for name, source in (("shorter", learned), ("longer", rotated)):
         composer.build_folder("lawcat", source, tmp_path / name)
     composer.inspect(tmp_path / "shorter", text=text, length=LEARNED, queries=2)
-    with pytest.raises(InspectionError, match="shorter has learned 24 .* 25 tokens: ask for a `length` of at most 24"):
+    with pytest.raises(InspectionError, match="shorter has learned 24 .* 25 tokens: the largest possible `length` is 24"):
         composer.inspect(tmp_path / "shorter", text=text, length=LEARNED + 1, queries=2)
     composer.inspect(tmp_path / "longer", text=text, length=LEARNED + 1, queries=2)
     with pytest.raises(InspectionError, match="The teacher learned has learned 24 positions, too few for 25 tokens"):
