@@ -68,7 +68,7 @@ class Convolution(Part):
         return shape.heads if "k" in self.inputs and self.per == "query_head" else shape.key_heads
 
     def _convolved(self, shape: Shape) -> dict[str, int]:
-        """The inputs that are convolved, each with its number of heads."""
+        """Return the inputs that are convolved, each with its number of heads."""
         heads = {"q": shape.heads, "k": shape.key_heads, "v": shape.key_heads}
         return {NAMES[name]: heads[name] for name in self.inputs}
 

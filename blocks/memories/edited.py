@@ -77,7 +77,7 @@ class Edited(Recurrent):
         raise NotImplementedError
 
     def scaled(self, output: Float[Tensor, "B T H D"], features: int) -> Float[Tensor, "B T H D"]:
-        """The answer, times the memory's scale."""
+        """Return the answer, times the memory's scale."""
         return output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F D"]:
@@ -106,11 +106,11 @@ class Edited(Recurrent):
 
 
 def gate_matrices(name: str, width: int, columns: int, rank: MatrixRank, bias: Fresh) -> dict[str, Fresh]:
-    """The parameters of a gate of the hidden state: matrices of a rank, and a bias, by names that begin with the gate's."""
+    """Return the parameters of a gate of the hidden state: matrices of a rank, and a bias, by names that begin with the gate's."""
     fresh = matrices(width, columns, rank) | {"bias": bias}
     return {f"{name}_{own}": parameter for own, parameter in fresh.items()}
 
 
 def of_gate(name: str, parameters: Parameters) -> dict[str, Tensor]:
-    """The parameters of that gate, by the names that ``logits`` of ``blocks.gates.base`` has for them."""
+    """Return the parameters of that gate, by the names that ``logits`` of ``blocks.gates.base`` has for them."""
     return {own.removeprefix(f"{name}_"): tensor for own, tensor in parameters.items() if own.startswith(f"{name}_")}

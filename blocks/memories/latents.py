@@ -122,7 +122,7 @@ class Latents(Memory):
         return {name: Fresh((self.size, width), initialise.normal(width)) for name in ("query", "key")}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
-        """The mean of values of each latent, and its normaliser Σ_s exp(θ_s), stored as a maximum and the sum divided by the
+        """Return the mean of values of each latent, and its normaliser Σ_s exp(θ_s), stored as a maximum and the sum divided by the
         exponential of it."""
         latents = (shape.heads, self.size // shape.heads)
         return {
@@ -136,12 +136,12 @@ class Latents(Memory):
         return state["state"].double()
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        """The logits, then decay, update and read of each number of the state."""
+        """Return the logits, then decay, update and read of each number of the state."""
         return 4 * self.size * shape.hidden_size + 5 * self.size * shape.head_dim
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The logits, one update and one read of the state per token, and the pairs of the chunk. Bidirectional heads sum over
-        the whole text, without chunks."""
+        """Return the logits, one update and one read of the state per token, and the pairs of the chunk. Bidirectional heads sum
+        over the whole text, without chunks."""
         chunk = 0 if shape.both_ways else 2 * min(CHUNK, tokens) * (self.size + shape.heads * shape.head_dim)
         return chunk + 4 * self.size * (shape.hidden_size + shape.head_dim)
 

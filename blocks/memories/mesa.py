@@ -85,7 +85,7 @@ class Mesa(Rated):
         return super().answer(parameters, call, features=features, pairs=pairs, decay=decay, recurrence=solving)
 
     def flops(self, shape: Shape, tokens: int) -> int:
-        """The sums, one system for the queries of a state head, and the reads of their solutions."""
+        """Return the sums, one system for the queries of a state head, and the reads of their solutions."""
         columns = shape.features + shape.head_dim
         decay = 0 if self.gate.rank_of_decay == "none" else shape.features * columns
         sums = 2 * shape.features * columns + decay
@@ -93,7 +93,8 @@ class Mesa(Rated):
         return (sums + system) * shape.state_heads + 2 * shape.features * columns * shape.heads
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The sums, and the products of the steps of conjugate gradients: each of a row and the state, and of the chunk's pairs."""
+        """Return the sums, and the products of the steps of conjugate gradients: each of a row and the state, and of the chunk's
+        pairs."""
         columns, chunk = shape.features + shape.head_dim, min(CHUNK, tokens)
         sums = 2 * shape.features * columns * shape.state_heads
         step = 2 * shape.features**2 + 4 * chunk * shape.features

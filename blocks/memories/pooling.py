@@ -21,7 +21,7 @@ WIDEST = 256
 def by_kernel(
     query: Float[Tensor, "B T H L"], logits: Float[Tensor, "B T H L"], value: Float[Tensor, "B T K D"], tokens: Tokens
 ) -> Float[Tensor, "B T H D"]:
-    """All documents at once."""
+    """Return all documents at once."""
     return POOLED(query, logits, value, tokens.once(("stretches",), lambda: _stretches(tokens)))
 
 

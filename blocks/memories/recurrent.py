@@ -33,7 +33,7 @@ class Recurrent(Memory):
         return self.gate
 
     def pairs_held(self, shape: Shape, tokens: int) -> float:
-        """The 2D features of D values that LoLA's state has, whatever the map."""
+        """Return the 2D features of D values that LoLA's state has, whatever the map."""
         return shape.head_dim
 
     def inputs(self, shape: Shape) -> tuple[Port, ...]:
@@ -56,7 +56,7 @@ class Recurrent(Memory):
         )
 
     def rank(self, shape: Shape) -> str:
-        """The rank of the decay that its recurrence runs with."""
+        """Return the rank of the decay that its recurrence runs with."""
         return self.gate.rank_of_decay
 
     def forms_both_ways(self, shape: Shape) -> tuple[Form, ...]:
@@ -146,7 +146,7 @@ def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -
 
 
 def still(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
-    """The decay of the tokens, and none at padding."""
+    """Return the decay of the tokens, and none at padding."""
     valid = tokens.valid
     if log_decay is None or valid is None:
         return log_decay

@@ -19,8 +19,8 @@ STEEPEST = -40.0
 
 
 def block_of(log_decay: Float[Tensor, "B T N F"], chunk: int) -> int:
-    """The longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or 1, also
-    where there are no numbers to look at."""
+    """Return the longest block, of ``chunk`` tokens halved any number of times, in which no feature decays below ``STEEPEST``; or
+    1, also where there are no numbers to look at."""
     if not has_numbers(log_decay):
         return 1
     with torch.no_grad():
@@ -62,7 +62,8 @@ def _in_blocks(
 
 
 def _joined(parts: Parts) -> Parts:
-    """Each two neighbours as one block. Nothing but products of what is at most 1 with queries and keys: no exponent overflows."""
+    """Return each two neighbours as one block. Nothing but products of what is at most 1 with queries and keys: no exponent
+    overflows."""
     reads, block = parts.from_start.shape[4:6]
     (weights, later_weights), (from_start, later_from_start), (to_end, later_to_end), (whole, later_whole) = (
         states.unflatten(2, (-1, 2)).unbind(3) for states in (parts.weights, parts.from_start, parts.to_end, parts.whole)
