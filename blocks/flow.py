@@ -65,14 +65,14 @@ class Tokens:
         return torch.cat((self.segment.new_zeros(self.segment.shape[0], count), self.segment), dim=1)
 
     def last_segment(self) -> Int[Tensor, "B 1"]:
-        """The document at the end of each row."""
+        """Return the document at the end of each row."""
         assert self.segment is not None
         if self.valid is None:
             return self.segment[:, -1:]
         return self.segment.gather(1, (self.valid.sum(1, keepdim=True) - 1).clamp(min=0)) * self.valid.any(1, keepdim=True)
 
     def in_row(self) -> Int[Tensor, "B T"]:
-        """The place of each token in its row."""
+        """Return the place of each token in its row."""
         return self.position if self.index is None else self.index
 
     def tail_is_current(self, count: int) -> Bool[Tensor, "B P"] | None:

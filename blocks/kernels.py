@@ -69,7 +69,7 @@ class Kernel:
     package: Package
 
     def missing(self) -> str | None:
-        """The ``missing`` of a form that calls this kernel."""
+        """Return the ``missing`` of a form that calls this kernel."""
         return self.package.missing() or _failed.get(self)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:

@@ -5,9 +5,9 @@ H  query heads of the group        K  key/value heads of the group   N  state he
 D  head dimension                  F  features of a map              V  value dimension
 C  width of the hidden state       W  window size                    E  earlier entries and this call's
 
-Layout is ``B T H D``. Query head ``h`` reads key head ``h // (H // K)``. A decay is a natural logarithm, at most 0. A mass is
-kept as its natural logarithm, ``lse``. States accumulate in float32 (float64 where the inputs are float64); pairs keep the
-dtype of the model.
+Layout is ``B T H D``. Vectors are rows: a pair adds kᵀ v to a state S, and a query reads q S. Query head ``h`` reads key head
+``h // (H // K)``. A decay is a natural logarithm, at most 0. A mass is kept as its natural logarithm, ``lse``. States
+accumulate in float32 (float64 where the inputs are float64); pairs keep the dtype of the model.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def anywhere(setting: Setting) -> str | None:
 
 
 def nothing_missing() -> str | None:
-    """The ``missing`` of a form that needs nothing but PyTorch."""
+    """Return the ``missing`` of a form that needs nothing but PyTorch."""
     return None
 
 

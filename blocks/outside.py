@@ -86,7 +86,7 @@ def broken() -> dict[str, str]:
 
 
 def named_parts() -> tuple[str, ...]:
-    """The modules and files that users have named in this process, for processes that this one starts."""
+    """Return the modules and files that users have named in this process, for processes that this one starts."""
     return tuple(_NAMED)
 
 
@@ -129,7 +129,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _file_module(path: Path) -> str:
-    """The name of the module that a file becomes, which is the same in every process."""
+    """Return the name of the module that a file becomes, which is the same in every process."""
     word = path.stem if path.stem.isidentifier() else "file"
     return f"{FILES}_{word}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
@@ -185,7 +185,8 @@ def _add_patterns(module: ModuleType, patterns: Patterns) -> None:
 
 
 def _public(module: ModuleType) -> Iterator[type[Part]]:
-    """The classes of parts among a module's public names, each once. Classes without a kind are bases of parts, and no parts."""
+    """Yield the classes of parts among a module's public names, each once. Classes without a kind are bases of parts, and no
+    parts."""
     names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     items = dict.fromkeys(item for name in names if isinstance(item := getattr(module, name, None), type))
     yield from (item for item in items if issubclass(item, Part) and "kind" in item.model_fields)
@@ -197,7 +198,7 @@ def _is_new(part: type[Part], roles: Iterable[Role]) -> bool:
 
 
 def _origin_of_module(module: ModuleType) -> PartOrigin:
-    """The origin of a module that a user names."""
+    """Return the origin of a module that a user names."""
     top = module.__name__.partition(".")[0]
     packages = packages_distributions().get(top, ())
     if packages:
@@ -206,7 +207,7 @@ def _origin_of_module(module: ModuleType) -> PartOrigin:
 
 
 def _origin_of_file(part: type[Part]) -> PartOrigin:
-    """The origin of a part of a module without a distribution: the file that defines it."""
+    """Return the origin of a part of a module without a distribution: the file that defines it."""
     path = getattr(sys.modules.get(part.__module__), "__file__", None)
     if path is None:
         return PartOrigin(part.__module__)
@@ -214,7 +215,7 @@ def _origin_of_file(part: type[Part]) -> PartOrigin:
 
 
 def _reason(error: BaseException) -> str:
-    """The file and line of an error, its type and its message, on one line."""
+    """Return the file and line of an error, its type and its message, on one line."""
     message = " ".join(str(error).split()) or "without a reason"
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
@@ -225,12 +226,12 @@ def _reason(error: BaseException) -> str:
 
 
 def origin_of(part: type[Part]) -> PartOrigin | None:
-    """The origin of a part from outside; None for a part of this project."""
+    """Return the origin of a part from outside; None for a part of this project."""
     return _ORIGINS.get(part)
 
 
 def parts_of(references: Iterable[str]) -> tuple[type[Part], ...]:
-    """The parts of modules and files that have been registered. references: as ``register_parts`` returns them."""
+    """Return the parts of modules and files that have been registered. references: as ``register_parts`` returns them."""
     parts: list[type[Part]] = []
     for reference in references:
         module = sys.modules[_file_module(Path(reference)) if reference.endswith(".py") else reference]
@@ -239,7 +240,7 @@ def parts_of(references: Iterable[str]) -> tuple[type[Part], ...]:
 
 
 def folders() -> tuple[str, ...]:
-    """The folders and files that parts from outside are in."""
+    """Return the folders and files that parts from outside are in."""
     modules = (sys.modules.get(part.__module__.partition(".")[0]) for part in _ORIGINS)
     paths = [str(getattr(module, "__file__", None) or "") for module in modules]
     return tuple(dict.fromkeys(path.removesuffix("__init__.py") for path in paths if path))

@@ -105,11 +105,11 @@ class Part(Closed):
         return str(self.kind).replace(".", "_")
 
     def operation(self, shape: Shape) -> Operation:
-        """The part's operation in a head of this shape."""
+        """Return the part's operation in a head of this shape."""
         raise NotImplementedError
 
     def problem(self, shape: Shape) -> Problem | None:
-        """Why the part means nothing in such a head, whatever the sizes; None where it means something."""
+        """Return why the part means nothing in such a head, whatever the sizes; None where it means something."""
         return None
 
     def misfit(self, shape: Shape) -> Problem | None:
@@ -117,7 +117,7 @@ class Part(Closed):
         return None
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        """The fresh parameters, by name."""
+        """Return the fresh parameters, by name."""
         return {}
 
     def state(self, shape: Shape) -> dict[str, Slot]:

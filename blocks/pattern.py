@@ -11,7 +11,7 @@ from blocks.part import Part
 
 
 def everywhere(options: Mapping[str, Mapping[str, Any]]) -> bool:
-    """The ``where`` of a pattern that lies there with any options."""
+    """Return the ``where`` of a pattern that lies there with any options."""
     return True
 
 

@@ -203,7 +203,7 @@ class Rope(Position):
 
 
 def _frequencies(rope: Rope, head_dim: int, device: torch.device) -> Float[Tensor, " head_dim"]:
-    """One a coordinate; those of the first half are negative."""
+    """Return one a coordinate; those of the first half are negative."""
     half = rope.frequencies(head_dim)
     return torch.cat((-half, half)).to(device)
 

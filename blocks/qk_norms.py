@@ -44,7 +44,7 @@ class QueryKeyNorm(Part):
         return {name: Fresh(size, initialise.constant(1.0)) for name, size in sizes.items()}
 
     def weights(self, shape: Shape, heads: int) -> tuple[int, ...]:
-        """The size of the learned weights of so many heads."""
+        """Return the size of the learned weights of so many heads."""
         raise NotImplementedError
 
     def norm(self, states: Float[Tensor, "B T h D"], weight: Tensor | None) -> Float[Tensor, "B T h D"]:

@@ -61,7 +61,7 @@ class Read(TakesPartials):
         return None
 
     def over(self, masses: Sequence[bool]) -> Read:
-        """The plainest read that does the same over memories of which these have a mass."""
+        """Return the plainest read that does the same over memories of which these have a mass."""
         return self
 
 
@@ -186,7 +186,7 @@ def _between(partials: Sequence[Partial], logit: Tensor) -> Tensor:
 
 
 def _weighted(partials: Sequence[Partial], weights: Tensor) -> Tensor:
-    """The sum, in the widest dtype of the answers: a raw numerator may be too large for the model's own."""
+    """Return the sum, in the widest dtype of the answers: a raw numerator may be too large for the model's own."""
     dtype = weights.dtype
     shares = weights[..., None].unbind(-2)
     total = shares[0] * partials[0].output.to(dtype)

@@ -83,7 +83,7 @@ class Role(Mapping[str, type[Part]]):
 
 
 def kind_of(part: type[Part]) -> str:
-    """The word of a part's ``kind``. Raises RegistrationError for a class without one."""
+    """Return the word of a part's ``kind``. Raises RegistrationError for a class without one."""
     field = part.model_fields.get("kind")
     words = get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
     if field is None or len(words) != 1 or field.default != words[0] or not isinstance(words[0], str):
@@ -120,7 +120,7 @@ def add_parts(parts: Iterable[type[Part]], roles: Mapping[str, Role]) -> None:
 
 
 def _role_of(part: type[Part], roles: Mapping[str, Role]) -> Role:
-    """The role of a part from outside. Raises RegistrationError where it lacks what every part has."""
+    """Return the role of a part from outside. Raises RegistrationError where it lacks what every part has."""
     missing = [name for name in ("role", "equation", "source") if not isinstance(getattr(part, name, None), str)]
     if missing:
         raise RegistrationError(f"{part.__qualname__} has no `{missing[0]}`; expected a ClassVar[str] of this name")

@@ -31,7 +31,7 @@ class Sinks(Unnamed, TakesPartials):
     def _run(
         self, parameters: Parameters, call: Call, *, partial: Partial, sinks: Float[Tensor, " H"]
     ) -> tuple[tuple[Partial], State]:
-        """A memory that is empty answers 0, and keeps the mass of the sink."""
+        """Return the partial with the mass of the sink added. An empty memory answers 0, and has the mass of the sink."""
         assert partial.lse is not None, "needs_mass was set for the memory"
         sinks = sinks.to(accumulating(sinks.dtype))
         share = torch.sigmoid(partial.lse - sinks)[..., None].to(partial.output.dtype)

@@ -32,7 +32,7 @@ def all_present(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums are kept in: float32, or float64 where the model is in float64."""
+    """Return the dtype that sums are kept in: float32, or float64 where the model is in float64."""
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
@@ -62,13 +62,13 @@ def with_ones(value: Float[Tensor, "B E K V"]) -> Float[Tensor, "B E K V+1"]:
 
 
 def take(states: Shaped[Tensor, "B E ..."], index: Int[Tensor, "B M"]) -> Shaped[Tensor, "B M ..."]:
-    """Each row's entries at ``index``."""
+    """Return each row's entries at ``index``."""
     # Whole entries are copied, where a gather would look each number up.
     return states.flatten(0, 1).index_select(0, in_all_rows(index, states.shape[1]).flatten()).unflatten(0, index.shape)
 
 
 def last_entries(extended: Shaped[Tensor, "B E ..."], valid: Bool[Tensor, "B T"] | None, count: int) -> Shaped[Tensor, "B n ..."]:
-    """The last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
+    """Return the last ``count`` entries up to each row's last real one, of ``count`` earlier entries and those of the call."""
     if valid is None:
         return extended[:, extended.shape[1] - count :]
     return take(extended, valid.sum(1)[:, None] + torch.arange(count, device=extended.device))
@@ -77,12 +77,12 @@ def last_entries(extended: Shaped[Tensor, "B E ..."], valid: Bool[Tensor, "B T"]
 def where_present(
     entries: Shaped[Tensor, "B E ..."], present: Bool[Tensor, "B E"] | Bool[Tensor, "B E K"], absent: float
 ) -> Shaped[Tensor, "B E ..."]:
-    """The entries, with ``absent`` in the place of those that are not present."""
+    """Return the entries, with ``absent`` in the place of those that are not present."""
     return entries.masked_fill(~present.view(*present.shape, *[1] * (entries.dim() - present.dim())), absent)
 
 
 def in_all_rows(index: Int[Tensor, "B M"], entries: int) -> Int[Tensor, "B M"]:
-    """The indices of each row's entries in all rows laid end to end, of ``entries`` each."""
+    """Return the indices of each row's entries in all rows laid end to end, of ``entries`` each."""
     return index + entries * torch.arange(index.shape[0], device=index.device)[:, None]
 
 

@@ -27,22 +27,22 @@ class Timeline:
     arrival: Int[Tensor, "B E"]
 
     def of_tokens(self, states: Shaped[Tensor, "B T ..."]) -> Shaped[Tensor, "B M ..."]:
-        """The states in the columns of the tokens, and 0 in those of pairs."""
+        """Return the states in the columns of the tokens, and 0 in those of pairs."""
         return _spread(states, self.token_column, self._columns)
 
     def of_pairs(self, states: Shaped[Tensor, "B E ..."]) -> Shaped[Tensor, "B M ..."]:
-        """The states in the columns of the pairs, and 0 in those of tokens."""
+        """Return the states in the columns of the pairs, and 0 in those of tokens."""
         return _spread(states, self.pair_column, self._columns)
 
     def of_time(self, log_decay: Shaped[Tensor, "B T ..."]) -> Shaped[Tensor, "B M ..."]:
-        """Each token's decay once, at the first column of its group."""
+        """Return each token's decay once, at the first column of its group."""
         later = _like(self.pairs_first, log_decay)
         at_pairs = take(log_decay, self.arrival)
         at_pairs = at_pairs.masked_fill(~_like(self.starts, at_pairs), 0.0)
         return self.of_tokens(log_decay.masked_fill(later, 0.0)) + self.of_pairs(at_pairs)
 
     def at_tokens(self, states: Shaped[Tensor, "B M ..."]) -> Shaped[Tensor, "B T ..."]:
-        """The columns of the tokens."""
+        """Return the columns of the tokens."""
         return take(states, self.token_column)
 
     @property

@@ -111,8 +111,8 @@ class Full(Memory):
         return min(tokens + 1, shape.window or tokens + 1) * shape.heads * (2 * (shape.head_dim + shape.value_dim) + self.fades)
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """The mean over the tokens. A token sees all earlier tokens, or the last ones if the model has a window; bidirectional
-        tokens see all."""
+        """Return the mean over the tokens. A token sees all earlier tokens, or the last ones if the model has a window;
+        bidirectional tokens see all."""
         if shape.both_ways:
             return 2 * tokens * shape.heads * (shape.head_dim + shape.value_dim)
         most = min(tokens, shape.window or tokens)

@@ -26,17 +26,17 @@ def _place(index: Int[Tensor, "B 1"], size: int) -> RingSlot:
 
 
 def oldest(state: State, place: RingSlot) -> State:
-    """The entries B 1 … that the only token of a call is written over."""
+    """Return the entries B 1 … that the only token of a call is written over."""
     return {name: entry_at(held, place) for name, held in state.items()}
 
 
 def written(state: State, place: RingSlot, new: State, *, in_place: bool) -> State:
-    """The entries with those of the only token of a call, B 1 …."""
+    """Return the entries with those of the only token of a call, B 1 …."""
     return {name: with_entry(held, place, as_dtype(new[name], held.dtype), in_place=in_place) for name, held in state.items()}
 
 
 def entry_at(held: Shaped[Tensor, "B W ..."], place: RingSlot) -> Shaped[Tensor, "B 1 ..."]:
-    """Each row's entry at the place."""
+    """Return each row's entry at the place."""
     if place.shape[0] == 1:
         return held.index_select(1, place)
     return held.flatten(0, 1).index_select(0, place).unsqueeze(1)
@@ -45,7 +45,7 @@ def entry_at(held: Shaped[Tensor, "B W ..."], place: RingSlot) -> Shaped[Tensor,
 def with_entry(
     held: Shaped[Tensor, "B W ..."], place: RingSlot, new: Shaped[Tensor, "B 1 ..."], *, in_place: bool
 ) -> Shaped[Tensor, "B W ..."]:
-    """The entries with ``new`` at the place."""
+    """Return the entries with ``new`` at the place."""
     if place.shape[0] == 1:
         return held.index_copy_(1, place, new) if in_place else held.index_copy(1, place, new)
     flat = held.flatten(0, 1)
@@ -56,24 +56,24 @@ def with_entry(
 
 
 def by_age(held: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
-    """The entries that a call is handed, the oldest first."""
+    """Return the entries that a call is handed, the oldest first."""
     size, first = held.shape[1], tokens.in_row()[:, :1]
     return take(held, tokens.once(("age", size), lambda: ring_order(first, size)))
 
 
 def by_place(entries: Shaped[Tensor, "B W ..."], tokens: Tokens) -> Shaped[Tensor, "B W ..."]:
-    """The entries that a call hands on, the oldest first, in their places."""
+    """Return the entries that a call hands on, the oldest first, in their places."""
     size = entries.shape[1]
     return take(entries, tokens.once(("place", size), lambda: ring_order(-next_place(tokens.in_row(), tokens.valid), size)))
 
 
 def ring_order(shift: Int[Tensor, "B 1"], size: int) -> Int[Tensor, "B W"]:
-    """The entries of a ring, counted from ``shift``."""
+    """Return the entries of a ring, counted from ``shift``."""
     return (torch.arange(size, device=shift.device) + shift) % size
 
 
 def next_place(place: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Int[Tensor, "B 1"]:
-    """The place in its row of the token after the last real one. place: of the call's tokens."""
+    """Return the place in its row of the token after the last real one. place: of the call's tokens."""
     if valid is None:
         return place[:, -1:] + 1
     count = valid.sum(1, keepdim=True)

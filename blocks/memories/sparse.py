@@ -268,7 +268,7 @@ class Sparse(Holding):
         return self.pairs_of({name: held[name] for name in call.state})
 
     def _worth(self, eligible: Held, below: Below | None, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Each pair's score, and its resolution: B E H."""
+        """Return each pair's score, and its resolution: B E H."""
         with torch.no_grad():
             value, distance = as_dtype(eligible["value"], accumulating(eligible["value"].dtype)), None
             if self.keep.reads == "state":
@@ -290,7 +290,7 @@ def _norm(value: Float[Tensor, "B E H V"]) -> Float[Tensor, "B E H"]:
 
 
 def _nothing(query: Tensor) -> Partial:
-    """The answer of a cache without room."""
+    """Return the answer of a cache without room."""
     empty = query.new_full(query.shape[:3], -math.inf, dtype=accumulating(query.dtype))
     return Partial(torch.zeros_like(query), empty, maximum=empty)
 

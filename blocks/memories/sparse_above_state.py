@@ -41,7 +41,7 @@ class StateBelow:
         self.looked: Features | None = None
 
     def map(self, pairs: Pairs) -> Tensor:
-        """The pairs' keys as the state sees them."""
+        """Return the pairs' keys as the state sees them."""
         return self.mapped.key(pairs)
 
     def look(self, pairs: Pairs, keys: Tensor) -> None:
@@ -113,7 +113,7 @@ class StateBelow:
         return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)
 
     def answer(self) -> tuple[Partial, State]:
-        """The state's answer to all tokens, and what it hands on."""
+        """Return the state's answer to all tokens, and what it hands on."""
         self._settle()
         evicted = _joined(self.evicted, self.together)
         return self._recall(self.mapped.query, evicted, self.log_decay, self.call.tokens, self.call.state)

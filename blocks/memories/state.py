@@ -115,7 +115,8 @@ class StateMemory(Recurrent):
         return entry * (shape.state_heads + shape.heads) + decay * shape.state_heads
 
     def prefill_flops(self, shape: Shape, tokens: int) -> int:
-        """One update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text has not."""
+        """Return one update and one read of the state a token, and the chunk's own pairs, which a sum over the whole text has
+        not."""
         if shape.both_ways:
             return self.flops(shape, tokens)
         columns = shape.value_dim + self.normalise
@@ -271,7 +272,7 @@ def scaled(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _whole(query: Tensor, key: Tensor, value: Tensor, inside: Tensor, exponential: bool) -> tuple[Tensor, Tensor]:
-    """Every query against the sums over the pairs inside, and the logarithm of what its answer is to be multiplied by."""
+    """Return every query against the sums over the pairs inside, and the logarithm of what its answer is to be multiplied by."""
     log_scale = query.new_zeros(query.shape[:3])
     if exponential:
         key = key.masked_fill(~inside, -math.inf)

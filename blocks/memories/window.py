@@ -191,7 +191,7 @@ class Window(Holding):
     def _summed(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None
     ) -> dict[str, Tensor]:
-        """The sums of errors, with those of the only token."""
+        """Return the sums of errors, with those of the only token."""
         seen = every.present if hiding is None else every.present & ~hiding[:, 0, 0].isneginf()
         return {
             number.name: every.numbers[number.name]
@@ -201,7 +201,8 @@ class Window(Holding):
         }
 
     def _evicted_chunk(self, state: State, tokens: Tokens) -> Pairs | None:
-        """The chunk before the last, where the only token of a call begins one: position -1 in the rows where it does not."""
+        """Return the chunk before the last, where the only token of a call begins one: position -1 in the rows where it does
+        not."""
         begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
         if may_look(begins) and not begins.any():
             return None

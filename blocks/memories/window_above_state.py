@@ -54,7 +54,8 @@ def _features(
     decay: Tensor | None,
     logits: Mapping[str, Tensor],
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor, Any]]:
-    """The state's queries and keys, its decay, the weight of the window over it, the state itself, and the evicted entries."""
+    """Return the state's queries and keys, its decay, the weight of the window over it, the state itself, and the evicted
+    entries."""
     tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
     most = tokens.position.shape[1] + (0 if memory.shape == "sliding" else memory.size - 1)
     key = features.key(extended.each(lambda entries: entries[:, :most]))
@@ -114,7 +115,8 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
 
 
 def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """The first entry of each entry's document (None: a row is one), that of the last token's, and how many tokens are real."""
+    """Return the first entry of each entry's document (None: a row is one), that of the last token's, and how many tokens are
+    real."""
     position, valid, segment = tokens.position, tokens.valid, tokens.extended_segment(held)
     count = torch.full_like(position[:, 0], position.shape[1]) if valid is None else valid.sum(1)
     if segment is None:
@@ -180,7 +182,7 @@ def _step_features(
 def weight_over(
     exact: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
 ) -> Float[Tensor, "B T H"] | None:
-    """The logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the
+    """Return the logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the
     state's is still to be multiplied by."""
     weight = None if log_scale is None else -log_scale
     for bound, sign in ((exact, 1), (state, -1)):
@@ -192,7 +194,7 @@ def weight_over(
 
 
 def to_write_over(call: Call) -> State:
-    """The state, where nobody else holds it; else a copy."""
+    """Return the state, where nobody else holds it; else a copy."""
     return {name: entries.contiguous() if call.in_place else entries.clone() for name, entries in call.state.items()}
 
 

@@ -39,7 +39,7 @@ class Mixer(Part):
     calls: every call has whole documents."""
 
     def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
-        """The fresh parameters of one way over C = ``width`` channels; ahead: of the way back, from what is ahead."""
+        """Return the fresh parameters of one way over C = ``width`` channels; ahead: of the way back, from what is ahead."""
         raise NotImplementedError
 
     def own_state(self, width: int) -> dict[str, Slot]:
@@ -92,7 +92,7 @@ class Mixer(Part):
     def mix(
         self, parameters: Parameters, hidden: Float[Tensor, "B T C"], tokens: Tokens, state: State, follow: OneWay
     ) -> tuple[Float[Tensor, "B T C"], State]:
-        """The mixed states, in hidden's dtype, and the new state."""
+        """Return the mixed states, in hidden's dtype, and the new state."""
         mixed, carried = self._ways(parameters, hidden, tokens, state, follow)
         if self.feeds == "qk":
             mixed = rms_norm(mixed, parameters["norm"], EPSILON)

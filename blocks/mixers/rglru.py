@@ -86,7 +86,7 @@ class RGLRU(Mixer):
 
 
 def _gate(parameters: Parameters, name: str, rows: Float[Tensor, "blocks R in"], dtype: torch.dtype) -> Float[Tensor, "R C"]:
-    """The gate, in the accumulating dtype; a weight is blocks × out × in."""
+    """Return the gate, in the accumulating dtype; a weight is blocks × out × in."""
     weight, bias = parameters[f"{name}_weight"], parameters[f"{name}_bias"]
     by_block = bias.view(weight.shape[0], 1, -1)
     if bias.dtype == weight.dtype:

@@ -26,7 +26,7 @@ class DocumentFactors:
 
 
 def documents_of(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) -> DocumentFactors:
-    """The documents of ``B T`` tokens in chunks of so many."""
+    """Return the documents of ``B T`` tokens in chunks of so many."""
     batch, length = segment.shape
     starts = torch.arange(0, length, chunk, device=segment.device)
     before = torch.cat((segment.new_zeros(batch, 1), segment[:, starts[1:] - 1]), dim=1)
@@ -120,6 +120,6 @@ def lower_triangle(length: int, dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def ending_keys(keys: Tensor, tokens: slice, documents: DocumentFactors | None) -> Tensor:
-    """The keys of a chunk as they are left at its end, of the document that it ends in: B c N F."""
+    """Return the keys of a chunk as they are left at its end, of the document that it ends in: B c N F."""
     ends = keys[:, tokens]
     return ends if documents is None else ends * documents.leaving[:, tokens, None, None]

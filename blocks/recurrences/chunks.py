@@ -6,7 +6,7 @@ from blocks.legend import Float, Int, Tensor, torch
 
 
 def cut_documents(segment: Int[Tensor, "B T"], span: int) -> list[Tensor]:
-    """The documents of each ``span`` tokens, numbered anew: 0 continues the last document of the tokens before."""
+    """Return the documents of each ``span`` tokens, numbered anew: 0 continues the last document of the tokens before."""
     before = (0, *segment[:, span - 1 : -1 : span, None].unbind(1))
     return [piece - last for piece, last in zip(segment.split(span, dim=1), before, strict=True)]
 
@@ -23,7 +23,7 @@ def into_chunks(
 
 
 def of_documents(segment: Int[Tensor, "B T"], count: int, chunk: int) -> tuple[Int[Tensor, "B n c"], Int[Tensor, "B n"]]:
-    """The document of each token, those that fill the last chunk in the last one, and the document before each chunk."""
+    """Return the document of each token, those that fill the last chunk in the last one, and the document before each chunk."""
     missing = count * chunk - segment.shape[1]
     document = torch.cat((segment, segment[:, -1:].expand(-1, missing)), dim=1).unflatten(1, (count, chunk))
     return document, torch.cat((document.new_zeros(document.shape[0], 1), document[:, :-1, -1]), dim=1)

@@ -77,13 +77,13 @@ class _Sums:
         return _Sums(torch.cat((self.maximum, later.maximum), dim=1), torch.cat((self.total, later.total), dim=1), segment)
 
     def seen_from(self, later: _Sums) -> Tensor:
-        """The maxima, -inf where the stretch that follows ends in another document."""
+        """Return the maxima, -inf where the stretch that follows ends in another document."""
         if self.segment is None:
             return self.maximum
         return self.maximum.masked_fill((self.segment != later.segment)[..., None, None], -math.inf)
 
     def joined(self, later: _Sums) -> _Sums:
-        """Each stretch and the one that follows it as one (eq. 19)."""
+        """Return each stretch and the one that follows it as one (eq. 19)."""
         before = self.seen_from(later)
         maximum = torch.maximum(before, later.maximum)
         total = self.total * (before - _finite(maximum)).exp() + later.total * (later.maximum - _finite(maximum)).exp()

@@ -102,7 +102,7 @@ def pairs_to_evict(
 
 
 def places(score: Float[Tensor, "B E H"]) -> Int[Tensor, "B E H"]:
-    """How many different scores lie below each: numbers that compare as the scores do."""
+    """Return how many different scores lie below each: numbers that compare as the scores do."""
     ordered, index = score.sort(dim=1)
     steps = torch.nn.functional.pad((ordered[:, 1:] > ordered[:, :-1]).long(), (0, 0, 1, 0))
     return torch.zeros_like(index).scatter(1, index, steps.cumsum(1))

@@ -24,8 +24,8 @@ class Random(Score):
 
 
 def counter_uniform(seed: int, layer: int, first_head: int, position: Int[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:
-    """A number in [0, 1) for each (seed, layer, head, position), the same in every call: splitmix64 of the counter. first_head: the
-    index in its layer of the first of these heads."""
+    """Return a number in [0, 1) for each (seed, layer, head, position), the same in every call: splitmix64 of the counter.
+    first_head: the index in its layer of the first of these heads."""
     head = torch.arange(first_head, first_head + position.shape[2], device=position.device)
     bits = _mixed(torch.full_like(position, seed))
     for count in (layer, head, position):
@@ -42,7 +42,7 @@ def _mixed(bits: Int[Tensor, "B E H"]) -> Int[Tensor, "B E H"]:
 
 
 def _shifted(bits: Tensor, count: int) -> Tensor:
-    """A shift to the right that fills with zeros; int64's own fills with the sign."""
+    """Return a shift to the right that fills with zeros; int64's own fills with the sign."""
     return bits >> count & (1 << 64 - count) - 1
 
 

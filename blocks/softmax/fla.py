@@ -43,7 +43,8 @@ def behind(
     segment: Int[Tensor, "B E"] | None,
     size: int,
 ) -> Partial:
-    """Each query, the last of the entries among them, against the last ``size`` entries that are present, its own among them."""
+    """Return each query, the last of the entries among them, against the last ``size`` entries that are present, its own among
+    them."""
     document = _documents(present, segment, key.shape[1] - query.shape[1])
     return _answer(ATTENTION, query, key, value, document, window_size=size)
 

@@ -102,7 +102,7 @@ class _Blocks(torch.autograd.Function):
 
 
 def _places(query: Tensor, hiding: Tensor, before: int) -> list[tuple[slice, slice]]:
-    """The tokens of each block, and the entries that it sees."""
+    """Return the tokens of each block, and the entries that it sees."""
     length, block = query.shape[1], hiding.shape[2]
     ends = ((start, min(start + block, length)) for start in range(0, length, block))
     return [(slice(start, end), slice(start, end + before)) for start, end in ends]

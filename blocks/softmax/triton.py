@@ -35,8 +35,8 @@ def behind(
     held: int,
     reach: Int[Tensor, "B T"] | None = None,
 ) -> Partial:
-    """Each query, the last of the entries among them, against those of its document among the last ``held`` entries, its own among
-    them; or against its own and ``reach`` before it, fewer than ``held``. position: -1 where there is no pair."""
+    """Return each query, the last of the entries among them, against those of its document among the last ``held`` entries, its own
+    among them; or against its own and ``reach`` before it, fewer than ``held``. position: -1 where there is no pair."""
     earlier = key.shape[1] - query.shape[1]
     own = torch.arange(earlier, key.shape[1], device=key.device)
     first = (own - (held - 1 if reach is None else reach)).expand(query.shape[:2])

@@ -49,7 +49,7 @@ def windowed(
             before = min(size, max(0, int((within - torch.arange(block)).max())))
 
     def blocks(entries: Tensor) -> Tensor:
-        """Each block's own entries and so many before them."""
+        """Return each block's own entries and so many before them."""
         return _filled(entries[:, size - before :], missing).unfold(1, before + block, block)
 
     back = torch.arange(before, before + block, device=query.device)[:, None] - torch.arange(before + block, device=query.device)

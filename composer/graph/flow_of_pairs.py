@@ -10,22 +10,22 @@ ALL = "pairs"
 
 
 def memory_names(head: HeadSpec) -> list[str]:
-    """The names of the memories, top to bottom."""
+    """Return the names of the memories, top to bottom."""
     return [memory.called for memory in head.memory]
 
 
 def features_of(name: str) -> str:
-    """The name of the node for a memory's feature map."""
+    """Return the name of the node for a memory's feature map."""
     return f"{name}_features"
 
 
 def gate_of(name: str) -> str:
-    """The name of the node for a memory's gate."""
+    """Return the name of the node for a memory's gate."""
     return f"{name}_gate"
 
 
 def edges(head: HeadSpec) -> list[tuple[str, str]]:
-    """The ends of each of the head's own edges, ``a -> b``, in their order; none where it has no ``graph``."""
+    """Return the ends of each of the head's own edges, ``a -> b``, in their order; none where it has no ``graph``."""
     ends = (edge.split("->") for edge in head.graph or ())
     return [(start.strip(), end.strip()) for start, end in ends]
 

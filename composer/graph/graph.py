@@ -123,15 +123,15 @@ class HeadGraph:
         return memory if nothing_else and memory.is_softmax_over_all else None
 
     def into(self, name: str, port: str | None = None) -> tuple[Edge, ...]:
-        """The edges into a node, or into one of its ports."""
+        """Return the edges into a node, or into one of its ports."""
         return tuple(edge for edge in self.edges if edge.end == name and port in (None, edge.input))
 
     def out_of(self, name: str) -> tuple[Edge, ...]:
-        """The edges out of a node."""
+        """Return the edges out of a node."""
         return tuple(edge for edge in self.edges if edge.start == name)
 
     def before_projections(self) -> frozenset[str]:
-        """The parts that queries and keys are projected from."""
+        """Return the parts that queries and keys are projected from."""
         above = networkx.ancestors(self.network, "query") | networkx.ancestors(self.network, "key")
         return frozenset(above - set(INPUTS))
 
@@ -142,13 +142,13 @@ class HeadGraph:
 
 
 def once(function: Callable[[HeadSpec, Shape], Made]) -> Callable[[HeadSpec, Shape], Made]:
-    """The function with a cache over heads and shapes. Frozen schemas are their own keys."""
+    """Return the function with a cache over heads and shapes. Frozen schemas are their own keys."""
     return cast("Callable[[HeadSpec, Shape], Made]", lru_cache(maxsize=512)(function))
 
 
 @once
 def build_graph(head: HeadSpec, shape: Shape) -> HeadGraph:
-    """The graph of a completed head on a group of heads of this shape."""
+    """Return the graph of a completed head on a group of heads of this shape."""
     from composer.graph.wiring import wired
 
     return wired(head, shape)
@@ -202,7 +202,7 @@ class Draft:
             raise GraphError(message, next(paths, ())[:2])
 
     def done(self) -> HeadGraph:
-        """The finished graph."""
+        """Return the finished graph."""
         return HeadGraph(MappingProxyType(self._nodes), tuple(self._edges))
 
 

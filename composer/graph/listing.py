@@ -35,7 +35,7 @@ def heading(backend: str, device: str, dtype: str) -> str:
 
 
 def listing(program: Program) -> list[str]:
-    """A line for each operation; lines of a step that covers several are joined at the side."""
+    """Return a line for each operation; lines of a step that covers several are joined at the side."""
     return [*_lines(_steps(program)), f"return {OUTPUT}"]
 
 
@@ -52,7 +52,7 @@ def rotations(program: Program) -> list[str]:
 
 
 def inputs_of(program: Program) -> tuple[str, ...]:
-    """The arguments of the listing: the hidden states alone where it includes the projections, else the projected ones."""
+    """Return the arguments of the listing: the hidden states alone where it includes the projections, else the projected ones."""
     return INPUTS[:1] if program.before else INPUTS
 
 
@@ -71,7 +71,7 @@ def _lines(steps: list[tuple[Row, ...]]) -> list[str]:
 
 
 def _steps(program: Program) -> list[tuple[Row, ...]]:
-    """The lines of each step, and of the projections."""
+    """Return the lines of each step, and of the projections."""
     names = names_of(program)
     before, after = ([tuple(rows_of(step, names)) for step in steps] for steps in (program.before, program.after))
     if not before:

@@ -35,7 +35,7 @@ ANYWHERE = (TORCH, REFERENCE)
 
 
 def check_backend(backend: str, graphs: Iterable[HeadGraph]) -> str:
-    """Returns ``backend`` if it is built in or some form of these heads or their patterns has it; else raises BuildError."""
+    """Return ``backend`` if it is built in or some form of these heads or their patterns has it; else raises BuildError."""
     known = set(BACKENDS)
     for graph in graphs:
         known |= {form.backend for node in graph.parts for form in node.operation.forms}
@@ -69,7 +69,7 @@ class Compiled:
         self._running: dict[tuple[Any, ...], Program] = {}
 
     def program(self, backend: str, setting: Setting) -> Program:
-        """The program for this backend and setting."""
+        """Return the program for this backend and setting."""
         key = backend, setting
         if key not in self._programs:
             self._programs[key] = lower(self.graph, backend, setting)
@@ -94,7 +94,7 @@ class Compiled:
         return self._running[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
-        """The programs for this setting, and for the same with one token."""
+        """Return the programs for this setting, and for the same with one token."""
         return self.program(backend, setting), self.program(backend, replace(setting, one_token=True))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
@@ -112,12 +112,12 @@ def _in_vain(program: Program, backend: str) -> bool:
 
 @once
 def compiled(head: HeadSpec, shape: Shape) -> Compiled:
-    """The compiled head, which all layers with this head share."""
+    """Return the compiled head, which all layers with this head share."""
     return Compiled(head, shape)
 
 
 def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None, without: tuple[Pattern, ...] = ()) -> Program:
-    """The graph as steps. Raises GraphError where an operation has no form at all. without: patterns that are not used."""
+    """Return the graph as steps. Raises GraphError where an operation has no form at all. without: patterns that are not used."""
     setting = setting or Setting()
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
@@ -156,7 +156,7 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
 
 
 def lowered(graph: HeadGraph, backend: str, setting: Setting) -> tuple[Lowered, ...]:
-    """The forms of all parts that the spec names, in the order of the program."""
+    """Return the forms of all parts that the spec names, in the order of the program."""
     whole = _by_node(lower(graph, backend, setting))
     decode = _by_node(lower(graph, backend, replace(setting, one_token=True)))
     return tuple(
@@ -190,7 +190,7 @@ def _by_node(program: Program) -> dict[str, Step]:
 
 
 def _alone(graph: HeadGraph, node: Node, backend: str, setting: Setting, above: tuple[str, ...] = ()) -> Step:
-    """The step that computes one operation by itself. above: the reasons why no form of several operations computes it."""
+    """Return the step that computes one operation by itself. above: the reasons why no form of several operations computes it."""
     choices, _ = _choices(node.operation.forms, backend, _of_node(graph, node, setting), above)
     if not choices:
         raise GraphError(f"nothing computes `{node.name}` in this head", node.path or ())
@@ -227,7 +227,7 @@ def _of_node(graph: HeadGraph, node: Node, setting: Setting) -> Setting:
 
 
 def _parts(graph: HeadGraph, match: Mapping[str, str]) -> dict[str, Any]:
-    """The parts of the nodes that a pattern was found at, by the pattern's names."""
+    """Return the parts of the nodes that a pattern was found at, by the pattern's names."""
     return {own: graph.nodes[name].part for own, name in match.items()}
 
 
@@ -287,7 +287,7 @@ def _why(form: Form, forms: tuple[Form, ...], backend: str, setting: Setting, re
 
 
 def _order(graph: HeadGraph, units: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]] | None:
-    """The units, each after those that it reads from; None where they read from each other in a circle."""
+    """Return the units, each after those that it reads from; None where they read from each other in a circle."""
     place = {name: index for index, name in enumerate(graph.nodes)}
     flow: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
     flow.add_nodes_from(units.values())

@@ -69,7 +69,7 @@ class CoveredOperation:
     needs_mass: bool
 
     def inputs(self, values: Mapping[Value, Any]) -> dict[str, Any]:
-        """The arguments of a form, by name."""
+        """Return the arguments of a form, by name."""
         arguments = dict(self.options)
         for port, source in self.single:
             arguments[port] = values[source]
@@ -127,7 +127,7 @@ class Step:
                 step.run(modules, values, context, carried)
 
     def outputs_of(self, kind: Kind) -> Iterator[Value]:
-        """The step's outputs of a kind."""
+        """Yield the step's outputs of a kind."""
         for operation in self.covers:
             yield from ((operation.node.name, port.name) for port in operation.node.operation.gives if port.kind is kind)
 
@@ -160,7 +160,7 @@ class Program:
         return (*self.before, *self.after)
 
     def mix(self, modules: Modules, hidden: Any, context: CallContext) -> tuple[Any, State]:
-        """The hidden states that queries and keys are projected from, and the new state of the steps before."""
+        """Return the hidden states that queries and keys are projected from, and the new state of the steps before."""
         values: dict[Value, Any] = {("hidden", "hidden"): hidden}
         carried: State = {}
         for step in self.before:
@@ -168,8 +168,8 @@ class Program:
         return values[self.mixed], carried
 
     def run(self, modules: Modules, inputs: Mapping[str, Any], context: CallContext, *, entering: Any = None) -> tuple[Any, State]:
-        """The head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``. entering: the
-        values that enter the memories, in place of those that a step computes, with as many heads."""
+        """Return the head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``.
+        entering: the values that enter the memories, in place of those that a step computes, with as many heads."""
         values: dict[Value, Any] = {(name, name): value for name, value in inputs.items()}
         carried: State = {}
         for step in self.after:
@@ -182,7 +182,7 @@ class Program:
 def covered(
     node: Node, edges: tuple[Edge, ...], step: frozenset[str] = frozenset(), *, needs_mass: bool = True
 ) -> CoveredOperation:
-    """An operation with these edges into it. A port for several edges gets ``{}`` if it has none.
+    """Return an operation with these edges into it. A port for several edges gets ``{}`` if it has none.
 
     step: the names of the operations in the same step. needs_mass: whether a read needs a memory's lse.
     """

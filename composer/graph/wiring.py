@@ -21,7 +21,7 @@ from composer.graph.graph import OUTPUT, READ_NODE, SINKS, Draft, HeadGraph
 
 
 def wired(head: HeadSpec, shape: Shape) -> HeadGraph:
-    """The graph, from the head's inputs down to its output."""
+    """Return the graph, from the head's inputs down to its output."""
     return _Wiring(head, shape).draft.done()
 
 
@@ -169,7 +169,7 @@ class _Wiring:
             self.draft.connect(above, name, "pairs", output=EVICTED if above in self.memory else None, path=path)
 
     def _above(self, name: str) -> Memory | None:
-        """The memory that feeds this one, if one does."""
+        """Return the memory that feeds this one, if one does."""
         return self.memory.get(self.feeds.get(name, ALL))
 
     def _state_shape(self, name: str) -> Shape:
@@ -200,7 +200,8 @@ class _Wiring:
         return below
 
     def _numbers(self, name: str, below: list[str]) -> tuple[Number, ...]:
-        """The numbers of each pair in a memory: rates of the memories below, and sums of this memory and of those next below."""
+        """Return the numbers of each pair in a memory: rates of the memories below, and sums of this memory and of those next
+        below."""
         rates = (item for other in self.names if other in below for item in self.memory[other].rates().items())
         sums = (number for other in (name, *fed_by(self.head, name)) for number in self.memory[other].sums(self.shape))
         return (*(Number(number, rate.heads(self.shape)) for number, rate in rates), *sums)
@@ -238,7 +239,7 @@ class _Wiring:
         self.draft.connect(answer, OUTPUT, "output")
 
     def _sinking(self) -> str | None:
-        """The memory that the model's attention sinks, if any, are added to: an exact one if there is one."""
+        """Return the memory that the model's attention sinks, if any, are added to: an exact one if there is one."""
         masses = [name for name in self.names if self.memory[name].has_mass()]
         if not self.shape.sinks or not masses:
             return None

@@ -20,7 +20,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, where: str = "here") -> 
 
 
 def packed(shape: Shape, length: int, bounds: tuple[int, ...]) -> tuple[Inputs, list[slice]]:
-    """One row of several documents."""
+    """Return one row of several documents."""
     data, documents = inputs(shape, 1, length), pieces(length, bounds)
     position = torch.cat([torch.arange(document.stop - document.start) for document in documents])[None]
     segment = torch.cat([torch.full((d.stop - d.start,), number) for number, d in enumerate(documents)])[None]

@@ -41,13 +41,13 @@ SHAPES = {
 
 
 def complete(head: Mapping[str, Any], size: Dimensions = SMALL) -> HeadSpec:
-    """A head, resolved. Raises GraphError where it cannot mean anything."""
+    """Return a head, resolved. Raises GraphError where it cannot mean anything."""
     spec = load_spec({"compose": 1, "name": "case", "head": dict(head)})
     return resolve(spec, size).heads["head"]
 
 
 def around(role: str, kind: str) -> dict[str, Any]:
-    """A head in which this part does some work: a window above a state, with everything else at its plainest."""
+    """Return a head in which this part does some work: a window above a state, with everything else at its plainest."""
     head: dict[str, Any] = {
         "position": "rope",
         "feature_map": "elu",
@@ -85,12 +85,12 @@ def _alone(kind: str, **fields: Any) -> dict[str, Any]:
 
 @functools.cache
 def every_part() -> dict[str, HeadSpec]:
-    """One head a part of the catalogue, and one for each bounded memory above a state."""
+    """Return one head a part of the catalogue, and one for each bounded memory above a state."""
     return heads_of(part for role in CATALOGUE.values() for part in role.values())
 
 
 def heads_of(parts: Iterable[type[Part]]) -> dict[str, HeadSpec]:
-    """One head for each part, and one for each bounded memory above a state."""
+    """Return one head for each part, and one for each bounded memory above a state."""
     words = [(part.role, kind_of(part)) for part in parts]
     heads = {f"{role}: {kind}": complete(around(_field(role), kind)) for role, kind in words}
     memories = [kind for role, kind in words if role == "memory" and _drops_alone(kind)]
@@ -194,7 +194,8 @@ def built(spec: HeadSpec, shape: Shape, *, seed: int = 1, noise: float = 0.3) ->
 
 
 def run(head: Head, data: Inputs, state: State | None = None, backend: str = "auto") -> tuple[torch.Tensor, State]:
-    """One call, from an empty state unless another is data. What is mixed for queries and keys is projected as a layer does."""
+    """Return one call, from an empty state unless another is data. What is mixed for queries and keys is projected as a layer
+    does."""
     if state is None:
         state = head.empty_state(data.query.shape[0], data.query.dtype, data.query.device)
     mixed, before = head.mix(data.hidden, data.tokens, state, backend)
@@ -214,6 +215,6 @@ def _moved(states: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
 
 
 def pieces(length: int, bounds: tuple[int, ...]) -> list[slice]:
-    """The slices between these bounds, from 0 to ``length``."""
+    """Return the slices between these bounds, from 0 to ``length``."""
     edges = sorted({0, length, *(bound for bound in bounds if 0 < bound < length)})
     return [slice(start, end) for start, end in pairwise(edges)]

@@ -93,7 +93,7 @@ class LoopsOverTensors(interpreter.ASTTransformer):
 
 
 def _elementwise(function: numpy.ufunc) -> Any:
-    """A function of CUDA's library by NumPy's, in float32."""
+    """Return a function of CUDA's library by NumPy's, in float32."""
 
     def applied(x: Any, _semantic: Any = None) -> Any:
         numbers = function(x.handle.data.astype(numpy.float32)).astype(numpy.float32)
@@ -162,7 +162,7 @@ def _block_type(self: tl.block_type, element_ty: Any, shape: Any, known: Any = t
 
 
 def _sides(shape: Any) -> tuple[Any, Any]:
-    """A tensor's shape and its number of entries, as a kernel sees them."""
+    """Return a tensor's shape and its number of entries, as a kernel sees them."""
     return tl.tuple([tl.constexpr(side) for side in shape]), tl.constexpr(math.prod(shape))
 
 

@@ -51,7 +51,7 @@ def runs_of(heads: Iterable[HeadSpec]) -> dict[KernelForm, dict[CallPlace, HeadS
 
 
 def registered_in(heads: Iterable[HeadSpec]) -> set[KernelForm]:
-    """The forms that the parts and patterns of the heads have."""
+    """Return the forms that the parts and patterns of the heads have."""
     return {form for spec in heads for form in _registered(spec)}
 
 
@@ -71,7 +71,7 @@ def _form(backend: str, says: str, kinds: Iterable[str]) -> KernelForm:
 
 
 def cases_of(runs: Mapping[KernelForm, Mapping[CallPlace, HeadSpec]]) -> dict[str, tuple[KernelForm, str, CallPlace]]:
-    """The cases of each form: with gradients if it has them, of one token if it is for one alone."""
+    """Return the cases of each form: with gradients if it has them, of one token if it is for one alone."""
     cases = {}
     for form, places in sorted(runs.items()):
         for tokens, documents in (("calls", False), ("documents", True), ("padding", False)):

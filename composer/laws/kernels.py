@@ -46,7 +46,7 @@ def padded() -> Tokens:
 
 
 def documents_and_padding() -> Tokens:
-    """One row of two documents and a padding token, the second so long that a window and the memory below it evict pairs."""
+    """Return one row of two documents and a padding token, the second so long that a window and the memory below it evict pairs."""
     position = torch.cat((torch.arange(SHORT), torch.arange(WHOLE - SHORT)))
     columns = torch.arange(WHOLE)
     return Tokens(position[None], (columns >= SHORT).long()[None], (columns < WHOLE - 1)[None])

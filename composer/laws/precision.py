@@ -16,7 +16,8 @@ LATE = slice(LENGTH - 1024, LENGTH)
 
 
 def errors(head: Head, narrow: Head, shape: Shape) -> tuple[float, float]:
-    """How far off the heads of ``narrow`` are, relative to what they answer: the median over early tokens, and over late ones."""
+    """Return how far off the heads of ``narrow`` are, relative to what they answer: the median over early tokens, and over late
+    ones."""
     data = inputs(shape, 1, LENGTH).to(torch.bfloat16)
     with torch.no_grad():
         actual, _ = run(narrow, data)

@@ -20,8 +20,8 @@ ONE_BY_ONE = (*range(28), *range(60, LENGTH))
 
 @functools.lru_cache(maxsize=128)
 def run_whole(spec: HeadSpec, shape: Shape, length: int, jumps: tuple[int, ...]) -> tuple[Head, Inputs, torch.Tensor, State]:
-    """A head, its inputs, and its outputs and state for one call with all of them. jumps: tokens before which positions are left
-    out."""
+    """Return a head, its inputs, and its outputs and state for one call with all of them. jumps: tokens before which positions are
+    left out."""
     head, data = built(spec, shape), inputs(shape, 2, length)
     if jumps:
         index = data.tokens.position

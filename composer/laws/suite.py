@@ -76,7 +76,7 @@ LAWS = dict(_laws())
 
 @cache
 def parts_under_test(references: tuple[str, ...]) -> tuple[type[Part], ...]:
-    """The parts of the modules and files. Raises pytest's error of usage where they cannot be registered."""
+    """Return the parts of the modules and files. Raises pytest's error of usage where they cannot be registered."""
     try:
         return parts_of(register_parts(references))
     except RegistrationError as error:
@@ -104,7 +104,8 @@ def test_kernel(kernel_case: Callable[[], None]) -> None:
 
 
 def _kernel_cases(parts: tuple[type[Part], ...], heads: Mapping[str, HeadSpec]) -> dict[str, Callable[[], None]]:
-    """The cases of the forms on kernels that compute one of the parts; none where Triton is missing, or compiles for a GPU."""
+    """Return the cases of the forms on kernels that compute one of the parts; none where Triton is missing, or compiles for a
+    GPU."""
     if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
         return {}
     from composer.laws.kernel_forms import assert_is_definition, cases_of, registered_in, runs_of

@@ -18,12 +18,12 @@ WHERE = ("revision", "token", "cache_dir", "local_files_only")
 
 
 def where_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``from_pretrained`` that ``WHERE`` lists."""
+    """Return the options of ``from_pretrained`` that ``WHERE`` lists."""
     return {name: options[name] for name in (*WHERE, "subfolder") if options.get(name) is not None}
 
 
 def adapters_of(reference: Any, where: Mapping[str, Any]) -> str:
-    """The folder on this machine with a model's adapters, which are safetensors.
+    """Return the folder on this machine with a model's adapters, which are safetensors.
 
     Raises OSError where there are none, and ValueError for a kind of adapter whose code would have to be imported.
     """

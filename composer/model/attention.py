@@ -158,7 +158,7 @@ class ComposedAttention(nn.Module):
         return answer
 
     def answers(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any]) -> Tensor:
-        """The layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
+        """Return the layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
         return attended_in(self._run_host(LayerCall(hidden, passed, {}), (), options))
 
     def of_heads(
@@ -217,7 +217,7 @@ class ComposedAttention(nn.Module):
         return self.composed.empty_state(hidden.shape[0], _projected_dtype(hidden), hidden.device)
 
     def answer(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        """The heads' output ``B T H D`` for queries ``B T H D`` and keys ``B T K D`` before rotation.
+        """Return the heads' output ``B T H D`` for queries ``B T H D`` and keys ``B T K D`` before rotation.
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
@@ -239,7 +239,7 @@ class ComposedAttention(nn.Module):
         return self.answer(composed, query, key, value, None)
 
     def __repr__(self) -> str:
-        """The module with its heads' programs, for the device and dtype of the host's projections."""
+        """Return the module with its heads' programs, for the device and dtype of the host's projections."""
         token = PRINTED_FOR.set(setting_of(self.parameters()))
         try:
             return super().__repr__()
@@ -287,18 +287,18 @@ def _alike(inputs: list[Tensor]) -> bool:
 
 
 def attended_in(answer: Any) -> Tensor:
-    """The output of a host's attention, B T C; some hosts return it in a tuple with other things."""
+    """Return the output of a host's attention, B T C; some hosts return it in a tuple with other things."""
     return answer[0] if isinstance(answer, tuple) else answer
 
 
 def _projected_dtype(hidden: Tensor) -> torch.dtype:
-    """The dtype of the projections of these hidden states."""
+    """Return the dtype of the projections of these hidden states."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if runs_autocast(device) else hidden.dtype
 
 
 def passed_to(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed | None:
-    """The tokens of a call among the arguments of a host's module; None where it was called without."""
+    """Return the tokens of a call among the arguments of a host's module; None where it was called without."""
     return next((value for value in (options.get("attention_mask"), *arguments) if isinstance(value, Passed)), None)
 
 

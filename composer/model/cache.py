@@ -119,7 +119,7 @@ class ComposedCache(Cache):
         """Runs a model's steps with this cache, see ``composer.model.cuda_graph``. A copy has none."""
 
     def state(self, layer: int) -> StateLayer:
-        """The states of one layer."""
+        """Return the states of one layer."""
         held = self.layers[layer]
         assert isinstance(held, StateLayer)
         return held
@@ -153,7 +153,7 @@ class ComposedCache(Cache):
 
 
 def new_cache(config: Any) -> ComposedCache:
-    """An empty cache for a model of this configuration."""
+    """Return an empty cache for a model of this configuration."""
     return ComposedCache(config.get_text_config().num_hidden_layers)
 
 

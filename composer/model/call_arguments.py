@@ -69,7 +69,7 @@ def documents_of(
 
 
 def _numbers(name: str, value: Any, batch: int, length: int, device: torch.device) -> Tensor:
-    """The number of each token's document, ``1 T``."""
+    """Return the number of each token's document, ``1 T``."""
     bounds = torch.as_tensor(value).to(device, torch.int64)
     wrong = bounds.dim() != 1 or bounds.shape[0] < 2 or batch != 1
     if not wrong and has_numbers(bounds):

@@ -39,20 +39,20 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[OWN] = OwnForCausalLM.__name__
 
 
 def class_of(config: Any) -> Any:
-    """The class of the models that have this configuration: a language model, or a classifier where its trunk has labels."""
+    """Return the class of the models that have this configuration: a language model, or a classifier where its trunk has labels."""
     if config.model_type == OWN:
         return OwnForCausalLM if config.labels is None else ComposedForSequenceClassification
     return hosted(config.model_type.removeprefix(PREFIX))[1]
 
 
 def configuration_for(model_type: str) -> Any:
-    """The configuration of this model type, with its classes among transformers' Auto classes."""
+    """Return the configuration of this model type, with its classes among transformers' Auto classes."""
     return ComposedConfig if model_type == OWN else hosted(model_type.removeprefix(PREFIX))[0]
 
 
 @cache
 def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
-    """The configuration and the language model of composed models whose host has this model type."""
+    """Return the configuration and the language model of composed models whose host has this model type."""
     configuration = configuration_of(host)
     plain = CONFIG_MAPPING[host]
     if plain not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -32,7 +32,7 @@ class Composition:
     """A host of another family writes text."""
 
     def resolved(self) -> Resolved:
-        """The spec, validated. Raises ValueError where there is none, or where it does not have its hash."""
+        """Return the spec, validated. Raises ValueError where there is none, or where it does not have its hash."""
         if self.spec is None:
             raise ValueError("this configuration has no spec: a composed model is made by `compose build`")
         try:

@@ -18,8 +18,8 @@ from converters.model_types import PREFIX
 
 
 def uncovered_by_host(config: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> list[str]:
-    """The problems, one line each; empty where there are none. config: the contents of ``config.json``. tensors: shape and type
-    by the names that they have in files.
+    """Return the problems, one line each; empty where there are none. config: the contents of ``config.json``. tensors: shape and
+    type by the names that they have in files.
 
     transformers joins, splits and renames tensors as it loads them. A parameter that is then missing would have random values.
     """

@@ -29,7 +29,7 @@ FOLLOWING = frozenset({"attention_mask", "position_ids"})
 
 
 def captured(step: Computation) -> Computation:
-    """The step as a CUDA graph."""
+    """Return the step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     # Other threads may continue to use the device.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -143,7 +143,7 @@ class Recorder:
             held.tensors = dict(fixed)
 
     def _written(self) -> Tensor:
-        """The step that is recorded. New state that is not in the cache's fixed tensors is copied into them."""
+        """Return the step that is recorded. New state that is not in the cache's fixed tensors is copied into them."""
         columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
         try:
             answer = self._called(input_ids=self._ids, past_key_values=self.cache, use_cache=True)

@@ -79,13 +79,13 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def setting_of(parameters: Iterable[Tensor]) -> Setting:
-    """The setting of a module with these parameters: device and dtype of the first one that holds numbers."""
+    """Return the setting of a module with these parameters: device and dtype of the first one that holds numbers."""
     first = next((parameter for parameter in parameters if parameter.is_floating_point()), None)
     return Setting() if first is None else Setting(first.device.type, dtype_name(first.dtype))
 
 
 def precise_parameters(model: nn.Module) -> set[str]:
-    """The full names of the parameters that are never narrower than float32."""
+    """Return the full names of the parameters that are never narrower than float32."""
     return {
         f"{place}.{name}"
         for place, module in model.named_modules()
@@ -136,7 +136,7 @@ class Head(nn.Module):
                 self.add_module(node.module, PartModule(node.part, node.part.parameters(node.shape)))
 
     def _program(self, value: Tensor, tokens: Tokens, backend: str) -> Program:
-        """The program for a call with such values and tokens."""
+        """Return the program for a call with such values and tokens."""
         plain = settled(value.shape[1] == 1), tokens.segment is not None, tokens.valid is not None, torch.is_grad_enabled()
         call = backend, value.device.type, value.dtype, *plain
         if torch.compiler.is_compiling():
@@ -144,7 +144,8 @@ class Head(nn.Module):
         return self._compiled.running(*call)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
-        """The hidden states that queries and keys are projected from, mixed where there is a mixer, and the mixer's new state."""
+        """Return the hidden states that queries and keys are projected from, mixed where there is a mixer, and the mixer's new
+        state."""
         if not self._mixes:
             return hidden, {}
         program = self._program(hidden, tokens, backend)
@@ -192,7 +193,7 @@ class Head(nn.Module):
         return length if length < query.shape[1] else None
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """The state before the first token."""
+        """Return the state before the first token."""
         dtypes = {"pairs": dtype, "state": accumulating(dtype), "int64": torch.int64}
         return {
             name: torch.full((batch, *slot.shape), slot.empty, dtype=dtypes[slot.dtype], device=device)
@@ -200,8 +201,8 @@ class Head(nn.Module):
         }
 
     def extra_repr(self) -> str:
-        """The program for prefill, and the lines that differ in decode: on the layer's device, or, of a head by itself, on that of
-        its parameters."""
+        """Return the program for prefill, and the lines that differ in decode: on the layer's device, or, of a head by itself, on
+        that of its parameters."""
         precise = precise_parameters(self)
         own = sorted(self.named_parameters(), key=lambda named: named[0] in precise)
         setting = PRINTED_FOR.get() or setting_of(parameter for _, parameter in own)
@@ -213,5 +214,5 @@ class Head(nn.Module):
 
 
 def anatomy(head: Head) -> Anatomy:
-    """The graph, shape, place and modules of a head. They are no attributes of it, where a part may have the same name."""
+    """Return the graph, shape, place and modules of a head. They are no attributes of it, where a part may have the same name."""
     return Anatomy(head._compiled.head, head._compiled.graph, head._compiled.shape, head._place, head._modules)

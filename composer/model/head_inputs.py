@@ -61,7 +61,7 @@ class Attentions:
         self._layers.setdefault(layer, []).append(implied.total().transpose(1, 2))
 
     def by_layer(self, rows: Rows) -> tuple[Tensor, ...]:
-        """The weights of each layer, rows and columns in the order of the call."""
+        """Return the weights of each layer, rows and columns in the order of the call."""
         whole = (torch.cat(groups, dim=1) for _, groups in sorted(self._layers.items()))
         return tuple(_outward(weights, rows) for weights in whole)
 

@@ -105,7 +105,7 @@ class ComposedHeads(nn.Module):
         return torch.cat(outputs, dim=2), carried
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """The layer's state before the first token."""
+        """Return the layer's state before the first token."""
         carried: State = {}
         for name, head in zip(self._names, self._heads(), strict=True):
             carried |= self._named(name, head.empty_state(batch, dtype, device))
@@ -122,20 +122,20 @@ class ComposedHeads(nn.Module):
         return [cast("Head", self._modules[name]) for name in self._names]
 
     def _own(self, name: str, state: State) -> State:
-        """A head's part of the layer's state."""
+        """Return a head's part of the layer's state."""
         try:
             return {part: state[full] for part, full in self._names[name].items()}
         except KeyError as error:
             raise ValueError(f"past_key_values is of another model: it has no {error} in a layer that keeps one") from error
 
     def _named(self, name: str, own: State) -> State:
-        """A head's state, by its names in the layer's state."""
+        """Return a head's state, by its names in the layer's state."""
         names = self._names[name]
         return {names[part]: tensor for part, tensor in own.items()}
 
 
 def groups_of(heads: ComposedHeads) -> Iterator[tuple[str, Head]]:
-    """Each group's name and its heads, in the order of the layer. A function, as heads may be called like any method."""
+    """Return each group's name and its heads, in the order of the layer. A function, as heads may be called like any method."""
     return zip(heads._names, heads._heads(), strict=True)
 
 
@@ -149,6 +149,6 @@ def without_groups(heads: ComposedHeads, groups: Container[str]) -> ComposedHead
 
 
 def group_slots(heads: ComposedHeads, group: str) -> dict[str, Slot]:
-    """The tensors that a group hands from call to call, for one batch row, by their names in the layer's state."""
+    """Return the tensors that a group hands from call to call, for one batch row, by their names in the layer's state."""
     graph = anatomy(cast("Head", heads._modules[group])).graph
     return {heads._names[group][part]: slot for part, slot in graph.slots.items()}

@@ -51,7 +51,7 @@ BY_LENGTH = frozenset({"dynamic", "longrope"})
 
 
 def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The layers of a host's base model, and their name in it. Raises BuildError."""
+    """Return the layers of a host's base model, and their name in it. Raises BuildError."""
     count = cast("Any", base).config.get_text_config().num_hidden_layers
     for name, module in base.named_modules():
         # A hybrid's layers have an attention or another mixer.
@@ -61,7 +61,7 @@ def layers_of(base: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def attention_of(layer: nn.Module) -> tuple[str, nn.Module] | None:
-    """The attention of a layer, and its name in it; None where it has none."""
+    """Return the attention of a layer, and its name in it; None where it has none."""
     for name in ATTENTIONS:
         attention = getattr(layer, name, None)
         if isinstance(attention, nn.Module):
@@ -77,7 +77,7 @@ def attentions(model: nn.Module) -> Iterator[tuple[str, ComposedAttention]]:
 
 
 def attentions_by_layer(model: nn.Module) -> dict[int, ComposedAttention]:
-    """The composed attention of each layer that has one, by the layer's index."""
+    """Return the composed attention of each layer that has one, by the layer's index."""
     return {attention.layer: attention for _, attention in attentions(model)}
 
 
@@ -137,7 +137,7 @@ def _keep_mixers(base: nn.Module, layers: nn.ModuleList, resolved: Resolved) -> 
 
 
 def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
-    """The facts of a host's attention: its own forward is called once, with tensors that have no numbers."""
+    """Return the facts of a host's attention: its own forward is called once, with tensors that have no numbers."""
     meta = {name: tensor.to("meta") for name, tensor in (*attention.named_parameters(), *attention.named_buffers())}
     hidden = torch.empty(1, 1, attention.config.hidden_size, device="meta", dtype=next(iter(meta.values())).dtype)
     unrotated = Unrotated(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
@@ -166,7 +166,7 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
 
 
 def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolved) -> None:
-    """Raises BuildError where heads cannot replace a layer's attention."""
+    """Raise BuildError if heads cannot replace a layer's attention."""
     size, where = resolved.dimensions, f"layer {index} of {_host(base)}"
     values = size.size_of_values
     if (facts.heads, facts.key_heads, facts.head_dim, facts.value_dim) != (size.heads, size.key_heads, size.head_dim, values):
@@ -183,7 +183,7 @@ def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolve
 
 
 def _host(base: nn.Module) -> str:
-    """The name of the host's class in transformers."""
+    """Return the name of the host's class in transformers."""
     return type(base).__name__.removeprefix("Composed")
 
 
@@ -199,7 +199,7 @@ def _probed(
     probed: Any,
     **more: Any,
 ) -> Any:
-    """The attention interface ``PROBE``: it records its arguments in ``probed``, and returns a tensor without numbers."""
+    """Return the attention interface ``PROBE``: it records its arguments in ``probed``, and returns a tensor without numbers."""
     probed.update(more, query=query, key=key, value=value, scaling=scaling)
     return query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
 
@@ -208,14 +208,14 @@ AttentionInterface.register(PROBE, _probed)
 
 
 def _with_interface(config: Any, interface: str) -> Any:
-    """A copy of the config, for one layer, that names an attention interface."""
+    """Return a copy of the config, for one layer, that names an attention interface."""
     config = copy.copy(config)
     config._attn_implementation_internal = interface
     return config
 
 
 def _width(rotary: nn.Module | None, attention: nn.Module) -> int:
-    """The width of a host's tables of cosine and sine."""
+    """Return the width of a host's tables of cosine and sine."""
     if rotary is None:
         return 0
     frequencies = next(buffer for _, buffer in rotary.named_buffers())
@@ -223,7 +223,7 @@ def _width(rotary: nn.Module | None, attention: nn.Module) -> int:
 
 
 def _layer_type(rotary: nn.Module | None, attention: Any, index: int) -> str | None:
-    """Which of a host's rotations a layer has, where there are several."""
+    """Return which of a host's rotations a layer has, where there are several."""
     if rotary is None or "layer_type" not in inspect.signature(type(rotary).forward).parameters:
         return None
     types = getattr(attention.config, "layer_types", None)
@@ -266,5 +266,5 @@ class HostRotary:
 
 @cache
 def composed_class(host: type[nn.Module]) -> type[ComposedAttention]:
-    """A host's class of attention with composed heads in it."""
+    """Return a host's class of attention with composed heads in it."""
     return made(composed_class, host, ComposedAttention, host)

@@ -53,7 +53,7 @@ class ImplicitAttention:
         return {name: own * self.parts[name][..., None] for name, own in self.own.items()}
 
     def total(self) -> Tensor:
-        """The weights in the head's answer: B Q H T."""
+        """Return the weights in the head's answer: B Q H T."""
         return torch.stack(list(self.weights().values())).sum(0)
 
     def shares(self) -> dict[str, Tensor]:
@@ -69,8 +69,8 @@ class ImplicitAttention:
         return {name: size / whole.masked_fill(whole == 0, 1.0) for name, size in sizes.items()}
 
     def error(self) -> float:
-        """The largest difference between the answer and the weighed values, over the largest number of either: 0 but for rounding,
-        unless a part does not treat all coordinates of a value alike, and then these are no weights."""
+        """Return the largest difference between the answer and the weighed values, over the largest number of either: 0 but for
+        rounding, unless a part does not treat all coordinates of a value alike, and then these are no weights."""
         if not self.queries:
             return 0.0
         total = self.total()
@@ -170,7 +170,8 @@ def _along_itself(parameter: Tensor | None) -> Tensor:
 
 
 def _parts(piece: Piece, read: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """The factor of each memory's answer in the read's output: the read treats all coordinates alike, and each token by itself."""
+    """Return the factor of each memory's answer in the read's output: the read treats all coordinates alike, and each token by
+    itself."""
     leaves = [piece.values[name, "partial"].output for name in names]
     gradients = torch.autograd.grad(read[..., 0].sum(), leaves, retain_graph=True, allow_unused=True)
     return {

@@ -14,7 +14,8 @@ from composer.progress import silent_transformers
 
 
 def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """A layer's tensors by their names in it, in float32, and the names of missing ones. tensors: by their names in files."""
+    """Return a layer's tensors by their names in it, in float32, and the names of missing ones. tensors: by their names in
+    files."""
     model = class_of(config)
 
     def __init__(self: Any, config: Any) -> None:

@@ -48,7 +48,7 @@ def hybrids_run() -> bool:
 
 
 def masks_of(passed: Passed) -> dict[str, Passed]:
-    """The masks of a hybrid's layers, by the type of a layer. All of them are the tokens of the call."""
+    """Return the masks of a hybrid's layers, by the type of a layer. All of them are the tokens of the call."""
     return dict.fromkeys(KINDS, passed)
 
 
@@ -80,7 +80,7 @@ class MixerStates(LinearAttentionLayer):
         return recurrent_states
 
     def tensors(self) -> State:
-        """All states that there are, by their names in the cache."""
+        """Return all states that there are, by their names in the cache."""
         named = {
             **{f"conv.{index}": state for index, state in self.conv_states.items()},
             **{f"recurrent.{index}": state for index, state in self.recurrent_states.items()},
@@ -173,14 +173,15 @@ class KeptMixer(nn.Module):
 
 
 def _usable(held: StateLayer) -> State:
-    """A mixer's states, which the host may write over: copies, where gradients or a caller may need the states as they are."""
+    """Return a mixer's states, which the host may write over: copies, where gradients or a caller may need the states as they
+    are."""
     if torch.is_grad_enabled() or held.differentiated or not writable(held):
         return {name: state.clone() for name, state in held.mixer.items()}
     return dict(held.mixer)
 
 
 def documents_of(tokens: Tokens) -> Iterator[DocumentSpan]:
-    """The documents of a call's rows, without padding."""
+    """Yield the documents of a call's rows, without padding."""
     batch, length = tokens.position.shape
     counts = [length] * batch if tokens.valid is None else tokens.valid.sum(1).tolist()
     numbers = None if tokens.segment is None else tokens.segment.tolist()
@@ -252,7 +253,7 @@ def keep_mixers(layer: nn.Module, index: int, count: int, *, beside_heads: bool)
 
 @cache
 def kept_class(host: type[nn.Module]) -> type[KeptMixer]:
-    """A host's class of layers with states, kept beside composed heads."""
+    """Return a host's class of layers with states, kept beside composed heads."""
     return made(kept_class, host, KeptMixer, host)
 
 

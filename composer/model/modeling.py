@@ -260,13 +260,13 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
                     cache.recorder = None
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """The logits ``B T V`` of last hidden states ``B T C``, by the host's own forward, with its caps and scales."""
+        """Return the logits ``B T V`` of last hidden states ``B T C``, by the host's own forward, with its caps and scales."""
         head = copy.copy(self)
         head._modules = {**self._modules, self.base_model_prefix: Computed()}
         return PreTrainedModel.__call__(head, inputs_embeds=hidden).logits
 
     def recording(self, cache: ComposedCache) -> Recorder:
-        """A recorder of this model's steps for this cache, which has it from here on."""
+        """Return a recorder of this model's steps for this cache, which has it from here on."""
         cache.recorder = Recorder(self, cache)
         return cache.recorder
 
@@ -323,11 +323,11 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
 @cache
 def composed_model(host: type[nn.Module]) -> type[ComposedModel]:
-    """A host's base model with heads in its layers."""
+    """Return a host's base model with heads in its layers."""
     return made(composed_model, host, ComposedModel, host, __doc__=ComposedModel.__doc__)
 
 
 @cache
 def composed_causal(host: type[nn.Module]) -> type[ComposedForCausalLM]:
-    """A host's language model with heads in its layers."""
+    """Return a host's language model with heads in its layers."""
     return made(composed_causal, host, ComposedForCausalLM, host, __doc__=ComposedForCausalLM.__doc__)

@@ -178,7 +178,7 @@ def make_dropout(config: ComposedConfig) -> nn.Dropout | None:
 
 
 def dropped(states: Tensor, dropout: nn.Dropout | None) -> Tensor:
-    """The states, some of them dropped where there is dropout."""
+    """Return the states, some of them dropped where there is dropout."""
     return states if dropout is None else dropout(states)
 
 
@@ -224,7 +224,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def make_positions(config: ComposedConfig) -> LearnedPositions | SinusoidalPositions | None:
-    """The positions that are added to the tokens' embeddings; None for none."""
+    """Return the positions that are added to the tokens' embeddings; None for none."""
     if config.position_embedding == "learned":
         return LearnedPositions(config.max_position_embeddings, config.hidden_size)
     return SinusoidalPositions() if config.position_embedding == "sinusoidal" else None

@@ -64,7 +64,7 @@ class Rows:
         """``B``, real tokens in the state after this call."""
 
     def _check_agreement(self, starts: Mapping[str, Tensor], valid: Tensor | None, *, started: bool) -> None:
-        """Raises ValueError where two arguments begin documents at different tokens. The first token of a first call begins one
+        """Raise ValueError if two arguments begin documents at different tokens. The first token of a first call begins one
         whatever they state."""
         (name, first), *others = starts.items()
         for other, begins in others:
@@ -99,7 +99,7 @@ class Rows:
 
 
 def _check(batch: int, length: int, seen: Tensor | None, positions: Tensor | None) -> None:
-    """Raises ValueError for a cache of other rows, and for positions of another shape."""
+    """Raise ValueError for a cache of other rows, and for positions of another shape."""
     if seen is not None and seen.shape[0] != batch:
         raise ValueError(f"past_key_values holds {seen.shape[0]} rows, and this call has {batch}")
     if positions is None:
@@ -133,23 +133,24 @@ def _known(flags: Tensor) -> bool:
 
 
 def _changes(numbers: Tensor) -> Tensor:
-    """The tokens that begin a document, ``B T`` bool, by the numbers of their documents."""
+    """Return the tokens that begin a document, ``B T`` bool, by the numbers of their documents."""
     return torch.cat((torch.ones_like(numbers[:, :1], dtype=torch.bool), numbers[:, 1:] != numbers[:, :-1]), dim=1)
 
 
 def _restarts(position: Tensor) -> Tensor:
-    """The tokens that begin a document, ``B T`` bool, by their positions. Some collators count from another number than 0."""
+    """Return the tokens that begin a document, ``B T`` bool, by their positions. Some collators count from another number than
+    0."""
     first = position == 0
     return torch.cat((first[:, :1], first[:, 1:] | (position[:, 1:] <= position[:, :-1])), dim=1)
 
 
 def _since(starts: Tensor, count: Tensor) -> Tensor:
-    """The place of each token in its document, ``B T``. count: its place in its row."""
+    """Return the place of each token in its document, ``B T``. count: its place in its row."""
     return count - torch.where(starts, count, 0).cummax(dim=1).values
 
 
 def _check_longest(longest: Mapping[str, int], position: Tensor, valid: Tensor | None) -> None:
-    """Raises ValueError where a document is longer than an argument allows. position: the place of each token in its document."""
+    """Raise ValueError if a document is longer than an argument allows. position: the place of each token in its document."""
     if not longest or not has_numbers(position):
         return
     real = position if valid is None else position.masked_fill(~valid, 0)

@@ -220,7 +220,7 @@ def _check_values(path: Path, name: str, tensor: Tensor, tokens: int) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
+    """Return the memory of a contiguous tensor on the CPU."""
     return tensor.flatten().view(torch.uint8).numpy().data
 
 

@@ -84,7 +84,7 @@ class Piece:
     state: State
 
     def outputs_of(self, kind: Kind, graph: HeadGraph) -> dict[str, Any]:
-        """The outputs of this kind, by the names of their nodes."""
+        """Return the outputs of this kind, by the names of their nodes."""
         return {
             node.name: self.values[node.name, port.name]
             for node in graph.order
@@ -94,7 +94,8 @@ class Piece:
 
 
 def step_by_step(head: Head, backend: str, call: HeadCall, *, gradients: bool) -> Program:
-    """The program for such a call, without the forms that join memories to their read, so that each memory has its own answer."""
+    """Return the program for such a call, without the forms that join memories to their read, so that each memory has its own
+    answer."""
     apart = tuple(pattern for pattern in PATTERNS if pattern.whole)
     tokens = call.tokens
     setting = Setting(

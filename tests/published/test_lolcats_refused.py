@@ -66,7 +66,10 @@ WRONG: dict[str, tuple[Callable[[State], None], list[str]]] = {
     "an adapter of another rank": (put(LORA_A, torch.zeros(3, 32)), ["expected [2, 32], the file has [3, 32]"]),
     "an adapter that is not finite": (put(LORA_A, torch.full((2, 32), torch.inf)), ["not finite"]),
     "an adapter of another projection": (put(LORA_A.replace("k_proj", "gate_proj"), torch.zeros(2, 32)), ["gate_proj.lora_A"]),
-    "an adapter of a layer more": (put(LORA_A.replace("layers.0", "layers.2"), torch.zeros(2, 32)), ["no place for", "layers.2."]),
+    "an adapter of a layer more": (
+        put(LORA_A.replace("layers.0", "layers.2"), torch.zeros(2, 32)),
+        ["without a place in the model", "layers.2."],
+    ),
     "a name that comes twice": (put(PEFT + attention(0, QUERY), torch.zeros(4, 8, 4)), ["is twice in", "which one counts?"]),
 }
 
@@ -196,7 +199,7 @@ def test_a_file_that_is_not_there(compose: Compose, source: Path, tmp_path: Path
             ["tensors that mean something else", "saw states after `rope", "sees states as they are"],
         ),
         ("lawcat", [], ["that the heads have no place for", "that no file has"]),
-        ("lola", SETTINGS[:1], ["8 adapters: a recipe with `finetune"]),
+        ("lola", SETTINGS[:1], ["8 adapters: their scale is in a recipe with `finetune"]),
     ],
 )
 def test_other_heads(compose: Compose, source: Path, tmp_path: Path, spec: str, settings: list[str], said: list[str]) -> None:

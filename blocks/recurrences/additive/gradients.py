@@ -38,7 +38,7 @@ def chunks(
     state: Float[Tensor, "B N F V"],
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """The recurrence's output and its last state. left: E, where decay makes it another tensor than the keys; whole: w."""
+    """Return the recurrence's output and its last state. left: E, where decay makes it another tensor than the keys; whole: w."""
     documents = None if segment is None else documents_of(segment, chunk, query.dtype)
     return _Chunks.apply(query, key, left, value, whole, state, documents, chunk)
 

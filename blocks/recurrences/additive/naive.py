@@ -14,7 +14,7 @@ def naive(
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """S_t = D_t S_{t-1} + k_t v_tᵀ, o_t = q_t S_t; a new document starts from S = 0."""
+    """S_t = D_t S_{t-1} + k_tᵀ v_t, o_t = q_t S_t; a new document starts from S = 0."""
     heads, state_heads = query.shape[2], key.shape[2]
     value = repeat_heads(value, state_heads)
     outputs = []

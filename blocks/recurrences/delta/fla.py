@@ -69,7 +69,7 @@ def step(
     *,
     in_place: bool = False,
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
-    """The recurrence once."""
+    """Return the recurrence once."""
     if segment is not None:
         state = state * (segment == 0)[..., None, None]
     if key is None or value is None or rate is None:

@@ -44,7 +44,7 @@ def chunks(
     state: Float[Tensor, "B N F V"],
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
-    """The rule's output and its last state."""
+    """Return the rule's output and its last state."""
     documents = None if segment is None else documents_of(segment, chunk, query.dtype)
     return _Chunks.apply(query, key, value, rate, log_decay, state, documents, chunk)
 
@@ -89,7 +89,7 @@ class _Weights:
         return self.from_start.repeat(1, sizes.heads // sizes.state_heads, 1) if self.from_start.shape[1] > 1 else self.from_start
 
     def slope(self, between: Tensor, from_start: Tensor, to_end: Tensor, whole: Tensor) -> Tensor:
-        """The gradient of the logarithms, B·N, c, 1, from those of the numbers, each times its number."""
+        """Return the gradient of the logarithms, B·N, c, 1, from those of the numbers, each times its number."""
         after = self.lower.mT @ torch.cat((between, from_start), dim=2)
         inside = (after[:, :, :-1] * self.later).sum(2, keepdim=True)
         return inside + after[:, :, -1:] + self.later @ to_end + whole

@@ -17,7 +17,7 @@ def step(
     *,
     in_place: bool = False,
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
-    """The recurrence once; the query heads of a state head read it together."""
+    """Return the recurrence once; the query heads of a state head read it together."""
     batch, state_heads, features, width = state.shape
     state = left_of(state, log_decay, segment, in_place=in_place)
     if key is not None and value is not None and rate is not None:

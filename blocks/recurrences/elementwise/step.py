@@ -11,7 +11,7 @@ def step(
     segment: Int[Tensor, "B 1"] | None,
     state: Float[Tensor, "B C"],
 ) -> tuple[Float[Tensor, "B 1 C"], Float[Tensor, "B C"]]:
-    """The recurrence once."""
+    """Return the recurrence once."""
     if segment is not None:
         state = state * (segment == 0)
     outputs = torch.addcmul(inputs, log_decay.exp(), state[:, None])

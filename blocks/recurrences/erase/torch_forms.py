@@ -31,7 +31,7 @@ def step(
     *,
     in_place: bool = False,
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
-    """The recurrence once."""
+    """Return the recurrence once."""
     read = _read(key, erase, log_decay)
     return edit_once(query, key, value, read, None, log_decay, segment, state, in_place=in_place)
 

@@ -52,7 +52,7 @@ def chunked(
 
 
 def of_features(log_decay: Tensor | None, key: Float[Tensor, "B T N F"]) -> Float[Tensor, "B T N F"]:
-    """The decay of each feature, whatever its rank."""
+    """Return the decay of each feature, whatever its rank."""
     if log_decay is None:
         return torch.zeros_like(key)
     return log_decay if log_decay.dim() == 4 else log_decay[..., None].expand_as(key)

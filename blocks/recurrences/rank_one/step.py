@@ -18,7 +18,7 @@ def step(
     *,
     in_place: bool = False,
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F V"]]:
-    """The recurrence once. The query heads of a state head read it together."""
+    """Return the recurrence once. The query heads of a state head read it together."""
     batch, state_heads, features, width = state.shape
     if segment is not None:
         state = state * (segment == 0)[..., None, None]

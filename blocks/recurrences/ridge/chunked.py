@@ -122,7 +122,7 @@ def _product(
 def _conjugate_gradients(
     sides: Float[Tensor, "B N n q F"], survives: Tensor, matrix: Tensor, keys: Tensor, weights: Tensor, ridge: Tensor
 ) -> Float[Tensor, "B N n q F"]:
-    """The systems of all rows, each by itself. Once a row is solved, its residual is 0 and its steps are 0."""
+    """Return the systems of all rows, each by itself. Once a row is solved, its residual is 0 and its steps are 0."""
     least = torch.finfo(sides.dtype).tiny
     solution, residual, direction = torch.zeros_like(sides), sides, sides
     size = residual.square().sum(-1, keepdim=True)

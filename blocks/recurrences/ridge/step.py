@@ -19,7 +19,7 @@ def step(
     ridge: Float[Tensor, "N F"],
     in_place: bool = False,
 ) -> tuple[Float[Tensor, "B 1 H V"], Float[Tensor, "B N F X"]]:
-    """The recurrence once. The query heads of a state head are rows of one system."""
+    """Return the recurrence once. The query heads of a state head are rows of one system."""
     state_heads, features = state.shape[1:3]
     state = left_of(state, log_decay, segment, in_place=in_place)
     if key is not None and value is not None and rate is not None:

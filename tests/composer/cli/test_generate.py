@@ -114,7 +114,7 @@ def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
     assert "the prompt in --prompt is not in the terminal's encoding, from character 4 on" in " ".join(result.stderr.split())
     result = compose("generate", student, "--prompt", "-", stdin=b"caf\xe9")
     assert result.exit_code == 2
-    assert "on stdin is no text" in " ".join(result.stderr.split())
+    assert "on stdin is not in the terminal's encoding" in " ".join(result.stderr.split())
 
 
 def test_what_looks_both_ways_writes_nothing(compose: Compose, teacher: Path) -> None:

@@ -198,6 +198,7 @@ def test_learned_positions(compose: Compose, teacher: Path) -> None:
     assert compose("read", "short", "--text", "fits.txt", "-o", "a.state").exit_code == 0
     continued = ("generate", "short", "--state", "a.state", "--prompt", "a cat", "--max-new-tokens", 3)
     assert compose(*continued).exit_code == 0
-    assert "too few for 17 tokens, 2 of the prompt and 3 to write after 12 of the state: the largest possible sum is 16." in refused(
-        compose, *continued, "--state-out", "b.state"
+    assert (
+        "too few for 17 tokens, 2 of the prompt and 3 to write after 12 of the state: the largest possible sum is 16."
+        in refused(compose, *continued, "--state-out", "b.state")
     )

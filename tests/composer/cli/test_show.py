@@ -189,7 +189,7 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
     assert "reference: all pairs of a call, masked" in slow
     assert "in pieces" not in slow, "the reference takes a text as a whole"
     (one,) = json.loads(compose("show", "lolcats", "--from", teacher, "--code", "--json").stdout)
-    assert [line.strip() for line in (*one["turns"], *one["prefill"])] == [
+    assert [line.strip() for line in (*one["rotations"], *one["prefill"])] == [
         line.strip() for line in result.stdout.splitlines()[4:12]
     ]
 

@@ -111,7 +111,10 @@ def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_is_of_no_kind_or_of_several(write: Write, tmp_path: Path) -> None:
     path = write("a.doc", "text\none\n")
-    assert 'files that end in ".doc" are not read; expected .jsonl, .json, .parquet, .txt, .csv, .tsv, each but .parquet also with .gz added' in told(path)
+    assert (
+        'files that end in ".doc" are not read; expected .jsonl, .json, .parquet, .txt, .csv, .tsv, each but .parquet also with .gz added'
+        in told(path)
+    )
     assert 'files that end in ".gz" are not read' in told(write("a.parquet.gz", gzip.compress(b"PAR1")))
     write("mixed/a.jsonl", THREE)
     write("mixed/b.txt", "one")

@@ -35,7 +35,7 @@ def test_a_text_that_asks_nothing_has_no_answer() -> None:
 @pytest.mark.parametrize("task", ["passkey,depth=0.2", "recall,pairs=2"])
 def test_an_answer_is_where_it_is_said_to_be(task: str) -> None:
     whole, below = looked(tasks=task, length=128)
-    assert "The text; its answer, and where that stands before, underlined:" in whole
+    assert "The text; its answer, and earlier places of the answer, underlined:" in whole
     assert "<mark>" in whole
     assert "Orange marks: the answer in the text. The query before each token of the answer predicts that token." in below
 
