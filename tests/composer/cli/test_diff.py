@@ -128,7 +128,7 @@ def test_json(compose: Compose, teacher: Path) -> None:
     ("text", "message"),
     [
         ("head: {memory: [windwo]}", "x.yaml:3:17  head.memory[0].kind: "),
-        ("head: {memory: [window]}", "x.yaml:3:17  head.memory[0]: pairs beyond the 64 that it holds"),
+        ("head: {memory: [window]}", "x.yaml:3:17  head.memory[0]: this memory holds 64 pairs and evicts the rest"),
         (
             "extends: lawcat\nlayers: [{at: 0, use: other}]",
             'x.yaml:4:23  layers[0].use: there is no head "other"; there are: head, source (its own attention)',

@@ -44,7 +44,7 @@ def test_other_files_are_left_alone(tmp_path: Path, force: bool) -> None:
     assert not STORE.check(tmp_path / "new")
 
 
-@pytest.mark.parametrize(("store", "remedy"), [(STORE, "Choose another --out"), (TEMPORARY, "Go on with --resume")])
+@pytest.mark.parametrize(("store", "remedy"), [(STORE, "Choose another --out"), (TEMPORARY, "Continue it with --resume")])
 def test_a_run_is_neither_continued_nor_replaced_without_an_option(tmp_path: Path, store: RunStore, remedy: str) -> None:
     store.begin(tmp_path, Small(seed=0))
     with pytest.raises(BenchError, match=f"has the results of an earlier try. {remedy}.*--force"):

@@ -45,7 +45,8 @@ def up_to_its_end(folder: Path) -> None:
     answer = composer.generate(str(folder), PROMPT, max_new_tokens=LEARNED - 3)
     assert answer.prompt_tokens == 4
     assert answer.new_tokens == LEARNED - 3
-    wanted = rf"{folder.name} has learned 24 positions, too few for 26 tokens, 4 of the prompt and 22 to write: .* the largest possible sum is 25\."
+    tokens = "too few for 26 tokens, 4 of the prompt and 22 to write"
+    wanted = rf"{folder.name} has learned 24 positions, {tokens}: .* the largest possible sum is 25\."
     with pytest.raises(ComposerError, match=wanted):
         composer.generate(str(folder), PROMPT, max_new_tokens=LEARNED - 2)
 
