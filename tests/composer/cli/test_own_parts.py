@@ -101,8 +101,8 @@ def test_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
     assert run(compose, "generate", "built", "--prompt", "once upon", "--max-new-tokens", "3")
     composer.inspect("built", text="once upon a time there was a cat and it slept", alone=True)
     run(compose, "export", "built", "-o", "exported")
-    assert "is what its record says" in run(compose, "verify", "exported")
-    assert "is what its record says" in run(compose, "verify", "built")
+    assert "matches its record" in run(compose, "verify", "exported")
+    assert "matches its record" in run(compose, "verify", "built")
 
 
 def test_a_missing_part_of_a_spec(compose: Compose, mine: Path) -> None:

@@ -83,7 +83,7 @@ def test_another_model_is_not_served(server: Server) -> None:
 
 
 def test_mistakes_are_told_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ComposerError, match="Take another `port`"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ComposerError, match="Choose another `port`"):
         composer.serve(folder, port=taken.getsockname()[1])
     with pytest.raises(ComposerError, match="Rename it"):
         composer.serve(folder.rename(folder.with_name("a@b")), port=0)

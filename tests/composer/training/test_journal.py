@@ -67,7 +67,7 @@ def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> 
     (tmp_path / LOG).write_bytes(b"\n".join([*lines[:2], line.encode(errors="surrogateescape"), *lines[2:], b""]))
     for act in (lambda: journal.rewind("one", 99), lambda: draw(tmp_path / LOG, tmp_path / "curve.png")):
         with pytest.raises(
-            TrainingError, match=rf"{LOG}, line 3 is damaged: .*\. Remove it to continue without its curves, or begin"
+            TrainingError, match=rf"{LOG}, line 3 is damaged: .*\. Remove it to continue without its curves, or start again"
         ):
             act()
     assert (tmp_path / LOG).read_bytes().count(b"\n") == len(lines) + 1
