@@ -192,7 +192,7 @@ def test_any_causal_model_of_transformers_is_scored(family: str) -> None:
 def test_a_model_that_computes_logits_in_a_way_of_its_own(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "get_output_embeddings", lambda: torch.nn.Linear(1, 1))
     monkeypatch.setattr(plain, "base_model_prefix", "lm_head")
-    with pytest.raises(EvaluationError, match="logits in a way of its own"):
+    with pytest.raises(EvaluationError, match="computes its logits in a custom way"):
         judge_tokens(plain, [[5, 6]], [[True, True]])
 
 

@@ -29,7 +29,7 @@ def test_the_highest_scores_in_the_order_of_layers() -> None:
 def test_a_budget_is_filled_and_not_passed() -> None:
     assert count_within(lambda count: 100 + 50 * count, 4, 210) == 2
     assert count_within(lambda count: 100 + 50 * count, 4, 10_000) == 4
-    with pytest.raises(SelectionError, match="takes 100 bytes with no layer kept, and 150 with one"):
+    with pytest.raises(SelectionError, match="needs 100 bytes with no layer kept, and 150 with one"):
         count_within(lambda count: 100 + 50 * count, 4, 149)
 
 
