@@ -127,13 +127,13 @@ def test_messages_are_those_of_a_log(student: Path, tmp_path: Path, caplog: pyte
     texts.write_text('{"text": "once upon a time there was a cat and it slept"}\n' * 2)
     few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=30", "recipe.transfer.batch=1"]
     report = composer.distill(student, str(texts), tmp_path / "out", share=0.5, stage="transfer", overrides=few)
-    (doubted,) = [one for one in caplog.records if "by heart" in one.message]
+    (doubted,) = [one for one in caplog.records if "it may memorise them" in one.message]
     assert doubted.levelno == logging.WARNING
     assert all(one.levelno == logging.INFO for one in caplog.records if "Evaluating on" in one.message)
     caplog.clear()
     told: list[str] = []
     composer.distill(student, str(texts), tmp_path / "again", share=0.5, stage="transfer", overrides=few, tell=told.append)
-    assert any("by heart" in one for one in told)
+    assert any("it may memorise them" in one for one in told)
     assert not [one for one in caplog.records if one.name == "composer"]
     assert "transfer" in looked_at(report)
     assert report.stages[0].steps == 30

@@ -54,7 +54,7 @@ def test_references_are_frozen_and_closed() -> None:
         (",limit=3", "expected a file"),
         ("a.txt,line", '"line" is no option; expected key=value'),
         ("a.txt,=3", '"=3" is no option'),
-        ("a.txt,limit=3,limit=4", "says limit twice"),
+        ("a.txt,limit=3,limit=4", "limit is set twice"),
         ("a.txt,limt=3", 'unknown option "limt"; did you mean "limit"? Options: skip, limit, format, column, empty, by'),
         ("a.txt,kind=hub", 'unknown option "kind"'),
         ("a.txt,path=b", 'unknown option "path"'),
