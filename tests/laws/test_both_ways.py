@@ -98,5 +98,5 @@ def test_what_only_looks_back_is_refused(kind: str) -> None:
     assert issubclass(part, Memory)
     spec = complete(around("memory", kind))
     if f"memory: {kind}" not in HEADS:
-        with pytest.raises(GraphError, match="only look|flow: parallel"):
+        with pytest.raises(GraphError, match="memory is causal|flow: parallel"):
             checked_graph(spec, SHAPE, ())
