@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,21 +23,15 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
-from benchmarks.harness import RESULTS, about
+from benchmarks.harness import about, write
+from composer.benching.memory import bytes_of
 from composer.data.packing import Batch
-from composer.files import write_whole
 from composer.spec.recipe import Finetune
 from composer.training.finetune import FinetuneCourse, finetune_unit
 from composer.training.processes import by_all, is_first, shard, shares, sharing_rows, together
 
 SPECS = ("lolcats", "lawcat", "gated-delta", "gdn-hybrid")
 VOCABULARY = 512
-
-
-def peak() -> int:
-    """The largest resident memory of this process so far, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def batch_of(tokens: int) -> Batch:
@@ -67,8 +60,8 @@ def measure(spec: str, tokens: int, processes: int) -> None:
             return time.monotonic() - began
 
         step(64)
-        before, seconds = peak(), step(tokens)
-        found = by_all(lambda: (peak() - before, seconds))
+        before, seconds = bytes_of("VmHWM"), step(tokens)
+        found = by_all(lambda: (bytes_of("VmHWM") - before, seconds))
         if is_first():
             print(json.dumps({"bytes": max(one for one, _ in found), "seconds": max(one for _, one in found)}))
 
@@ -107,9 +100,7 @@ def main() -> None:
         cells = (f"{one['bytes'] / 2**20:,.0f} MiB, {one['seconds']:.1f} s" for one in (single, double, shared))
         table.add_row(spec, *cells, f"{rows[spec]['ratio']:.2f}")
     Console(width=120).print(table)
-    write_whole(
-        RESULTS / "long_rows.json", json.dumps({"about": about("cpu"), "tokens": options.tokens, "specs": rows}, indent=1) + "\n"
-    )
+    write("long_rows", {"about": about("cpu"), "tokens": options.tokens, "specs": rows})
 
 
 if __name__ == "__main__":

@@ -165,9 +165,8 @@ def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, floa
     if groups > 1:
         parts = min(parts, math.ceil(len(batch) / groups))
     for part in batch.split(parts):
-        own, divisor = part, total
         if group < len(part):
-            own = part.split(min(groups, len(part)))[group]
+            own, divisor = part.split(min(groups, len(part)))[group], total
         else:
             own, divisor = part.split(len(part))[0], math.inf
         yield (own if shared == 1 else own.piece(rank() % shared, shared)), divisor
