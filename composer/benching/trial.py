@@ -15,7 +15,7 @@ from blocks.part import Closed
 from composer.benching.report import Measurement, Workload
 from composer.devices import NoRoom, room
 from composer.errors import BenchError
-from composer.model.cache import ComposedCache
+from composer.model.cache import CACHE, ComposedCache
 from composer.model.cuda_graph import may_record
 
 NO_ROOM = "out of memory"
@@ -137,16 +137,15 @@ class Contestant:
 
     def step(self, ids: Tensor) -> None:
         """One call on ``B T`` after what the cache has seen, and the logits of the last token."""
-        self.cache = self._cache_of(self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1))
+        self.cache = self._cache_of(self.model(ids, **{CACHE: self.cache}, use_cache=True, logits_to_keep=1))
 
     def _cache_of(self, answer: Any) -> Any:
         """Raise BenchError for a model that keeps its state outside the cache: the number of tokens that it has read is then
         unknown."""
-        cache = getattr(answer, "past_key_values", None)
+        cache = getattr(answer, CACHE, None)
         if cache is None:
             raise BenchError(
-                f"{self.label}: {type(self.model).__name__} hands on no past_key_values, the cache that models are timed with. "
-                "Leave it out."
+                f"{self.label}: {type(self.model).__name__} returns no {CACHE}, the cache that models are timed with. Leave it out."
             )
         return cache
 

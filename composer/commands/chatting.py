@@ -80,6 +80,8 @@ class Chat:
         on_text: called with each piece of the answer. A KeyboardInterrupt stops the answer and is raised; the text so far is kept
         as the model's turn. After a ComposerError the conversation is unchanged.
         """
+        from composer.model.cache import CACHE
+
         if not isinstance(text, str) or not is_text(text):
             raise ComposerError(f"{brief(text)} is not a message; expected a string that can be encoded in UTF-8")
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -102,10 +104,10 @@ class Chat:
                         input_ids=tokens,
                         attention_mask=tokens.new_ones(tokens.shape),
                         max_new_tokens=most,
-                        past_key_values=cache,
                         return_dict_in_generate=True,
                         streamer=writer,
                         trust_remote_code=False,
+                        **{CACHE: cache},
                         **self._options,
                     )
             except KeyboardInterrupt:
@@ -117,7 +119,7 @@ class Chat:
         written = every[len(ids) :]
         reply = self._tokenizer.decode(written, skip_special_tokens=True)
         self.messages = [*messages, {"role": "assistant", "content": reply}]
-        cache = getattr(answer, "past_key_values", None)
+        cache = getattr(answer, CACHE, None)
         if cache is not None and cache.get_seq_length() == len(every) - 1:  # the last token is written, and not read
             self._cache, self._seen = cache, every[:-1]
         return Reply(
@@ -155,12 +157,12 @@ class Chat:
         """Return the cache of a composed model after all tokens of a conversation but the last one, of which a copy is kept."""
         import torch
 
-        from composer.model.cache import new_cache
+        from composer.model.cache import CACHE, new_cache
 
         cache = new_cache(self._model.config) if cache is None else cache
         if tokens.shape[1] - 1 > known:
             with torch.no_grad():
-                self._model(input_ids=tokens[:, known:-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+                self._model(input_ids=tokens[:, known:-1], **{CACHE: cache}, use_cache=True, logits_to_keep=1)
         self._copy, self._copied = copy.deepcopy(cache), tokens[0, :-1].tolist()
         return cache
 

@@ -126,6 +126,7 @@ def run_generate(options: GenerateOptions) -> Generated:
         check_composed(model, is_composed=described.is_composed)
     check_device(device)
     with room_for(f"on {device}", "Use a shorter prompt or a smaller model."), silent_transformers("error"):
+        from composer.model.cache import CACHE
         from composer.model.generation import continuation, keep_tokens_alone, unread_tokens
 
         loaded, folder = load_writer(model, device, options.backend, built=described.is_composed)
@@ -172,8 +173,8 @@ def run_generate(options: GenerateOptions) -> Generated:
         seconds = time.perf_counter() - began
         answer = generated.sequences[0]
         if state_out is not None and owner is not None:
-            tail = unread_tokens(loaded, generated.sequences, generated.past_key_values, seen)
-            save_continued(state_out, generated.past_key_values, loaded, owner, tail, force=options.force)
+            tail = unread_tokens(loaded, generated.sequences, generated[CACHE], seen)
+            save_continued(state_out, generated[CACHE], loaded, owner, tail, force=options.force)
     new_text = tokenizer.decode(answer[count:], skip_special_tokens=True)
     return Generated(
         prompt=prompt,

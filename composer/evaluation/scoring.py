@@ -18,7 +18,7 @@ from composer.errors import EvaluationError
 from composer.evaluation.options import BATCH_TOKENS
 from composer.evaluation.perplexity import LazySamples, Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
-from composer.model.cache import without_what_follows
+from composer.model.cache import CACHE, without_what_follows
 from composer.tasks.base import Sample, Task, rng_of
 from composer.tasks.unknown import without_embedding
 from composer.tasks.writer import Writer
@@ -167,7 +167,7 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
     going = set(range(len(prompts)))
     while going:
         answer = model(input_ids=ids, **inputs, logits_to_keep=1)
-        cache = getattr(answer, "past_key_values", None)
+        cache = getattr(answer, CACHE, None)
         if cache is None:
             return [_without_cache(model, prompt, count, ends) for prompt, count in zip(prompts, most, strict=True)]
         logits = answer.logits[:, -1].float()
@@ -178,7 +178,7 @@ def write(model: Any, prompts: Sequence[Sequence[int]], most: Sequence[int], end
                 texts[row].append(token)
             if token in ends or len(texts[row]) >= most[row]:
                 going.discard(row)
-        ids, inputs = chosen[:, None], _of_the_next(inputs | {"past_key_values": cache})
+        ids, inputs = chosen[:, None], _of_the_next(inputs | {CACHE: cache})
     return texts
 
 

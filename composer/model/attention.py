@@ -21,13 +21,13 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens
 from blocks.operation import State
 from blocks.tensors import as_dtype
-from composer.model.cache import ComposedCache, StateLayer, writable
+from composer.model.cache import CACHE_NAMES, ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, runs_autocast, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads
 
 INTERFACE = "composed"
-CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""Names of the cache argument in hosts' attention."""
+CACHES = (*CACHE_NAMES, "past_key_value", "layer_past")
+"""Names of the cache argument in the attention of hosts."""
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from blocks.operation import State
 
 SEEN = "seen"
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
+"""transformers' name of the cache, among a model's arguments and outputs: past_key_values before 5.24, and cache from then on."""
+CACHE_NAMES = ("cache", "past_key_values")
 
 
 class StateLayer(CacheLayerMixin):
@@ -133,8 +137,7 @@ class ComposedCache(Cache):
         counted = self.state(0).tensors.get(SEEN)
         if counted is None and self.get_seq_length():
             raise ValueError(
-                "past_key_values: a call with this cache was interrupted, so its layers hold different numbers of tokens. Begin "
-                "with a new cache"
+                "a call with this cache was interrupted, so its layers hold different numbers of tokens. Begin with a new cache"
             )
         return counted
 
@@ -157,12 +160,17 @@ def new_cache(config: Any) -> ComposedCache:
     return ComposedCache(config.get_text_config().num_hidden_layers)
 
 
+def cache_among(options: Mapping[str, Any]) -> Any:
+    """Return the cache among the arguments of a call, by its name in any version of transformers; None if there is none."""
+    return next((cache for name in CACHE_NAMES if (cache := options.get(name)) is not None), None)
+
+
 def without_what_follows(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``generate`` after a call, with None for those that a cache makes unnecessary.
 
     The mask marks all future tokens as real, and positions that continue those of the cache always do so.
     """
-    cache = options.get("past_key_values")
+    cache = options.get(CACHE)
     if options.get("use_cache") and isinstance(cache, ComposedCache):
         options["attention_mask"] = None
         if cache.follows(None, options.get("position_ids")):

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from composer.graph.program import tell
-from composer.model.cache import ComposedCache
+from composer.model.cache import CACHE, CACHE_NAMES, ComposedCache
 
 Computation = Callable[[], Tensor]
 """Runs a step and returns the tensor of its logits, which is always the same one once the step is recorded."""
 Recording = Callable[[Computation], Computation]
 """Records a step without running it, and returns the function that replays it."""
-ANSWERED = frozenset({"use_cache", "return_dict", "logits_to_keep", "past_key_values", "input_ids"})
+ANSWERED = frozenset({"use_cache", "return_dict", "logits_to_keep", "input_ids", *CACHE_NAMES})
 """Arguments with which a call may still be replayed."""
 FOLLOWING = frozenset({"attention_mask", "position_ids"})
 """Arguments of generation that a replay leaves out, as they follow from the cache."""
@@ -97,7 +97,7 @@ class Recorder:
             logits = self._replay().clone()  # the next step writes over it
         for layer in range(len(self.cache.layers)):
             self.cache.state(layer).columns += 1
-        return CausalLMOutputWithPast(logits=logits, past_key_values=self.cache)  # pyright: ignore[reportArgumentType]
+        return CausalLMOutputWithPast(logits=logits, **{CACHE: self.cache})  # pyright: ignore[reportArgumentType]
 
     def _called(self, **options: Any) -> Any:
         """Call the model itself, without the recorder."""
@@ -146,7 +146,7 @@ class Recorder:
         """Return the step that is recorded. New state that is not in the cache's fixed tensors is copied into them."""
         columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
         try:
-            answer = self._called(input_ids=self._ids, past_key_values=self.cache, use_cache=True)
+            answer = self._called(input_ids=self._ids, **{CACHE: self.cache}, use_cache=True)
             for fixed, new in zip(self._fixed, self._states(), strict=True):
                 for name, tensor in fixed.items():
                     if new[name] is not tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer.model.cache import SEEN, ComposedCache, new_cache
+from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache
 from composer.model.cuda_graph import may_record
 
 PIECE = 1024
@@ -33,7 +33,7 @@ def read_in_pieces(model: Any, ids: Tensor, cache: ComposedCache, watch: Callabl
     length = ids.shape[1]
     for start in range(0, length, PIECE):
         piece = ids[:, start : start + PIECE]
-        model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=piece, **{CACHE: cache}, use_cache=True, logits_to_keep=1)
         if watch is not None:
             watch(start + piece.shape[1], length)
 
@@ -48,9 +48,9 @@ def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
             f"cache_implementation={settings.cache_implementation!r} is for caches of keys and values; "
             "a composed model keeps states of its own: leave it out"
         )
-    if options.get("past_key_values") is None and settings.use_cache:
-        options["past_key_values"] = new_cache(model.config)
-    cache = options.get("past_key_values")
+    if options.get(CACHE) is None and settings.use_cache:
+        options[CACHE] = new_cache(model.config)
+    cache = options.get(CACHE)
     whole = getattr(settings, "prefill_chunk_size", None) is None  # else pieces of a prompt may look like steps
     if model.use_graph and whole and isinstance(cache, ComposedCache) and may_record(model):
         model.recording(cache)
@@ -66,7 +66,7 @@ def continuation(count: int, cache: ComposedCache) -> dict[str, Any]:
     return {
         "attention_mask": torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, seen + count),
         "position_ids": torch.arange(seen, seen + count, device=device)[None],
-        "past_key_values": cache,
+        CACHE: cache,
     }
 
 
@@ -86,7 +86,7 @@ def check_continuation(arguments: Sequence[Any], options: Mapping[str, Any]) -> 
     transformers reads the input from the column after the last one that the cache has seen. A mask that is wider than the input
     states that the input has new tokens alone.
     """
-    cache, embeddings = options.get("past_key_values"), options.get("inputs_embeds")
+    cache, embeddings = cache_among(options), options.get("inputs_embeds")
     stated = (embeddings, *arguments[:1], options.get("inputs"), options.get("input_ids"))
     inputs = next((value for value in stated if value is not None), None)
     if not isinstance(cache, ComposedCache) or inputs is None or not (seen := cache.get_seq_length()):
@@ -96,12 +96,12 @@ def check_continuation(arguments: Sequence[Any], options: Mapping[str, Any]) -> 
     new_alone = columns > length
     remedy = (
         f"To continue its text, pass the whole text with new tokens after it, or the new tokens alone with an attention_mask of "
-        f"{seen:,} columns and one more for each of them. For another text, leave past_key_values out."
+        f"{seen:,} columns and one more for each of them. For another text, leave the cache out."
     )
     if new_alone and columns != seen + length:
         raise ValueError(
-            f"past_key_values has seen {seen:,} tokens, the input has {length:,} new ones, and attention_mask has "
+            f"the cache has seen {seen:,} tokens, the input has {length:,} new ones, and attention_mask has "
             f"{columns:,} columns. {remedy}"
         )
     if not new_alone and length <= seen:
-        raise ValueError(f"past_key_values has seen {seen:,} tokens, and the input has {length:,}: none is new. {remedy}")
+        raise ValueError(f"the cache has seen {seen:,} tokens, and the input has {length:,}: none is new. {remedy}")

@@ -126,7 +126,7 @@ class ComposedHeads(nn.Module):
         try:
             return {part: state[full] for part, full in self._names[name].items()}
         except KeyError as error:
-            raise ValueError(f"past_key_values is of another model: it has no {error} in a layer that keeps one") from error
+            raise ValueError(f"the cache is of another model: it has no {error} in a layer that keeps one") from error
 
     def _named(self, name: str, own: State) -> State:
         """Return a head's state, by its names in the layer's state."""

@@ -20,7 +20,7 @@ from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, Passed
-from composer.model.cache import SEEN, ComposedCache, new_cache, without_what_follows
+from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
 from composer.model.call_arguments import check_passed, documents_of
 from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder
@@ -115,6 +115,7 @@ class ComposedModel(ComposedPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: ComposedCache | None = None,
+        cache: ComposedCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
@@ -141,7 +142,7 @@ class ComposedModel(ComposedPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         tokens = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)
         (batch, length), device = tokens.shape[:2], tokens.device
-        cache = self._cache(past_key_values, use_cache)
+        cache = self._cache(past_key_values if cache is None else cache, use_cache)
         columns = 0 if cache is None else cache.get_seq_length()
         seen = None if cache is None else cache.seen()
         bounds = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
@@ -150,12 +151,12 @@ class ComposedModel(ComposedPreTrainedModel):
         rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, documents=documents)
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(tokens)
-        passed |= inputs | {"position_ids": rows.tokens.position, "past_key_values": cache}
+        passed |= inputs | {"position_ids": rows.tokens.position, "cache": cache}
         if cache is not None and self.has_mixers:
             cache.state(0).tensors.pop(SEEN, None)  # the heads of layer 0 drop it where it has any
         outputs = self._attended(rows, seen, passed) if output_attentions else self.run(rows.tokens, rows.below, **passed)
         if cache is not None:
-            outputs.past_key_values = cache
+            outputs[CACHE] = cache
             cache.state(0).tensors[SEEN] = rows.seen
         if rows.reordered:
             outputs.last_hidden_state = rows.outward(outputs.last_hidden_state)
@@ -185,13 +186,14 @@ class ComposedModel(ComposedPreTrainedModel):
     def run(self, tokens: Tokens, below: int | None = None, **options: Any) -> Any:
         """Run the host's own forward for tokens in the internal order, with padding after each row's real tokens.
 
-        below: as in ``Rows``. options: the host's arguments, past_key_values and position_ids among them.
+        below: as in ``Rows``. options: the host's arguments, cache and position_ids among them.
         """
         passed = Passed(tokens, self.backend, below)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
         # Hybrids' hosts have kinds of caches of their own, which they insist on where use_cache is True.
-        use_cache = options["past_key_values"] is not None and not self.has_mixers
+        cache = options[CACHE] = options.pop("cache")
+        use_cache = cache is not None and not self.has_mixers
         masks = masks_of(passed) if self.has_mixers else None
         options |= {"attention_mask": masks, "use_cache": use_cache, "return_dict": True}
         before, RUNNING.passed = RUNNING.passed, passed
@@ -203,21 +205,17 @@ class ComposedModel(ComposedPreTrainedModel):
     def _cache(self, past: Any, use_cache: bool | None) -> ComposedCache | None:
         if past is not None and not isinstance(past, ComposedCache):
             raise TypeError(
-                f"past_key_values is a {type(past).__name__}, and a composed model keeps states of its own: pass what this model "
+                f"the cache is a {type(past).__name__}, and a composed model keeps states of its own: pass what this model "
                 "returned, ComposedCache(layers), or nothing. PEFT's prefix tuning and cartridges pass keys and values in a cache, "
                 "which a state cannot hold: use prompt tuning, P-tuning or LoRA"
             )
         if self.both_ways:
             if past is not None:
-                raise ValueError(
-                    "past_key_values: a bidirectional model has no state between calls; pass each whole text in one call"
-                )
+                raise ValueError("a bidirectional model has no cache: pass each whole text in one call")
             return None
         if getattr(self, "gradient_checkpointing", False) and self.training:
             if past is not None:
-                raise ValueError(
-                    "past_key_values: layers with gradient checkpointing accept no cache in training; call eval() first"
-                )
+                raise ValueError("layers with gradient checkpointing accept no cache in training: call eval() first")
             return None
         return new_cache(self.config) if past is None and (self.config.use_cache if use_cache is None else use_cache) else past
 
@@ -240,7 +238,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """The host's forward, or a step of the cache's recorder where that serves the call."""
-        recorder = getattr(options.get("past_key_values"), "recorder", None)
+        recorder = getattr(cache_among(options), "recorder", None)
         named_options = {"input_ids": arguments[0], **options} if len(arguments) == 1 else options
         if recorder is not None and len(arguments) < 2 and recorder.serves(self, named_options):
             return recorder.step(named_options)
@@ -248,14 +246,14 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
         """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep memory of their own. Raises
-        ValueError where past_key_values has seen all of the input."""
+        ValueError if the cache has seen all of the input."""
         answer = None
         check_continuation(arguments, options)
         try:
             answer = super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
             return answer
         finally:
-            for cache in (options.get("past_key_values"), getattr(answer, "past_key_values", None)):
+            for cache in (cache_among(options), getattr(answer, CACHE, None)):
                 if isinstance(cache, ComposedCache):
                     cache.recorder = None
 

@@ -20,6 +20,7 @@ from blocks.flow import Tokens
 from blocks.norms import rms_norm
 from blocks.tensors import accumulating
 from composer.model.attention import Passed
+from composer.model.cache import CACHE
 from composer.model.configuration import ComposedConfig
 
 LONGEST_WAVE = 10000.0
@@ -40,7 +41,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(hidden, keys, bias=bias)
         self.o_proj = nn.Linear(queries, hidden, bias=bias)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Any, past_key_values: Any = None, **options: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, attention_mask: Any, cache: Any = None, **options: Any) -> Tensor:
         """hidden_states ``B T C`` to the same."""
         shape = (*hidden_states.shape[:2], -1, self.head_dim)
         query, key = self.q_proj(hidden_states).view(shape), self.k_proj(hidden_states).view(shape)
@@ -65,10 +66,10 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = make_norm(config)
         self.dropout = make_dropout(config)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Passed, past_key_values: Any = None) -> Tensor:
+    def forward(self, hidden_states: Tensor, attention_mask: Passed, cache: Any = None) -> Tensor:
         """hidden_states ``B T C`` to the same."""
         normed = self.input_layernorm(hidden_states)
-        attended = self.self_attn(normed, attention_mask=attention_mask, past_key_values=past_key_values)
+        attended = self.self_attn(normed, attention_mask=attention_mask, cache=cache)
         hidden_states = hidden_states + dropped(attended, self.dropout)
         return hidden_states + dropped(self.mlp(self.post_attention_layernorm(hidden_states)), self.dropout)
 
@@ -81,7 +82,7 @@ class Pretrained(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["cache"]
     _supports_sdpa = True
     # Old Llama checkpoints hold these buffers, and their shards are linked as they are.
     _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq$"]
@@ -112,7 +113,7 @@ class Model(Pretrained):
         self,
         input_ids: Tensor | None,
         attention_mask: Passed,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
         **_: Any,
@@ -124,13 +125,13 @@ class Model(Pretrained):
         hidden = dropped(hidden, self.dropout)
         every = [hidden]
         for layer in self.layers:
-            hidden = layer(hidden, attention_mask=attention_mask, past_key_values=past_key_values)
+            hidden = layer(hidden, attention_mask=attention_mask, cache=cache)
             every.append(hidden)
         every[-1] = hidden = self.norm(hidden)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
-            past_key_values=past_key_values,
             hidden_states=tuple(every) if output_hidden_states else None,
+            **{CACHE: cache},
         )
 
 

@@ -101,7 +101,7 @@ class Rows:
 def _check(batch: int, length: int, seen: Tensor | None, positions: Tensor | None) -> None:
     """Raise ValueError for a cache of other rows, and for positions of another shape."""
     if seen is not None and seen.shape[0] != batch:
-        raise ValueError(f"past_key_values holds {seen.shape[0]} rows, and this call has {batch}")
+        raise ValueError(f"the cache holds {seen.shape[0]} rows, and this call has {batch}")
     if positions is None:
         return
     rows = 1 if positions.dim() == 1 else positions.shape[0]

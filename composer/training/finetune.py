@@ -16,6 +16,7 @@ from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
 from composer.graph.lowering import AUTO
 from composer.graph.program import tell
+from composer.model.cache import CACHE
 from composer.model.hosts import attentions
 from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Average, Finetune, Lora
@@ -69,7 +70,7 @@ class FinetuneCourse(WholeCourse):
 def logits_at_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the logits of the N tokens of a batch that are predicted, N V, in the model's dtype, and these tokens, N."""
     cache, is_predicted = cache_of(model, batch), batch.predicted
-    outputs = model(**batch.inputs(), past_key_values=cache, use_cache=cache is not None)
+    outputs = model(**batch.inputs(), **{CACHE: cache}, use_cache=cache is not None)
     logits = outputs.logits[:, : is_predicted.shape[1]][is_predicted]
     return logits if cache is None else cache.tied(logits), batch.labels[:, 1:][is_predicted]
 

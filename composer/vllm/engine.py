@@ -185,7 +185,7 @@ class ServedModel(nn.Module):
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = tokens[None]
         self.current.step = self._step(positions)
         try:
-            outputs = self.composed.base.run(Tokens(positions[None]), position_ids=positions[None], past_key_values=None, **inputs)
+            outputs = self.composed.base.run(Tokens(positions[None]), position_ids=positions[None], cache=None, **inputs)
         finally:
             self.current.step = None
         return outputs.last_hidden_state[0]

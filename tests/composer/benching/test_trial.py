@@ -15,6 +15,7 @@ from composer.benching.options import LARGEST
 from composer.benching.report import Measurement, Workload
 from composer.benching.trial import Contestant, Trial, cache_bytes, run_trial, warm
 from composer.errors import BenchError
+from composer.model.cache import cache_among
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
 from tests.composer.model.models import llama, student, tokens
@@ -53,7 +54,7 @@ def test_a_model_whose_cache_is_none_of_keys_and_values_is_refused() -> None:
     sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 32}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **sizes)).eval()
     for kind in ("prefill", "decode"):
-        with pytest.raises(BenchError, match="it: RwkvForCausalLM hands on no past_key_values"):
+        with pytest.raises(BenchError, match="it: RwkvForCausalLM returns no (past_key_values|cache)"):
             list(run_trial([Contestant("it", model)], trial(**{kind: (8,)})))
 
 
@@ -72,7 +73,7 @@ class Listening:
         self.label, self.calls, self.most, self.model = label, calls, most, student("lolcats")
 
     def __call__(self, ids: torch.Tensor, **passed: Any) -> Any:
-        before = passed.get("past_key_values")
+        before = cache_among(passed)
         seen = 0 if before is None else before.get_seq_length()
         self.calls.append((self.label, seen, tuple(ids.shape)))
         if (seen + ids.shape[1]) * ids.shape[0] > self.most:

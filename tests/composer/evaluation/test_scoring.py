@@ -19,6 +19,7 @@ from composer.evaluation import scoring
 from composer.evaluation.perplexity import Perplexity
 from composer.evaluation.report import SampleResult, bucket_size
 from composer.evaluation.scoring import MORE, CellFailed, drawn, ends_of, judge_tokens, score_cell, write
+from composer.model.cache import CACHE
 from composer.tasks.base import Sample
 from composer.tasks.mqar import Mqar
 from composer.tasks.passkey import Passkey
@@ -206,7 +207,7 @@ class Counting:
     def __call__(self, input_ids: torch.Tensor, **_: Any) -> Any:
         self.calls += 1
         logits = torch.nn.functional.one_hot((input_ids[:, -1:] + 1).clamp(max=9), 10).float()
-        return SimpleNamespace(logits=logits, past_key_values=())
+        return SimpleNamespace(logits=logits, **{CACHE: ()})
 
 
 def test_where_writing_ends() -> None:

@@ -110,7 +110,7 @@ def test_a_cache_that_has_seen_the_whole_input_is_refused(spec: str) -> None:
     embeddings = model.get_input_embeddings()(ids)
     for given in ({"inputs": ids}, {"input_ids": text[:, :-1]}, {"inputs_embeds": embeddings}, {"inputs": text[:, -1:]}):
         for more in ({}, {"num_beams": 2}, {"prefill_chunk_size": 4}, {"do_sample": True}):
-            with pytest.raises(ValueError, match="past_key_values has seen 16 tokens, and the input has [0-9]+: none is new"):
+            with pytest.raises(ValueError, match="the cache has seen 16 tokens, and the input has [0-9]+: none is new"):
                 model.generate(**given, past_key_values=cache, **GREEDY | more)
     with pytest.raises(ValueError, match="has seen 16 tokens, the input has 1 new ones, and attention_mask has 9 columns"):
         model.generate(text[:, -1:], past_key_values=cache, attention_mask=torch.ones(2, 9), **GREEDY)
@@ -255,9 +255,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"position_ids has shape \(1, 4\); expected \(1, 5\), or one row for all"):
         model(ids, position_ids=torch.arange(4)[None])
     for length in (1, 5):
-        with pytest.raises(ValueError, match="past_key_values holds 1 rows, and this call has 2"):
+        with pytest.raises(ValueError, match="the cache holds 1 rows, and this call has 2"):
             model(tokens(2, length), past_key_values=model(ids).past_key_values)
-    with pytest.raises(ValueError, match=r"past_key_values is of another model: it has no 'head\.conv\.query' in a layer"):
+    with pytest.raises(ValueError, match=r"the cache is of another model: it has no 'head\.conv\.query' in a layer"):
         model(ids, past_key_values=student("gla")(ids).past_key_values)
     with pytest.raises(NotImplementedError, match="cannot forget"):
         ComposedCache(1).state(0).crop(1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from composer.model.cache import cache_among
 from composer.model.modeling import ComposedForCausalLM
 from tests.composer.model.models import CAUSAL, student, tokens
 from tests.composer.model.recording import WAITING, on_a_cpu
@@ -43,7 +44,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
 
     def call(self: ComposedForCausalLM, *arguments: Any, **options: Any) -> Any:
-        ids, cache = options["input_ids"], options.get("past_key_values")
+        ids, cache = options["input_ids"], cache_among(options)
         if ids.shape[1] > 1 or cache is None or not cache.get_seq_length():
             return whole(self, *arguments, **options)
         found["steps"] += 1

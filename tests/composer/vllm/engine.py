@@ -46,7 +46,7 @@ class SmallEngine:
         self.current.step = EngineStep(position, tuple(starts), tuple(seen[row] for row in self.rows), names)
         ids = torch.cat(list(chunks.values()))[None]
         hidden = self.model.base.run(
-            Tokens(position[None]), position_ids=position[None], past_key_values=None, input_ids=ids, inputs_embeds=None
+            Tokens(position[None]), position_ids=position[None], cache=None, input_ids=ids, inputs_embeds=None
         ).last_hidden_state
         lengths = [len(chunk) for chunk in chunks.values()]
         return dict(zip(self.rows, self.model.logits_of(hidden)[0].split(lengths), strict=True))
