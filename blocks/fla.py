@@ -151,13 +151,18 @@ def to_heads(states: Tensor, heads: int, dtype: torch.dtype, size: int | None = 
 
 def filled_state(state: Float[Tensor, "B N F V"], heads: int) -> Tensor:
     """Return the state in the layout of a kernel with this number of heads."""
-    features, columns = width(state.shape[2]), width(state.shape[3])
-    return to_heads(filled(filled(state, columns).mT, features).mT, heads, torch.float32, dim=1).contiguous()
+    rows, columns = (width(size) - size for size in state.shape[2:])
+    if rows or columns:
+        state = torch.nn.functional.pad(state, (0, columns, 0, rows))
+    return to_heads(state, heads, torch.float32, dim=1).contiguous()
 
 
 def answered(output: Tensor, left: Tensor, state: Float[Tensor, "B N F V"]) -> tuple[Tensor, Tensor]:
     """Remove padding from a kernel's output and state. Of query heads that share a state, one returns it. state: the shape
     before."""
     _, state_heads, features, columns = state.shape
-    shared = left.unflatten(1, (state_heads, -1))[:, :, 0, :features, :columns]
-    return output[..., :columns].to(state.dtype), shared.contiguous()
+    if left.shape[1] != state_heads:
+        left = left[:, :: left.shape[1] // state_heads]
+    if left.shape[2:] != state.shape[2:]:
+        output, left = output[..., :columns], left[:, :, :features, :columns]
+    return output.to(state.dtype), left.contiguous()

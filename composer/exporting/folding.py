@@ -35,7 +35,7 @@ NOTHING = "repeat(None)"
 REWRITTEN = {
     "accumulating": "torch.float32",
     "settled": "{0}",
-    "as_dtype": "{0}.to({1})",
+    "as_dtype": "({0}).to({1})",
     "least_mass": "1e8 * torch.finfo({0}).tiny",
 }
 """Small functions, by what stands for a call of them."""

@@ -109,6 +109,11 @@ class HeadClass:
                 if call.kind == "own":
                     yield call.name, {name: _fact(value) for name, value in call.options.items()}
 
+    def kernels(self) -> Iterator[str]:
+        """The operations of fla that the methods call, as ``module:name``."""
+        for method in self.methods.values():
+            yield from (call.name for call in needed(method) if call.kind == "kernel")
+
     def fields(self) -> Iterator[str]:
         """The fields of results that the methods read."""
         for method in self.methods.values():

@@ -14,6 +14,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from blocks.operation import EVERY, TORCH, Setting, Slot
 from blocks.part import Fresh
+from composer.exporting.kernels import with_kernel
 from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorded
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, Node
@@ -153,7 +154,8 @@ def record(
     with recording:
         for index, step in enumerate(steps):
             recording.step = index
-            step.run(modules, values, context, carried)
+            is_plain = one_token or is_fixed or mixing
+            (step if is_plain else with_kernel(step, recording)).run(modules, values, context, carried)
             for item in step.covers:
                 for value in item.gives:
                     recording.name(labels[value], values[value])

@@ -85,12 +85,44 @@ class _Lines:
 
     def all(self) -> list[tuple[int, str]]:
         """All lines, the last of which returns the output and the new state."""
-        lines = [(call.step, self._line(call)) for call in self.calls if call.number in self.own_line]
+        lines: list[tuple[int, str]] = []
+        branches: dict[str, list[str]] = {"kernel": [], "torch": []}
+        for call in self.calls:
+            if call.kind == "choice":
+                lines += ((call.step, line) for line in self._choice(call, branches))
+                branches = {"kernel": [], "torch": []}
+            elif call.number in self.own_line and call.branch:
+                branches[call.branch].append(self._line(call))
+            elif call.number in self.own_line:
+                lines.append((call.step, self._line(call)))
         outputs = dict(self.method.outputs)
         output = self._value(outputs.pop("output"))
         state = ", ".join(f'"{name}": {self._value(call)}' for name, call in outputs.items())
         last = len(self.method.titles)
         return [*((step, line) for step, line in lines if line), (last, f"return {output}, {{{state}}}")]
+
+    def _choice(self, call: Recorded, branches: Mapping[str, list[str]]) -> Iterator[str]:
+        """The lines of a choice. branches: the lines of each branch before its results."""
+        kernel = next(item for item in reversed(self.calls[: self.calls.index(call)]) if item.kind == "kernel")
+        results = [self._results(side) for side in call.args]
+        names = self._names_of_fields(call)
+        yield f"if {_last_part(kernel)} is not None and runs_fla(dtype, device):"
+        yield from (f"    {line}" for line in (*branches["kernel"], f"{names} = {results[0]}") if line)
+        yield "else:"
+        yield from (f"    {line}" for line in (*branches["torch"], f"{names} = {results[1]}") if line)
+
+    def _results(self, side: tuple[Recorded, ...]) -> str:
+        """The results of a branch as an expression."""
+        whole = side[0].args[0] if side[0].kind == "field" else None
+        if whole is not None and self._is_side(whole):
+            return _plain(self._text(whole))
+        return ", ".join(_plain(self._value(result)) for result in side)
+
+    def _is_side(self, call: Recorded) -> bool:
+        """Whether the fields of a call are the results of a branch of a choice, and nothing else uses them."""
+        fields = self.users[call.number]
+        takers = {taker.number: taker for item in fields for taker in self.users[item.number]}.values()
+        return bool(takers) and all(taker.kind == "choice" and tuple(fields) in taker.args for taker in takers)
 
     def _wants_line(self, call: Recorded) -> bool:
         if call.kind == "store" or (call.writes and not self.users[call.number]):
@@ -99,7 +131,7 @@ class _Lines:
             return False
         fields = [item for item in self.users[call.number] if item.kind == "field"]
         if fields:
-            return True
+            return not self._is_side(call)
         named = self.method.names.get(call.number)
         uses = len(self.users[call.number]) + (call.number in self.final)
         is_conversion = call.kind == "method" and call.name in CONVERSIONS
@@ -151,15 +183,20 @@ class _Lines:
             return text
         fields = {item.number: item for item in self.users[call.number] if item.kind == "field"}
         if fields and not any(item.name.startswith(".") for item in fields.values()):
-            count = 1 + max(int(item.name) for item in self.method.calls if item.kind == "field" and item.args[0] is call)
-            names = ["_"] * count
-            for item in fields.values():
-                names[int(item.name)] = self.written[item.number] = self._free_name(item, self._wish(item), call.number)
-            return f"{', '.join(names)}{',' if count == 1 else ''} = {text}"
+            return f"{self._names_of_fields(call)} = {text}"
         whole = next((item for item in fields.values() if item.name == ".output"), call)
         name = self._free_name(call, self._wish(whole), call.number)
         self.written[call.number] = name
         return "" if name == text else f"{name} = {text}"
+
+    def _names_of_fields(self, call: Recorded) -> str:
+        """The variables that the fields of a call are assigned to."""
+        count = 1 + max(int(item.name) for item in self.method.calls if item.kind == "field" and item.args[0] is call)
+        names = ["_"] * count
+        for item in self.users[call.number]:
+            if item.kind == "field":
+                names[int(item.name)] = self.written[item.number] = self._free_name(item, self._wish(item), call.number)
+        return f"{', '.join(names)}{',' if count == 1 else ''}"
 
     def _wish(self, call: Recorded) -> str:
         named = self.method.names.get(call.number)
@@ -223,6 +260,7 @@ class _Lines:
             "method": lambda: f"{of(first)}.{name}({self._arguments(call.args[1:], call.options)})",
             "function": lambda: f"{name}({self._arguments(call.args, _chosen(call))})",
             "host": lambda: f"{name}({self._arguments(call.args, call.options)})",
+            "kernel": lambda: f"{_last_part(call)}({self._arguments(call.args, call.options)})",
             "own": lambda: self.own_call(name, call.options, of),
         }
         return texts[call.kind]()
@@ -231,6 +269,11 @@ class _Lines:
         return ", ".join(
             [*(self._value(item) for item in args), *(f"{name}={self._value(item)}" for name, item in options.items())]
         )
+
+
+def _last_part(call: Recorded) -> str:
+    """The name of a function, without its module."""
+    return call.name.rpartition(":")[2]
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from textwrap import indent
@@ -21,6 +21,7 @@ from composer.exporting.functions import Functions
 from composer.exporting.head_class import INPUTS, HeadClass
 from composer.exporting.template import (
     CONVERSION,
+    FLA,
     HEADER,
     MIX,
     MIX_OR_STEP,
@@ -93,7 +94,8 @@ def written(model: Any, *, step: bool = False) -> Exported:
     if mixes and any(len(names) > 1 for names in by_layer):
         raise ExportError("a layer has heads of several compositions, and some mix what queries and keys are projected from")
     has_step = any(head.has_step for head in classes)
-    taken = {*INPUTS, "rotated", "attend", "reordered"}
+    kernels = sorted({kernel for head in classes for kernel in head.kernels()})
+    taken = {*INPUTS, "rotated", "attend", "reordered", "runs_fla", *(kernel.rpartition(":")[2] for kernel in kernels)}
     fields_read = {field for head in classes for field in head.fields()}
     functions = Functions((call for head in classes for call in head.calls()), taken, fields_read)
     several = any(len(names) > 1 for names in by_layer)
@@ -141,6 +143,7 @@ def written(model: Any, *, step: bool = False) -> Exported:
     fields["attend"] = body.replace("$run", run).replace("$sinks", sinks if has_sinks else "")
     converted = any(get_checkpoint_conversion_mapping(item) for item in (host.type, host.model.__name__, host.causal.__name__))
     fields["conversion"] = CONVERSION.substitute(fields) if converted else ""
+    fields["fla"] = _fla(kernels)
     numbers = "".join(f"{number} = {value!r}\n" for number, (value, _) in functions.numbers.items())
     parts = [
         *(f"\n\n{text}\n" for text in heads),
@@ -283,6 +286,15 @@ def _imports(body: str, host: _Host) -> str:
         f"from {host.module.__name__} import {', '.join(own)}",
     ]
     return "\n".join([*standard, "", *others])
+
+
+def _fla(kernels: Sequence[str]) -> str:
+    """The imports of operations of fla, by module and name, and the condition under which they are called."""
+    if not kernels:
+        return ""
+    names = [kernel.rpartition(":")[2] for kernel in kernels]
+    imports = "".join(f"        from {kernel.replace(':', ' import ')}\n" for kernel in kernels)
+    return FLA.substitute(none=" = ".join([*names, "None"]), imports=imports)
 
 
 def _camel(name: str) -> str:

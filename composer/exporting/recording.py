@@ -13,10 +13,10 @@ import inspect
 import operator
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,16 +26,9 @@ import blocks
 from blocks.outside import folders
 from composer.errors import ExportError
 from composer.exporting.tensor_functions import own_functions
+from composer.exporting.torch_names import kind_of, writes_into
 
 BLOCKS = str(Path(blocks.__file__).parent)
-OPERATORS = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "true_divide": "/", "floor_divide": "//",
-    "__floordiv__": "//", "remainder": "%", "matmul": "@", "pow": "**", "__and__": "&", "bitwise_and": "&",
-    "__or__": "|", "bitwise_or": "|", "__xor__": "^",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "__eq__": "==", "__ne__": "!=",
-}  # fmt: skip
-REVERSED = {"__rsub__": "-", "__rdiv__": "/", "__rpow__": "**", "__rfloordiv__": "//"}
-SIGNS = {"neg": "-", "__invert__": "~", "bitwise_not": "~"}
 NUMBERS = frozenset({"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero", "__contains__"})
 """Operations by which Python reads numbers."""
 NOT_RECORDED = frozenset({"dim", "ndimension", "__len__", "is_floating_point", "element_size", "_set_grad_enabled"})
@@ -52,9 +45,12 @@ NARROW = torch.bfloat16
 
 @dataclass(eq=False)
 class Recorded:
-    """One call. kind: input, function, method, attribute, operator, reverse, sign, index, store, size, own (a function of
-    ``blocks``), field (of the result of another call), or host. step: the number of the program's step; number: its place among all
-    calls."""
+    """One call.
+
+    kind: input, function, method, attribute, operator, reverse, sign, index, store, size, own (a function of ``blocks``), field (of
+    the result of another call), kernel (an operation of fla), choice (of the results of two branches), or host. step: the number of
+    the program's step. number: its place among all calls.
+    """
 
     kind: str
     name: str
@@ -68,6 +64,8 @@ class Recorded:
     """Dimensions of the tensor that it gives."""
     detached: bool = False
     """Whether it gives a floating-point tensor that was computed without gradients."""
+    branch: str = ""
+    """The branch of a choice that it is in: kernel or torch. Empty outside of choices."""
 
 
 class SizeNumber(int):
@@ -112,6 +110,7 @@ class ProgramRecording(TorchFunctionMode):
         self.calls: list[Recorded] = []
         self.names: dict[int, tuple[str, bool]] = {}
         self.step = 0
+        self.branch = ""
         self._of: dict[int, tuple[Any, Recorded]] = {}
         self._inside: tuple[FrameType, str, dict[str, Any]] | None = None
         """The function of ``blocks`` that runs and is kept as one call, with its name and arguments."""
@@ -147,10 +146,20 @@ class ProgramRecording(TorchFunctionMode):
         """A number that was computed from sizes."""
         return number if self._inside else SizeNumber(number, self._call(kind, name, args, {}))
 
-    def host(self, name: str, args: tuple[Any, ...], likes: Any) -> Any:
-        """A call of a function of the file that stands for the model's own code. likes: tensors like what it gives."""
+    @contextmanager
+    def in_branch(self, branch: str) -> Iterator[None]:
+        """Record calls as those of one branch of a choice."""
+        self.branch, before = branch, dict(self._of)
+        try:
+            yield
+        finally:
+            # An operation may return the tensor that it takes, which the other branch uses, too.
+            self.branch, self._of = "", self._of | before
+
+    def host(self, name: str, args: tuple[Any, ...], likes: Any, *, kind: str = "host", options: Mapping[str, Any] = {}) -> Any:
+        """A call that is not run, as of the model's own code. likes: tensors like what it gives."""
         self._look(sys._getframe(1))
-        call = self._call("host", name, args, {})
+        call = self._call(kind, name, args, options)
         with torch._C.DisableTorchFunction():
             answer = tuple(torch.empty_like(item) for item in likes) if isinstance(likes, tuple) else torch.empty_like(likes)
         self._bind(answer, call)
@@ -181,7 +190,7 @@ class ProgramRecording(TorchFunctionMode):
             return (
                 answer if self.is_fixed and args[1:] and args[1] else SizeNumber(answer, self._call("method", name, args, options))
             )
-        self._bind(answer, self._call(*_kind_of(func, name, args, options), args, options, writes=_writes(name)))
+        self._bind(answer, self._call(*kind_of(func, name, args, options), args, options, writes=writes_into(name)))
         return answer
 
     def _call_torch(self, func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
@@ -201,6 +210,8 @@ class ProgramRecording(TorchFunctionMode):
         return None
 
     def _attribute(self, name: str, tensor: torch.Tensor, answer: Any) -> Any:
+        if name == "is_cuda" and self.branch == "kernel":
+            return False  # what a form on fla refuses on some GPUs, fla refuses itself
         if name in ("is_cpu", "is_cuda"):
             raise ExportError(f"a part reads the device of a tensor {self._where()}")
         call = self.call_of(tensor)
@@ -208,7 +219,9 @@ class ProgramRecording(TorchFunctionMode):
             if call is None or call.name.startswith("self."):
                 return answer
             return tuple(
-                size if self.is_fixed and axis else SizeNumber(size, self._call("size", str(axis), (tensor,), {}))
+                size
+                if axis and (self.is_fixed or self.branch == "kernel")
+                else SizeNumber(size, self._call("size", str(axis), (tensor,), {}))
                 for axis, size in enumerate(answer)
             )
         if isinstance(answer, torch.Tensor):
@@ -218,7 +231,7 @@ class ProgramRecording(TorchFunctionMode):
     def _call(self, kind: str, name: str, args: tuple[Any, ...], options: Mapping[str, Any], *, writes: bool = False) -> Recorded:
         # What an argument is now: a later call may write into the same tensor.
         arguments, named = tuple(self._bound(item) for item in args), {name: self._bound(item) for name, item in options.items()}
-        call = Recorded(kind, name, arguments, named, self.step, len(self.calls), writes)
+        call = Recorded(kind, name, arguments, named, self.step, len(self.calls), writes, branch=self.branch)
         self.calls.append(call)
         return call
 
@@ -316,45 +329,6 @@ class ProgramRecording(TorchFunctionMode):
 
 RECORDING: list[ProgramRecording] = []
 """The recording that runs, which numbers computed from sizes go to."""
-
-
-def _kind_of(function: Any, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[str, str]:
-    """How a call is written: the kind, and the symbol or the name."""
-    for kind, symbols in (("index", {"__getitem__": ""}), ("store", {"__setitem__": ""}), ("sign", SIGNS), ("reverse", REVERSED)):
-        if name in symbols:
-            return kind, symbols[name]
-    if name in OPERATORS and len(args) == 2 and not options:
-        return "operator", OPERATORS[name]
-    if getattr(torch.Tensor, name, None) is function or getattr(function, "__qualname__", "").startswith(
-        ("TensorBase.", "Tensor.")
-    ):
-        return "method", name
-    return "function", _public_name(function, name)
-
-
-def _public_name(function: Any, name: str) -> str:
-    """The name of a function of PyTorch, as users write it."""
-    for module, prefix in (
-        (torch, "torch"),
-        (torch.nn.functional, "F"),
-        (torch.linalg, "torch.linalg"),
-        (torch.special, "torch.special"),
-    ):
-        public = _names_in(module)
-        if function in public:
-            return f"{prefix}.{public[function]}"
-    raise ExportError(f"a part calls {name}, which is not a public function of PyTorch")
-
-
-@cache
-def _names_in(module: ModuleType) -> dict[Any, str]:
-    """The public functions of a module of PyTorch, with their names."""
-    return {result: name for name, result in vars(module).items() if not name.startswith("_") and callable(result)}
-
-
-def _writes(name: str) -> bool:
-    """Whether an operation writes into its first argument."""
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _arguments_of(frame: FrameType) -> dict[str, Any]:

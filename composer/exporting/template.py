@@ -22,13 +22,27 @@ State = dict[str, Tensor]  # what a layer hands on from call to call, by name, b
 Rotation = tuple[Tensor, Tensor] | None  # cosine and sine of the model at the tokens of a call
 # The name of the cache in outputs and in `generate`: transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
-
+$fla
 
 class ${Name}Config($host_config):
     """The configuration of $host_causal$configured."""
 
     model_type = "$model_type"
 $heads_field
+''')
+
+FLA = Template('''
+$none  # of flash-linear-attention 0.6, where it is installed
+if torch.cuda.is_available():
+    try:
+$imports    except ImportError:
+        pass
+
+
+def runs_fla(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if operations of flash-linear-attention run. In float32 they would round to 10 bits, and PyTorch computes."""
+    return device.type == "cuda" and dtype == torch.bfloat16
+
 ''')
 
 MODEL = Template('''$table

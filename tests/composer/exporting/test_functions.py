@@ -18,6 +18,7 @@ from composer.exporting.writing import function_texts
 
 SOURCE = '''
 import torch
+from blocks.tensors import as_dtype
 
 def assigned(states, factor=None, offset=None):
     """Scaled states."""
@@ -31,6 +32,10 @@ def by_rank(states, decay=None):
     if decay.dim() == 1:
         return states * decay
     return states * decay.sum(-1)
+
+def divided(states, masses, dtype):
+    """States in another dtype."""
+    return as_dtype(states / masses, dtype)
 '''
 
 
@@ -67,3 +72,11 @@ def test_branches_that_no_call_takes_go(module: ModuleType) -> None:
     assert "if" not in text
     decay = torch.rand(2, 3)
     assert torch.equal(function(torch.ones(2), decay), module.by_rank(torch.ones(2), decay))
+
+
+def test_a_whole_quotient_is_converted(module: ModuleType) -> None:
+    _, function = _written("divided", states=NotNone(1), masses=NotNone(1), dtype=NotNone())
+    inputs = torch.rand(9), torch.rand(9), torch.bfloat16
+    result = function(*inputs)
+    assert result.dtype == torch.bfloat16
+    assert torch.equal(result, module.divided(*inputs))
