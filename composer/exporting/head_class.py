@@ -14,7 +14,8 @@ from composer.errors import ExportError
 from composer.exporting.folding import ArgumentFact, Known, NotNone
 from composer.exporting.functions import Functions
 from composer.exporting.heads import ONE_TOKEN, PIECE, PIECES, SIZES, Method, parameters_of, program_of, record
-from composer.exporting.lines import lines_of, needed
+from composer.exporting.lines import lines_of, needed, plain
+from composer.exporting.named_sizes import sizes_of, with_named_sizes
 from composer.exporting.recording import Recorded
 from composer.exporting.template import IN_PIECES, ONE_BY_ONE
 from composer.exporting.wrapping import wrapped
@@ -45,7 +46,8 @@ class HeadClass:
     def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], turns: bool, step: bool) -> None:
         """step: write methods for one token, which are faster than those for any number."""
         self.name, self.head, self.shape, self.place, self.turns = name, head, shape, place, turns
-        self.graph = compiled(head, shape).graph
+        self.recorded = with_named_sizes(head)
+        self.graph = compiled(self.recorded, shape).graph
         self.mixes = bool(self.graph.before_projections())
         for part in self.parameters:
             if iskeyword(part) or part in OWN_NAMES:
@@ -68,7 +70,12 @@ class HeadClass:
             self.methods |= {(mixing, True): self._recorded(mixing, ONE_TOKEN) for mixing in (False, True)[: 1 + self.mixes]}
 
     def _record_piece(self, reason: str) -> None:
-        """Record the program for a fixed number of tokens, unless that is long. reason: why it cannot be for any number."""
+        """Record the program for a fixed number of tokens, unless that is long. reason: why it cannot be for any number.
+
+        Loops and sizes of tensors are numbers there, in which the sizes of memories cannot be told apart, so these have no names.
+        """
+        self.recorded = self.head
+        self.graph = compiled(self.head, self.shape).graph
         try:
             piece = self._recorded(False, PIECES)
         except ExportError as error:
@@ -85,7 +92,7 @@ class HeadClass:
         methods: list[tuple[Method, list[str]]] = []
         for size in sizes:
             method = record(
-                self.head,
+                self.recorded,
                 self.shape,
                 self.place,
                 one_token=sizes == ONE_TOKEN,
@@ -159,11 +166,12 @@ class HeadClass:
             "",
         ]
         lines += [f"    heads, key_heads = {self.shape.heads}, {self.shape.key_heads}", ""] if is_one_of_several else []
+        start = len(lines)
         lines += [f"    def __init__(self, config: {config}) -> None:", "        super().__init__()"]
         if self.asks_rotary:
             lines += [f"        self.rotary = {rotary}(config)"]
         for part, parameters in self.parameters.items():
-            sizes = {name: ", ".join(map(str, fresh.shape)) for name, fresh in parameters.items()}
+            sizes = {name: ", ".join(plain(str(size)) for size in fresh.shape) for name, fresh in parameters.items()}
             inside = ", ".join(f'"{name}": torch.empty({size})' for name, size in sizes.items())
             lines += wrapped(f"        self.{part} = nn.ParameterDict({{{inside}}})")
         for mixing in (True, False) if self.mixes else (False,):
@@ -172,6 +180,8 @@ class HeadClass:
             for one_token in (False, True)[: 1 + self.has_step]:
                 lines += ["", *self._method(functions, mixing, one_token)]
         lines += ["", *self._empty_state()]
+        used = {name: size for name, size in sizes_of(self.head).items() if any(f"self.{name}" in line for line in lines)}
+        lines[start:start] = [*(f"    {name} = {size}" for name, size in used.items()), *([""] if used else [])]
         return "\n".join(line.rstrip() for line in lines)
 
     def _forward_in_pieces(self) -> Iterator[str]:
@@ -218,14 +228,13 @@ class HeadClass:
 
     def _empty_state(self) -> Iterator[str]:
         yield "    def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:"
-        is_bounded = any(slot.dtype == "int64" for slot in self.graph.slots.values())
         yield '        """The state before the first token."""'
-        if is_bounded:
-            yield "        # The size of a memory of pairs is here and in the methods: change it in both."
+        if self.recorded is self.head and sizes_of(self.head):
+            yield "        # Sizes of memories are in the methods, too. For others, export a model that was built with them."
         yield "        return {"
         for name, slot in self.graph.slots.items():
             empty = "-math.inf" if slot.empty == -float("inf") else repr(int(slot.empty) if slot.dtype == "int64" else slot.empty)
-            sizes = ", ".join(str(size) for size in slot.shape)
+            sizes = ", ".join(plain(str(size)) for size in slot.shape)
             yield f'            "{name}": torch.full((batch, {sizes}), {empty}, dtype={EMPTY_DTYPES[slot.dtype]}, device=device),'
         yield "        }"
 

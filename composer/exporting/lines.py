@@ -115,8 +115,8 @@ class _Lines:
         """The results of a branch as an expression."""
         whole = side[0].args[0] if side[0].kind == "field" else None
         if whole is not None and self._is_side(whole):
-            return _plain(self._text(whole))
-        return ", ".join(_plain(self._value(result)) for result in side)
+            return plain(self._text(whole))
+        return ", ".join(plain(self._value(result)) for result in side)
 
     def _is_side(self, call: Recorded) -> bool:
         """Whether the fields of a call are the results of a branch of a choice, and nothing else uses them."""
@@ -178,7 +178,7 @@ class _Lines:
         if call.kind == "store":
             target, index, value = call.args
             return f"{self._value(target)}[{self._index(index)}] = {self._value(value)}"
-        text = _plain(self._text(call))
+        text = plain(self._text(call))
         if not self.users[call.number] and call.number not in self.final:
             return text
         fields = {item.number: item for item in self.users[call.number] if item.kind == "field"}
@@ -310,7 +310,7 @@ def constant(value: Any) -> str:
     raise ExportError(f"a value cannot be written as text: {value!r}, a {type(value).__name__}")
 
 
-def _plain(expression: str) -> str:
+def plain(expression: str) -> str:
     """An expression without parentheses that it does not need."""
     text = ast.unparse(ast.parse(expression, mode="eval"))
     return text if '"' in text else text.replace("'", '"')

@@ -110,14 +110,26 @@ def test_files_stay_short_enough_to_be_read(name: str, lines: int) -> None:
     assert all((node.end_lineno or 0) - node.lineno < 72 for node in functions)
 
 
-def test_another_size_of_a_window_changes_forward_and_the_empty_state_alone(hosts: dict[str, Path]) -> None:
-    texts = [
-        of_file(composer.build("lolcats", hosts["llama"], overrides=[f"head.memory.0.size={size}"]))[0].text for size in (48, 56)
-    ]
+@pytest.mark.parametrize(
+    ("name", "field", "constant"),
+    [
+        ("lolcats", "head.memory.0.size", "window_size"),
+        ("lawcat", "head.conv.kernel", "conv_size"),
+        ("lolcats-terraced", "head.memory.0.size", "window_size"),
+    ],
+)
+def test_another_size_changes_one_line(name: str, field: str, constant: str, hosts: dict[str, Path]) -> None:
+    texts = [of_file(composer.build(name, hosts["llama"], overrides=[f"{field}={size}"]))[0].text for size in (24, 28)]
     pairs = zip(*(text.splitlines() for text in texts), strict=True)
-    changed = [before for before, after in pairs if before != after]
-    assert all(after == before.replace("48", "56") for before, after in zip(*(text.splitlines() for text in texts), strict=True))
-    assert len(changed) == 7, "four calls in forward, and three tensors of the state"
+    assert [pair for pair in pairs if pair[0] != pair[1]] == [(f"    {constant} = 24", f"    {constant} = 28")]
+
+
+def test_a_file_with_named_sizes_leaves_the_model_with_numbers() -> None:
+    of_file(composer.build("lolcats", TEACHER))
+    heads = [head for layer in composer.build("lolcats", TEACHER).model.layers for head in layer.self_attn.composed.children()]
+    sizes = [size for head in heads for slot in head._slots.values() for size in slot.shape]
+    assert sizes
+    assert {type(size) for size in sizes} == {int}
 
 
 @pytest.mark.parametrize(("role", "kind"), ELSEWHERE)

@@ -1,0 +1,77 @@
+"""Sizes that a head of a file has as constants by name, such as the size of its window: one place to change each."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from blocks.memories.base import Memory
+from composer.exporting.recording import SizeNumber
+from composer.graph.composition import HeadSpec
+
+
+class NamedSize(int):
+    """A number with its expression in the file. Its text is the expression, and so is that of what is computed from it."""
+
+    expression: str
+
+    def __new__(cls, number: int, expression: str = "") -> NamedSize:
+        own = super().__new__(cls, number)
+        own.expression = expression or str(number)
+        return own
+
+    def __repr__(self) -> str:
+        return self.expression
+
+    def __eq__(self, other: object) -> bool:
+        return int(self) == other
+
+    def __hash__(self) -> int:
+        """Another hash than that of an int, so that caches keep these heads apart from those of the model."""
+        return hash((int(self), self.expression))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NamedSize:
+        return self
+
+
+def _compute_with_text(name: str, symbol: str) -> None:
+    compute = getattr(operator, name)
+
+    def forth(size: NamedSize, other: Any) -> Any:
+        if not isinstance(other, int) or isinstance(other, SizeNumber):
+            return NotImplemented
+        return NamedSize(compute(int(size), int(other)), f"({size!r} {symbol} {other!r})")
+
+    def back(size: NamedSize, other: Any) -> Any:
+        if not isinstance(other, int) or isinstance(other, SizeNumber):
+            return NotImplemented
+        return NamedSize(compute(int(other), int(size)), f"({other!r} {symbol} {size!r})")
+
+    setattr(NamedSize, f"__{name}__", forth)
+    setattr(NamedSize, f"__r{name}__", back)
+
+
+for _name, _symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
+    _compute_with_text(_name, _symbol)
+
+
+def sizes_of(head: HeadSpec) -> dict[str, int]:
+    """Return the sizes of memories of pairs and of convolutions, by their names in the file."""
+    sizes = {f"{memory.called}_size": memory.room for memory in head.memory if _has_size(memory)}
+    return sizes | ({} if head.conv is None else {"conv_size": head.conv.kernel})
+
+
+def with_named_sizes(head: HeadSpec) -> HeadSpec:
+    """Return the head with the sizes of ``sizes_of`` as ``NamedSize``."""
+    memories = tuple(
+        memory.model_copy(update={"size": NamedSize(memory.room, f"self.{memory.called}_size")}) if _has_size(memory) else memory
+        for memory in head.memory
+    )
+    named: dict[str, Any] = {"memory": memories}
+    if head.conv is not None:
+        named["conv"] = head.conv.model_copy(update={"kernel": NamedSize(head.conv.kernel, "self.conv_size")})
+    return head.model_copy(update=named)
+
+
+def _has_size(memory: Memory) -> bool:
+    return memory.bounded and memory.room > 0
