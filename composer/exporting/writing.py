@@ -104,12 +104,13 @@ def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> It
         if item in function.tree.args.kwonlyargs and not starred:
             rows.append(("*", ""))
             starred = True
-        plain, shape = annotation(item.annotation)
-        if isinstance(facts.get(item.arg), NotNone):
+        fact = facts.get(item.arg)
+        plain, shape = annotation(item.annotation, fact.rank if isinstance(fact, NotNone) else None)
+        if isinstance(fact, NotNone):
             plain = plain.replace(" | None", "")
         star = "*" if function.tree.args.vararg is item else ""
         default = f" = {ast.unparse(defaults[item.arg])}" if item.arg in defaults else ""
-        if default == " = None" and isinstance(facts.get(item.arg), NotNone) and not any(" = " in row for row, _ in rows):
+        if default == " = None" and isinstance(fact, NotNone) and not any(" = " in row for row, _ in rows):
             default = ""
         rows.append((f"{star}{item.arg}: {plain}{default}", shape))
     plain, shape = annotation(tree.returns)
@@ -128,12 +129,14 @@ def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> It
     yield f") -> {plain}:" + (f"  # {shape}" if shape else "")
 
 
-def annotation(node: ast.expr | None) -> tuple[str, str]:
-    """An annotation without shapes, and the shapes."""
+def annotation(node: ast.expr | None, rank: int | None = None) -> tuple[str, str]:
+    """An annotation without shapes, and the shapes. rank: the dimensions of the tensor, if they are the same in all calls."""
     text = "None" if node is None else ast.unparse(node)
-    shapes = dict.fromkeys(shape.strip() for shape in SHAPED.findall(text))
+    shapes = [shape.strip() for shape in SHAPED.findall(text)]
+    fitting = [shape for shape in shapes if rank is None or "..." in shape or "*" in shape or len(shape.split()) == rank]
     plain = re.sub(r"\bRingSlot\b", "Tensor", SHAPED.sub("Tensor", text))
-    return " | ".join(dict.fromkeys(plain.split(" | "))), " or ".join(shapes)
+    joined = ", ".join(shapes) if text.startswith("tuple[") else " or ".join(dict.fromkeys(fitting or shapes))
+    return " | ".join(dict.fromkeys(plain.split(" | "))), joined
 
 
 def _first_sentences(docstring: str, gone: Sequence[str] = ()) -> str:

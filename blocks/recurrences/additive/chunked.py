@@ -24,7 +24,7 @@ def chunked(
     query: Float[Tensor, "B T H F"],
     key: Float[Tensor, "B T N F"],
     value: Float[Tensor, "B T K V"],
-    log_decay: Tensor | None,
+    log_decay: Float[Tensor, "B T N"] | Float[Tensor, "B T N F"] | None,
     segment: Int[Tensor, "B T"] | None,
     state: Float[Tensor, "B N F V"],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 
 from composer.exporting.folding import Known, NotNone
 from composer.exporting.functions import Functions
-from composer.exporting.writing import function_texts
+from composer.exporting.writing import annotation, function_texts
 
 SOURCE = '''
 import torch
@@ -80,3 +81,15 @@ def test_a_whole_quotient_is_converted(module: ModuleType) -> None:
     result = function(*inputs)
     assert result.dtype == torch.bfloat16
     assert torch.equal(result, module.divided(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("written", "rank", "shapes"),
+    [
+        ("Float[Tensor, 'B T N'] | Float[Tensor, 'B T N F'] | None", None, "B T N or B T N F"),
+        ("Float[Tensor, 'B T N'] | Float[Tensor, 'B T N F'] | None", 3, "B T N"),
+        ("tuple[Float[Tensor, 'B T H V'], Float[Tensor, 'B N F V']]", None, "B T H V, B N F V"),
+    ],
+)
+def test_shapes_are_those_of_the_calls(written: str, rank: int | None, shapes: str) -> None:
+    assert annotation(ast.parse(written, mode="eval").body, rank)[1] == shapes
