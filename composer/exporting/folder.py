@@ -51,7 +51,7 @@ class ExportRecord(Closed):
     """The folder of the model."""
     command: str
     config: dict[str, Any]
-    """``config.json`` of the composed model that it was made of, which says what its heads are."""
+    """``config.json`` of the composed model that it was made of, with the fields of its heads."""
     step: bool = False
     """Whether the Python file has a method for one token by the option of this name."""
     files: dict[str, str]
@@ -60,7 +60,7 @@ class ExportRecord(Closed):
 
 
 def read_export(folder: Path) -> ExportRecord | None:
-    """The record of an export; None where the folder has none. Raises ExportError where it is damaged."""
+    """Return the record of an export, or None if the folder has none. Raises ExportError if it is damaged."""
     try:
         return ExportRecord.model_validate_json(read_bytes(folder / EXPORT, MOST_RECORD))
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def causal(model: Composed) -> ComposedForCausalLM:
 
 
 def differences(folder: Path, record: ExportRecord) -> dict[str, str]:
-    """What is wrong with the files of an export, by their names: changed, missing or added ones."""
+    """Return the changed, missing and added files of an export, by name, with what is wrong."""
     problems = {}
     for name, digest in record.files.items():
         if not (folder / name).is_file():
@@ -133,7 +133,7 @@ def differences(folder: Path, record: ExportRecord) -> dict[str, str]:
 
 
 def _check_export(out: Path) -> None:
-    """Raises ExportError for a folder that is no export, or was changed since: only exports are replaced."""
+    """Raise ExportError if a folder is not an export, or was changed: only unchanged exports are replaced."""
     record = read_export(out)
     if record is None:
         raise ExportError(f"{out} holds no {EXPORT}, so no export wrote it, and --force does not replace it.")
@@ -146,7 +146,7 @@ def _check_export(out: Path) -> None:
 
 @contextmanager
 def without_adapter(folder: Path) -> Iterator[Path]:
-    """The folder, or a temporary one with its adapters merged into the weights."""
+    """Yield the folder, or a temporary one with its adapters merged into the weights."""
     if open_source(folder).config.get(ADAPTER_KEY) is None:
         yield folder
         return
@@ -184,7 +184,7 @@ def _documents(
 
 
 def configuration(model: Any, exported: Exported) -> dict[str, Any]:
-    """``config.json`` of the export: the host's own fields, the heads of each layer, and the classes of the file."""
+    """Return ``config.json`` of the export: the host's own fields, the heads of each layer, and the classes of the file."""
     left_out = {*SPEC_KEYS, *TRUNK_KEYS, ADAPTER_KEY, "auto_map"}
     left_out |= {"_name_or_path", "transformers_version", "model_type", "architectures"}
     own = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
@@ -199,7 +199,7 @@ def configuration(model: Any, exported: Exported) -> dict[str, Any]:
 
 
 def license_text() -> str:
-    """The licence of this package, under which the exported file stands."""
+    """Return the licence of this package, which is that of the exported file."""
     try:
         stored = distribution("attention-composer").read_text(f"licenses/{LICENSE}")
     except PackageNotFoundError:
@@ -208,7 +208,7 @@ def license_text() -> str:
 
 
 def card(exported: Exported | Native, record: Record | None, command: str) -> str:
-    """``README.md``, with the Hub's front matter."""
+    """Return ``README.md``, with the Hub's front matter."""
     source = None if record is None else record.source
     tags = [] if isinstance(exported, Native) else ["linear-attention", "custom_code"]
     front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
@@ -225,7 +225,7 @@ def card(exported: Exported | Native, record: Record | None, command: str) -> st
     spec = "" if record is None else f"\n{lineage(record)}\n## Spec\n\n{markdown_block(to_yaml(record.spec), 'yaml')}\n"
     drawn = "" if record is None else f"\n![The graph of each head, and the map of layers]({PICTURE})\n"
     paper = "" if record is None or not record.resolved.paper else f" Its heads follow {escape_markdown(record.resolved.paper)}."
-    record_file = "" if isinstance(exported, Native) else f" {markdown_code(RECORD)} says how the\nmodel was built and trained."
+    record_file = "" if isinstance(exported, Native) else f" {markdown_code(RECORD)} records how the\nmodel was built and trained."
     return f"""---
 {yaml.safe_dump(front, sort_keys=False).strip()}
 ---
@@ -239,7 +239,7 @@ Written by {markdown_code(command)}. {markdown_code(EXPORT)} has the SHA-256 of 
 
 
 def _description(exported: Exported | Native, paper: str) -> str:
-    """The title of a card, and what the model is."""
+    """Return the title of a card, and a description of the model."""
     if isinstance(exported, Native):
         return (
             f"# {escape_markdown(exported.architecture)}\n\n"

@@ -38,11 +38,11 @@ REWRITTEN = {
     "as_dtype": "({0}).to({1})",
     "least_mass": "1e8 * torch.finfo({0}).tiny",
 }
-"""Small functions, by what stands for a call of them."""
+"""Small functions, with the expression that replaces a call."""
 
 
 def joined(facts: Iterable[ArgumentFact | None]) -> ArgumentFact | None:
-    """What is true of an argument in all of these calls; None: nothing."""
+    """Return the fact that holds for an argument in all of these calls; None if there is none."""
     facts = list(facts)
     first = facts[0]
     if any(fact is None or fact == Known(None) for fact in facts):
@@ -53,12 +53,12 @@ def joined(facts: Iterable[ArgumentFact | None]) -> ArgumentFact | None:
 
 
 def _typed(fact: ArgumentFact | None) -> Any:
-    """True and 1 are equal, and not the same constant."""
+    """Return the type of a known value: True and 1 are equal, and different constants."""
     return type(fact.value) if isinstance(fact, Known) else None
 
 
 def fact_of(node: ast.expr, facts: Mapping[str, ArgumentFact]) -> ArgumentFact | None:
-    """What is known of an argument, as it is written in a call."""
+    """Return the fact that follows from an argument as it is written in a call."""
     if isinstance(node, ast.Constant):
         return Known(node.value)
     if isinstance(node, ast.Name):
@@ -72,7 +72,7 @@ def fact_of(node: ast.expr, facts: Mapping[str, ArgumentFact]) -> ArgumentFact |
 
 
 def _fact_of_call(method: ast.expr, facts: Mapping[str, ArgumentFact]) -> ArgumentFact | None:
-    """What is known of the result of a function, or of a method of a tensor."""
+    """Return the fact about the result of a function, or of a method of a tensor."""
     if not isinstance(method, ast.Attribute):
         return facts.get(f"{ast.unparse(method)}()")
     tensor = fact_of(method.value, facts)
@@ -82,7 +82,7 @@ def _fact_of_call(method: ast.expr, facts: Mapping[str, ArgumentFact]) -> Argume
 
 
 def folded(function: ast.FunctionDef, facts: Mapping[str, ArgumentFact]) -> tuple[ast.FunctionDef, dict[str, ArgumentFact]]:
-    """The function with these facts about its parameters, and the facts about its parameters and variables.
+    """Return the function with these facts about its parameters, and the facts about its parameters and variables.
 
     A fact about ``name()`` is one about the result of the function of that name.
     """
@@ -113,7 +113,7 @@ class _Fold(ast.NodeTransformer):
         """Variables that hold ``repeat(None)``."""
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Statements, up to the first that always returns."""
+        """Return the statements up to the first that always returns."""
         out: list[ast.stmt] = []
         for statement in body:
             result = self.visit(statement)
@@ -204,7 +204,7 @@ class _Fold(ast.NodeTransformer):
             if isinstance(value, ast.Constant):
                 if bool(value.value) != decides:
                     continue
-                # What stands before it has no effect beside its value.
+                # The operands before it have no effect beside their values.
                 kept = [value] if isinstance(value.value, bool) else [*kept, value]
                 break
             kept.append(value)
@@ -262,7 +262,7 @@ class _Fold(ast.NodeTransformer):
         return node
 
     def _is_constant(self, target: ast.Name, value: ast.expr) -> bool:
-        """Whether an assignment says nothing: of a variable to itself, or of a constant that its readers have by now."""
+        """Whether an assignment has no effect: of a variable to itself, or of a constant that its readers already contain."""
         if isinstance(value, ast.Name) and value.id == target.id:
             return True
         if isinstance(value, ast.Name) and target.id in self.once and value.id in self.fixed:
@@ -369,7 +369,7 @@ def _is_dead(target: ast.expr, following: list[ast.stmt]) -> bool:
 
 
 def _zipped(node: ast.For) -> list[tuple[ast.expr, ast.expr]]:
-    """The targets of a loop over a zip, each with what it runs over; empty for another loop."""
+    """Return the targets of a loop over a zip, each with its iterable; nothing for another loop."""
     run, target = node.iter, node.target
     if not (isinstance(run, ast.Call) and ast.unparse(run.func) == "zip" and isinstance(target, ast.Tuple)):
         return []

@@ -47,7 +47,7 @@ class Function:
         return [*arguments.args, *([arguments.vararg] if arguments.vararg else []), *arguments.kwonlyargs]
 
     def bound(self, call: ast.Call, facts: Facts, *, more: bool = False) -> dict[str, ArgumentFact | None] | None:
-        """What a call says of each parameter; None where it passes arguments that cannot be told apart. facts: of the caller's own.
+        """Return the fact about each parameter in a call; None if it passes starred arguments. facts: of the caller's own.
         more: further arguments follow (of a ``partial``)."""
         if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
             return None
@@ -138,7 +138,7 @@ class Functions:
     def _used(
         self, function: Function, tree: ast.FunctionDef, facts: Facts
     ) -> Iterator[tuple[str, Mapping[str, ArgumentFact | None] | None]]:
-        """The functions that a folded one uses, and what it says of their arguments. Notes the classes and numbers that it uses."""
+        """Yield the functions that a folded one uses, with the facts about their arguments. Note its classes and numbers."""
         own = own_names(tree)
         self.locals |= own
         inside = [item for statement in tree.body for item in ast.walk(statement)]
@@ -251,7 +251,7 @@ def _without_fields(function: Function, unread: frozenset[str]) -> ast.FunctionD
 
 
 def _short_expression(tree: ast.FunctionDef, original: ast.FunctionDef) -> ast.expr | None:
-    """The expression that stands for a call of a function; None where a call is clearer.
+    """Return the expression that replaces a call of a function; None if a call is clearer.
 
     A function that returns an argument or a number has no content. One method or index of an argument is written out where the
     function was longer and lost its branches.
@@ -309,5 +309,5 @@ def key_of(function: FunctionType) -> str:
 
 
 def is_gone(fact: ArgumentFact | None) -> bool:
-    """Whether a parameter is left out, as its value stands in the function."""
+    """Whether a parameter is left out, because the function contains its value."""
     return isinstance(fact, Known) and (fact.value is None or isinstance(fact.value, bool | str))

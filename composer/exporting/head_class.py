@@ -88,7 +88,7 @@ class HeadClass:
         self.methods[False, False], self.takes_pieces = piece, True
 
     def _recorded(self, mixing: bool, sizes: tuple[tuple[int, int], ...]) -> Method:
-        """A program, recorded with several numbers of rows and tokens. Raises ExportError where they do not give the same lines."""
+        """Record a program with several numbers of rows and tokens. Raises ExportError if their lines differ."""
         methods: list[tuple[Method, list[str]]] = []
         for size in sizes:
             method = record(
@@ -110,19 +110,19 @@ class HeadClass:
         return methods[0][0]
 
     def calls(self) -> Iterator[tuple[str, Mapping[str, ArgumentFact]]]:
-        """The calls of functions of ``blocks`` in both methods."""
+        """Yield the calls of functions of ``blocks`` in all methods."""
         for method in self.methods.values():
             for call in needed(method):
                 if call.kind == "own":
                     yield call.name, {name: _fact(value) for name, value in call.options.items()}
 
     def kernels(self) -> Iterator[str]:
-        """The operations of fla that the methods call, as ``module:name``."""
+        """Yield the operations of fla that the methods call, as ``module:name``."""
         for method in self.methods.values():
             yield from (call.name for call in needed(method) if call.kind == "kernel")
 
     def fields(self) -> Iterator[str]:
-        """The fields of results that the methods read."""
+        """Yield the fields of results that the methods read."""
         for method in self.methods.values():
             yield from (call.name.removeprefix(".") for call in needed(method) if call.kind == "field")
 
@@ -133,12 +133,12 @@ class HeadClass:
 
     @property
     def precise(self) -> Iterator[str]:
-        """The parameters that are never narrower than float32."""
+        """Yield the parameters that are never narrower than float32."""
         for part, parameters in self.parameters.items():
             yield from (f"{part}.{name}" for name, fresh in parameters.items() if fresh.precise)
 
     def serves(self, place: tuple[int, int]) -> bool:
-        """Whether it computes what heads in this layer, and at this place there, compute."""
+        """Whether this class also computes the heads at another place: a layer, and the first of its heads there."""
         return place == self.place or not any(method.asks_place for method in self.methods.values())
 
     @property
@@ -152,7 +152,10 @@ class HeadClass:
         return any(call.name == "self.rotary" for method in self.methods.values() for call in needed(method))
 
     def text(self, functions: Functions, config: str, rotary: str | None, *, is_one_of_several: bool = False) -> str:
-        """The class. config, rotary: names of the model's own classes. is_one_of_several: a layer has further groups of heads."""
+        """Return the class as text.
+
+        config, rotary: names of the model's own classes. is_one_of_several: a layer has further groups of heads.
+        """
         if self.asks_rotary and rotary is None:
             raise ExportError(
                 "keys are rotated at other positions than those of the call's tokens, and the model's layers rotate differently"
@@ -252,5 +255,5 @@ def _fact(value: Any) -> ArgumentFact:
 
 
 def _rotations(head: HeadSpec, shape: Shape) -> str:
-    """How queries and keys are rotated, in words."""
+    """Return how queries and keys are rotated, in words."""
     return " ".join(line.lstrip("# ") for line in rotations(program_of(compiled(head, shape), one_token=False)))

@@ -58,7 +58,7 @@ class ModelRotation:
         self.table: tuple[Tensor, Tensor] | None = None
 
     def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine at positions B T."""
+        """Return cosine and sine at positions B T."""
         assert self.table is not None
         if position is self.position:
             return self.table
@@ -66,12 +66,12 @@ class ModelRotation:
         return cosine, sine
 
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """The states B T H D, turned."""
+        """Return the states B T H D, rotated."""
         return self._recording.host("rotated", (states, cosine, sine), states)
 
 
 def program_of(code: Compiled, *, one_token: bool) -> Program:
-    """The program that a file has of a head: PyTorch's forms, which run anywhere, with gradients and padding."""
+    """Return the program of a head in a file: PyTorch's forms, which run anywhere, with gradients and padding."""
     return code.program(TORCH, Setting("cpu", "bfloat16", one_token=one_token, padded=not one_token, gradients=True))
 
 
@@ -100,7 +100,7 @@ def record(
 
     turns: True if the model around the head rotates queries and keys. mixing: record the steps before the projections of queries
     and keys, in place of those after them; their output is B T C. is_fixed: record the number of tokens, too. Raises ExportError
-    where Python looks at the numbers of a tensor.
+    if Python looks at the numbers of a tensor.
     """
     recording = ProgramRecording(is_fixed=is_fixed)
     rotation = ModelRotation(recording) if turns else None
@@ -109,7 +109,7 @@ def record(
     batch, length = sizes[0], 1 if one_token else sizes[1]
 
     def empty(*size: int, dtype: torch.dtype = NARROW) -> Tensor:
-        """A tensor that needs a gradient, and is computed: what runs with gradients runs without them, too."""
+        """Return a computed tensor that needs a gradient: a program that runs with gradients also runs without."""
         tensor = torch.empty(size, dtype=dtype, device="meta")
         return tensor.requires_grad_().clone() if dtype.is_floating_point else tensor
 
@@ -171,18 +171,18 @@ def record(
 
 
 def _new_name(slot: str) -> str:
-    """The variable of a tensor of the new state: ``new_window_key`` of ``window.key``, and ``new_state`` of ``state.state``."""
+    """Return the variable of a tensor of the new state: ``new_window_key`` of ``window.key``, ``new_state`` of ``state.state``."""
     return "_".join(["new", *dict.fromkeys(slot.split("."))])
 
 
 def parameters_of(node: Node) -> dict[str, Fresh]:
-    """The parameters of a part in a head, by name."""
+    """Return the parameters of a part in a head, by name."""
     assert node.part is not None, "the graph's parts are nodes with a part"
     return node.part.parameters(node.shape)
 
 
 def _some(slot: Slot) -> tuple[int, ...]:
-    """The shape of a tensor of the state; one that grows has a few entries."""
+    """Return the shape of a tensor of the state; one that grows has a few entries."""
     return tuple(size or 5 for size in slot.shape)
 
 

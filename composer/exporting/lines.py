@@ -1,7 +1,7 @@
 """A recorded program as lines of Python.
 
-A call stands on a line of its own where a variable of the part's code held its result, or where several others use it. Otherwise it
-is written into the expression that uses it. Variables have the names that they have in the parts.
+A call has its own line if a variable of the part's code held its result, or if several others use it. Otherwise it is written into
+the expression that uses it. Variables have the names that they have in the parts.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ OwnCall = Callable[[str, Mapping[str, Any], Callable[[Any], str]], str]
 
 
 def lines_of(method: Method, own_call: OwnCall, taken: frozenset[str]) -> list[tuple[int, str]]:
-    """The lines of a method, each with the number of its step. taken: names that no variable may have."""
+    """Return the lines of a method, each with the number of its step. taken: names that no variable may have."""
     return _Lines(method, own_call, taken).all()
 
 
 def arguments_of(call: Recorded) -> Iterator[Recorded]:
-    """The calls whose results a call takes."""
+    """Yield the calls whose results a call uses."""
     yield from _calls_in((call.args, dict(call.options)))
 
 
@@ -53,7 +53,7 @@ def _calls_in(value: Any) -> Iterator[Recorded]:
 
 
 def needed(method: Method) -> list[Recorded]:
-    """The calls that the outputs follow from, in order."""
+    """Return the calls that the outputs follow from, in order."""
     result: dict[int, Recorded] = {}
     waiting = [*method.outputs.values(), *(call for call in method.calls if call.kind == "store" or call.writes)]
     while waiting:
@@ -84,7 +84,7 @@ class _Lines:
                 self.held[call.name] = self._last_use(call)
 
     def all(self) -> list[tuple[int, str]]:
-        """All lines, the last of which returns the output and the new state."""
+        """Return all lines, the last of which returns the output and the new state."""
         lines: list[tuple[int, str]] = []
         branches: dict[str, list[str]] = {"kernel": [], "torch": []}
         for call in self.calls:
@@ -102,7 +102,7 @@ class _Lines:
         return [*((step, line) for step, line in lines if line), (last, f"return {output}, {{{state}}}")]
 
     def _choice(self, call: Recorded, branches: Mapping[str, list[str]]) -> Iterator[str]:
-        """The lines of a choice. branches: the lines of each branch before its results."""
+        """Yield the lines of a choice. branches: the lines of each branch before its results."""
         kernel = next(item for item in reversed(self.calls[: self.calls.index(call)]) if item.kind == "kernel")
         results = [self._results(side) for side in call.args]
         names = self._names_of_fields(call)
@@ -112,7 +112,7 @@ class _Lines:
         yield from (f"    {line}" for line in (*branches["torch"], f"{names} = {results[1]}") if line)
 
     def _results(self, side: tuple[Recorded, ...]) -> str:
-        """The results of a branch as an expression."""
+        """Return the results of a branch as an expression."""
         whole = side[0].args[0] if side[0].kind == "field" else None
         if whole is not None and self._is_side(whole):
             return plain(self._text(whole))
@@ -139,7 +139,7 @@ class _Lines:
         return uses > 1 or (named is not None and named[1] and uses > 0 and not is_inline)
 
     def _keep_before_writes(self) -> None:
-        """What is read before a tensor is written into, and used after it, stands on a line before."""
+        """Put a value that is computed before a write into a tensor, and used after it, on a line before the write."""
         for write in (call for call in self.calls if call.writes or call.kind == "store"):
             inside = self._expression_of(write)
             for call in self.calls:
@@ -149,7 +149,7 @@ class _Lines:
                     self.own_line.add(call.number)
 
     def _expression_of(self, call: Recorded) -> set[int]:
-        """The calls that are written into a call's own expression."""
+        """Return the calls that are written into a call's own expression."""
         result, waiting = {call.number}, [call]
         while waiting:
             for item in arguments_of(waiting.pop()):
@@ -159,7 +159,7 @@ class _Lines:
         return result
 
     def _place(self, call: Recorded) -> int:
-        """The call on whose line it is written."""
+        """Return the number of the call on whose line a call is written."""
         if call.number in self.own_line:
             return call.number
         if call.number in self.final:
@@ -190,7 +190,7 @@ class _Lines:
         return "" if name == text else f"{name} = {text}"
 
     def _names_of_fields(self, call: Recorded) -> str:
-        """The variables that the fields of a call are assigned to."""
+        """Return the variables that the fields of a call are assigned to."""
         count = 1 + max(int(item.name) for item in self.method.calls if item.kind == "field" and item.args[0] is call)
         names = ["_"] * count
         for item in self.users[call.number]:
@@ -208,7 +208,7 @@ class _Lines:
         )
 
     def _free_name(self, call: Recorded, wish: str, now: int) -> str:
-        """A name that nothing holds any more: a line reads before it writes."""
+        """Return a name that no later line reads. A line reads before it writes."""
         step = self.method.nodes[min(call.step, len(self.method.nodes) - 1)].replace(".", "_")
         function = call.name.rpartition(":")[2].rpartition(".")[2].strip("_")
         of_function = [f"{wish}_{function}"] if function.isidentifier() and function != wish else []
@@ -224,7 +224,7 @@ class _Lines:
         return max([self._last_use(call), *(self._last_use(item) for item in fields)])
 
     def _value(self, value: Any) -> str:
-        """An argument, as it is written."""
+        """Return an argument as it is written."""
         if isinstance(value, Recorded):
             return self.written.get(value.number) or self._text(value)
         if isinstance(value, tuple):
@@ -245,7 +245,7 @@ class _Lines:
         return self._value(index)
 
     def _text(self, call: Recorded) -> str:
-        """A call as an expression."""
+        """Return a call as an expression."""
         name, of = call.name, self._value
         first, *others = (*call.args, None)
         texts: dict[str, Callable[[], str]] = {
@@ -272,13 +272,13 @@ class _Lines:
 
 
 def _last_part(call: Recorded) -> str:
-    """The name of a function, without its module."""
+    """Return the name of a function, without its module."""
     return call.name.rpartition(":")[2]
 
 
 @cache
 def _defaults(name: str) -> Mapping[str, Any]:
-    """The defaults of a function of PyTorch that is written in Python."""
+    """Return the defaults of a function of PyTorch that is written in Python."""
     function = getattr(torch.nn.functional, name.removeprefix("F."), None) if name.startswith("F.") else None
     if not isinstance(function, FunctionType):
         return {"mode": "constant", "value": None} if name == "F.pad" else {}
@@ -286,7 +286,7 @@ def _defaults(name: str) -> Mapping[str, Any]:
 
 
 def _chosen(call: Recorded) -> dict[str, Any]:
-    """The options of a call that are not at their defaults."""
+    """Return the options of a call that differ from their defaults."""
     defaults = _defaults(call.name)
     return {
         name: value
@@ -296,7 +296,7 @@ def _chosen(call: Recorded) -> dict[str, Any]:
 
 
 def constant(value: Any) -> str:
-    """A constant as text. Raises ExportError for a value without one."""
+    """Return a constant as text. Raises ExportError if it has none."""
     if isinstance(value, torch.dtype):
         return "dtype" if value == NARROW else str(value)
     if isinstance(value, torch.device):
@@ -311,6 +311,6 @@ def constant(value: Any) -> str:
 
 
 def plain(expression: str) -> str:
-    """An expression without parentheses that it does not need."""
+    """Return an expression without unneeded parentheses."""
     text = ast.unparse(ast.parse(expression, mode="eval"))
     return text if '"' in text else text.replace("'", '"')

@@ -83,7 +83,7 @@ class _Host:
 def written(model: Any, *, step: bool = False) -> Exported:
     """Return the file for a composed model. step: write a method for one token, too.
 
-    Raises ExportError with what cannot be written out.
+    Raises ExportError if a part of the model cannot be written.
     """
     resolved, host = model.config.resolved(), _host_of(model)
     title = resolved.name or "composed"
@@ -185,7 +185,7 @@ def _host_of(model: Any) -> _Host:
 
 
 def _check_trunk(config: Any) -> None:
-    """Raises ExportError for a trunk that transformers' Llama is not."""
+    """Raise ExportError if the trunk differs from transformers' Llama."""
     expected = {"norm_type": "rms", "mlp_type": "gated", "position_embedding": "none", "residual_dropout": 0.0}
     for field, value in expected.items():
         if getattr(config, field) != value:
@@ -196,7 +196,7 @@ def _check_trunk(config: Any) -> None:
 
 
 def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[str, str]]]:
-    """The classes of all heads, and for each layer the names of its heads' classes."""
+    """Return the classes of all heads, and for each layer the names of its heads' classes."""
     rope = model_rotation(model)
     classes: list[HeadClass] = []
     by_layer = []
@@ -222,7 +222,7 @@ def _head_classes(model: Any, step: bool) -> tuple[list[HeadClass], list[dict[st
 
 
 def model_rotation(model: Any) -> Rope | None:
-    """The rotation that the spec of a model on Llama's blocks states; None where the host rotates by its own code."""
+    """Return the rotation in the spec of a model on Llama's blocks; None if the host rotates by its own code."""
     size = model.config.resolved().dimensions
     if model.config.model_type != OWN or size.rope_theta is None:
         return None
@@ -230,7 +230,7 @@ def model_rotation(model: Any) -> Rope | None:
 
 
 def with_model_rotation(head: HeadSpec, rope: Rope | None) -> HeadSpec:
-    """The head with a plain ``rope`` where the model around it can rotate. rope: as ``model_rotation`` returns it."""
+    """Return the head with a plain ``rope`` if the model around it can rotate. rope: as ``model_rotation`` returns it."""
 
     def is_models(position: Any) -> bool:
         return position.is_of_model or (rope is not None and position.base == rope.base)
@@ -255,7 +255,7 @@ def rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:  # B T H D
 
 
 def _imports(body: str, host: _Host) -> str:
-    """The imports that the rest of a file uses."""
+    """Return the imports that the rest of a file uses."""
 
     def used(name: str) -> bool:
         return re.search(rf"(?<![\w.]){name}\b", body) is not None
@@ -289,7 +289,7 @@ def _imports(body: str, host: _Host) -> str:
 
 
 def _fla(kernels: Sequence[str]) -> str:
-    """The imports of operations of fla, by module and name, and the condition under which they are called."""
+    """Return the imports of operations of fla, by module and name, and the condition under which they are called."""
     if not kernels:
         return ""
     names = [kernel.rpartition(":")[2] for kernel in kernels]

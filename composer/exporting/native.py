@@ -1,4 +1,4 @@
-"""Models that a class of transformers computes by itself: the same formulas, so the same logits up to rounding.
+"""Models that a class of transformers computes: the same formulas, so the same logits up to rounding.
 
 Three kinds of models have such a class. Softmax attention in every layer is the host's own class. Windows, with or without layers
 of softmax, on Llama's blocks are Ministral. Layers of Gated DeltaNet beside softmax layers with norms of queries and keys are
@@ -42,7 +42,7 @@ MOST_DIFFERENCES = 12
 
 @dataclass(frozen=True)
 class Native:
-    """architecture: the class of transformers. config: its ``config.json``. weights: None where they are the model's own files;
+    """architecture: the class of transformers. config: its ``config.json``. weights: None if they are the model's own files;
     otherwise all tensors by the class's names."""
 
     architecture: str
@@ -84,7 +84,7 @@ def native_of(model: Any) -> Native:
 
 
 def write_weights(native: Native, folder: Path) -> None:
-    """Write converted weights, as transformers saves those of the class: in shards where there are many."""
+    """Write converted weights, as transformers saves those of the class: in shards if there are many."""
     assert native.weights is not None, "the model's own files are linked otherwise"
     with torch.device("meta"):
         model = model_of(native)
@@ -99,19 +99,19 @@ def write_weights(native: Native, folder: Path) -> None:
 
 
 def model_of(native: Native) -> Any:
-    """The class of transformers, with weights at their start."""
+    """Build the class of transformers, with weights at their start."""
     fields = {name: value for name, value in native.config.items() if name != "model_type"}
     config = CONFIG_MAPPING[native.model_type](**fields)
     return _class_of(native.model_type)(config)
 
 
 def _class_of(kind: str) -> Any:
-    """The class of causal language models of a model type."""
+    """Return the class of causal language models of a model type."""
     return MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
 
 
 def softmax_head(turns: bool, **fields: Any) -> HeadSpec:
-    """The head of softmax attention over all tokens."""
+    """Return the head of softmax attention over all tokens."""
     position = Rope() if turns else NoPosition()
     return HeadSpec(position=NoPosition(), memory=(Full(name="full", position=position),), **fields)
 
@@ -158,13 +158,13 @@ def _qwen3_next(model: Any, heads: list[LayerHead]) -> Native:
 
 
 def _with_own_weights(model: Any, kind: str, changes: Mapping[str, Any]) -> Native:
-    """The class of a model type, for a model whose tensors have the names and sizes that the class has."""
+    """Return the class of a model type, for a model whose tensors have the names and sizes that the class has."""
     architecture = _class_of(kind).__name__
     return Native(architecture, _config_of(model, kind, changes))
 
 
 def _config_of(model: Any, kind: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the model's config that the class has, with changes."""
+    """Return the fields of the model's config that the class has, with changes."""
     left_out = {
         *SPEC_KEYS,
         *TRUNK_KEYS,
@@ -197,7 +197,7 @@ def _host_type(model: Any) -> str:
 
 
 def trunk_differences(model: Any) -> Iterator[str]:
-    """How the blocks around the heads differ from the host's own class, for a trunk that a spec describes."""
+    """Yield how the blocks around the heads differ from the host's own class, for a trunk that a spec describes."""
     if model.config.model_type == OWN:
         expected = {"norm_type": "rms", "mlp_type": "gated", "position_embedding": "none", "residual_dropout": 0.0}
         for field, value in expected.items():
@@ -206,7 +206,7 @@ def trunk_differences(model: Any) -> Iterator[str]:
 
 
 def llama_differences(model: Any) -> Iterator[str]:
-    """How the blocks around the heads differ from Llama's without biases, which Ministral and Qwen3-Next share."""
+    """Yield how the blocks around the heads differ from Llama's without biases, which Ministral and Qwen3-Next share."""
     if _host_type(model) != "llama":
         yield f"the blocks around the heads are those of {_host_type(model)}; expected those of llama"
         return
@@ -217,7 +217,7 @@ def llama_differences(model: Any) -> Iterator[str]:
 
 
 def _different_heads(heads: list[LayerHead], expected: Callable[[LayerHead], HeadSpec]) -> Iterator[str]:
-    """Every difference between heads and those that a class has, each with the layers that have it."""
+    """Yield every difference between heads and those that a class has, each with the layers that have it."""
     layers: dict[str, list[int]] = {}
     for head in heads:
         for difference in field_differences(head.spec, expected(head)):
@@ -228,7 +228,7 @@ def _different_heads(heads: list[LayerHead], expected: Callable[[LayerHead], Hea
 
 
 def field_differences(own: Any, expected: Any, path: str = "") -> Iterator[str]:
-    """The fields in which two heads differ, as a spec names them."""
+    """Yield the fields in which two heads differ, as a spec names them."""
     if isinstance(own, BaseModel) and type(own) is type(expected):
         for name in type(own).model_fields:
             if name not in START_ONLY:

@@ -3,7 +3,7 @@
 Both compute S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ and o_t = S_tᵀ q_t / √K, with
 α_t = exp(-exp(A) · softplus(x_t W_a + b_a)), behind a convolution and SiLU, with queries and keys of length 1. Both close a head by
 a norm times SiLU(x_t W_z). The weights only change their places, with two exceptions. Norms are stored as w - 1, and 1 + (w - 1)
-is w up to one rounding of float32. Where a softmax layer has no output gate, a gate of sigmoid(0) = 1/2 stands before an output
+is w up to one rounding of float32. Where a softmax layer has no output gate, a gate of sigmoid(0) = 1/2 is put before an output
 projection of twice the size, which is exact.
 """
 
@@ -32,7 +32,7 @@ MOST_NAMES = 3
 
 
 def delta_head(spec: HeadSpec, config: Any) -> HeadSpec:
-    """The head that a layer of Gated DeltaNet has in the class. What the class leaves open is as ``spec`` has it."""
+    """Return the head of a layer of Gated DeltaNet in the class. Fields that the class leaves open are those of ``spec``."""
     free = spec.conv
     gate, rate = (getattr(spec.memory[0], name, None) for name in ("gate", "rate"))
     return HeadSpec.model_validate({
@@ -58,7 +58,7 @@ def delta_head(spec: HeadSpec, config: Any) -> HeadSpec:
 
 
 def weight_differences(model: Any, heads: Sequence[LayerHead]) -> Iterator[str]:
-    """What the class has no place for in the weights of a model whose heads are those of the class."""
+    """Yield the weights that the class cannot hold, of a model whose heads are those of the class."""
     kernels = sorted({head.spec.conv.kernel for head in heads if head.spec.conv is not None})
     if len(kernels) > 1:
         yield f"convolutions have {' and '.join(map(str, kernels))} taps; expected the same number in all layers"
@@ -74,7 +74,7 @@ def weight_differences(model: Any, heads: Sequence[LayerHead]) -> Iterator[str]:
 
 
 def converted(model: Any, heads: Sequence[LayerHead]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields of the class's config that Llama's has not, and all weights by the class's names."""
+    """Return the fields of the class's config that Llama's lacks, and all weights by the class's names."""
     config, own = model.config, {name: parameter.detach() for name, parameter in model.named_parameters()}
     weights = {name: tensor for name, tensor in own.items() if ".self_attn." not in name}
     weights |= {name: tensor - 1 for name, tensor in weights.items() if _is_norm(name)}
@@ -118,13 +118,13 @@ def _delta_layers(model: Any, heads: Sequence[LayerHead]) -> Iterator[tuple[str,
 
 
 def _zero_biases(path: str, head: LayerHead) -> tuple[str, str]:
-    """The parameters of a layer of the delta rule that the class has no place for."""
+    """Return the parameters of a layer of the delta rule that the class lacks."""
     prefix = f"{path}.composed.{head.name}"
     return f"{prefix}.{head.spec.memory[0].called}_rate.bias", f"{prefix}.output_norm.gate_bias"
 
 
 def _delta_layer(own: Mapping[str, Tensor], fresh: dict[str, Tensor], config: Any, memory: str) -> dict[str, Tensor]:
-    """The tensors of ``linear_attn``. memory: the name of the memory in its head.
+    """Return the tensors of ``linear_attn``. memory: the name of the memory in its head.
 
     The class has as many key heads as query heads, so keys and values of a group are written once for each of its query heads.
     """
@@ -151,7 +151,7 @@ def _delta_layer(own: Mapping[str, Tensor], fresh: dict[str, Tensor], config: An
 
 
 def _softmax_layer(own: Mapping[str, Tensor], fresh: dict[str, Tensor], config: Any, has_bias: bool) -> dict[str, Tensor]:
-    """The tensors of ``self_attn``. A missing output gate is sigmoid(0) = 1/2, before twice the output projection."""
+    """Return the tensors of ``self_attn``. A missing output gate is sigmoid(0) = 1/2, before twice the output projection."""
     query, size = own["q_proj.weight"], config.head_dim
     gate, gate_bias = fresh.pop("output_norm.gate", None), fresh.pop("output_norm.gate_bias", None)
     output = own["o_proj.weight"] if gate is not None else 2 * own["o_proj.weight"]

@@ -2,7 +2,7 @@
 
 The program runs once, on tensors without numbers (the device "meta"). Everything that is not a tensor (schemas, shapes, pairs,
 options) is computed by Python and is gone. A ``TorchFunctionMode`` sees each operation of PyTorch. Functions of ``blocks`` that
-take tensors and plain values alone are recorded as one call, and what they do inside is not: the file has these functions, too.
+take tensors and plain values alone are recorded as one call, without the operations inside: the file has these functions, too.
 Those of parts from outside are recorded operation by operation.
 """
 
@@ -131,19 +131,19 @@ class ProgramRecording(TorchFunctionMode):
         RECORDING.pop()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """An input of the program, by its name in the file."""
+        """Add an input of the program, by its name in the file."""
         self._bind(tensor, self._call("input", name, (), {}))
         return tensor
 
     def call_of(self, value: Any) -> Recorded | None:
-        """The call that a value comes from; None for what is known before any call."""
+        """Return the call that a value comes from; None for a value that is known before any call."""
         if isinstance(value, SizeNumber):
             return value.call
         result = self._of.get(id(value))
         return None if result is None else result[1]
 
     def size(self, kind: str, name: str, args: tuple[Any, ...], number: int) -> int:
-        """A number that was computed from sizes."""
+        """Record a number that was computed from sizes."""
         return number if self._inside else SizeNumber(number, self._call(kind, name, args, {}))
 
     @contextmanager
@@ -157,7 +157,7 @@ class ProgramRecording(TorchFunctionMode):
             self.branch, self._of = "", self._of | before
 
     def host(self, name: str, args: tuple[Any, ...], likes: Any, *, kind: str = "host", options: Mapping[str, Any] = {}) -> Any:
-        """A call that is not run, as of the model's own code. likes: tensors like what it gives."""
+        """Record a call that is not run, such as one of the model's own code. likes: tensors like its results."""
         self._look(sys._getframe(1))
         call = self._call(kind, name, args, options)
         with torch._C.DisableTorchFunction():
@@ -166,7 +166,7 @@ class ProgramRecording(TorchFunctionMode):
         return answer
 
     def name(self, label: str, value: Any) -> None:
-        """Name a value, where no variable has."""
+        """Name a value that no variable has named."""
         for suffix, tensor in _tensors_in(value):
             call = self.call_of(tensor)
             if call is not None and (call.number not in self.names or not self.names[call.number][1]):
@@ -202,7 +202,7 @@ class ProgramRecording(TorchFunctionMode):
             sys.setprofile(self._profile)
 
     def _same_as(self, name: str, args: tuple[Any, ...], answer: Any) -> Recorded | None:
-        """The call whose result an operation returns as it is: one tensor joined, or, of a fixed number of tokens, one piece."""
+        """Return the call whose result an operation returns unchanged: a join of one tensor, or a split into one piece."""
         if name in JOINS and len(args[0]) == 1:
             return self.call_of(args[0][0])
         if self.is_fixed and name == "split" and len(answer) == 1:
@@ -229,14 +229,14 @@ class ProgramRecording(TorchFunctionMode):
         return answer
 
     def _call(self, kind: str, name: str, args: tuple[Any, ...], options: Mapping[str, Any], *, writes: bool = False) -> Recorded:
-        # What an argument is now: a later call may write into the same tensor.
+        # The calls of the arguments now: a later call may write into the same tensor.
         arguments, named = tuple(self._bound(item) for item in args), {name: self._bound(item) for name, item in options.items()}
         call = Recorded(kind, name, arguments, named, self.step, len(self.calls), writes, branch=self.branch)
         self.calls.append(call)
         return call
 
     def _bound(self, value: Any) -> Any:
-        """The value with the calls in the place of what they gave."""
+        """Return the value with calls in the place of their results."""
         call = value if isinstance(value, Recorded) else self.call_of(value)
         if call is not None:
             return self._detached(value, call) if call.detached and torch.is_grad_enabled() and call.kind != "own" else call
@@ -252,7 +252,7 @@ class ProgramRecording(TorchFunctionMode):
         return value
 
     def _detached(self, value: Any, call: Recorded) -> Recorded:
-        """What was computed without gradients, where it is used with gradients."""
+        """Record a detach for a value that was computed without gradients and is used with gradients."""
         call.detached = False
         if id(value) not in self._of:
             return call
@@ -260,7 +260,7 @@ class ProgramRecording(TorchFunctionMode):
         return self._of[id(value)][1]
 
     def _bind(self, answer: Any, call: Recorded) -> None:
-        """Remember what a call gave. The answer is kept alive, so that no other gets its id."""
+        """Store the result of a call. The answer is kept alive, so that no other gets its id."""
         if isinstance(answer, torch.Tensor):
             self._of[id(answer)] = answer, call
             with torch._C.DisableTorchFunction():
@@ -278,7 +278,7 @@ class ProgramRecording(TorchFunctionMode):
             raise ExportError(f"{call.name} gives a {type(answer).__name__} {self._where()}")
 
     def _profile(self, frame: FrameType, event: str, result: Any) -> None:
-        """Called as any function of Python begins and ends."""
+        """Called when any function of Python begins or ends."""
         if event == "call" and self._inside is None:
             own = own_functions().get(frame.f_code)
             if own is None:
@@ -346,7 +346,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _tensors_in(value: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors of a variable, with what stands behind the variable's name for each: those of its fields, too."""
+    """Yield the tensors of a variable and of its fields, each with the suffix of its name."""
     if isinstance(value, torch.Tensor):
         yield "", value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

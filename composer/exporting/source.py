@@ -15,7 +15,7 @@ def syntax(path: str) -> tuple[str, ast.Module]:
 
 
 def definition(module: ModuleType, name: str) -> ast.stmt:
-    """The statement that defines a function or a class of a module."""
+    """Return the statement that defines a function or a class of a module."""
     assert module.__file__ is not None
     return next(
         item for item in syntax(module.__file__)[1].body if isinstance(item, ast.FunctionDef | ast.ClassDef) and item.name == name

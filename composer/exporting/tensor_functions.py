@@ -37,7 +37,7 @@ def takes_tensors_alone(function: FunctionType) -> bool:
 
 @cache
 def own_functions() -> dict[CodeType, str]:
-    """The functions of ``blocks`` that take tensors and plain values alone, as ``module:name``, by their code."""
+    """Return the functions of ``blocks`` that take tensors and plain values alone, as ``module:name``, by their code."""
     result = {}
     for info in pkgutil.walk_packages(blocks.__path__, "blocks."):
         if info.name.startswith("blocks.fused") or info.name.endswith((".fla", ".triton", "_fla")):

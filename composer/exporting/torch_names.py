@@ -22,7 +22,7 @@ SIGNS = {"neg": "-", "__invert__": "~", "bitwise_not": "~"}
 
 
 def kind_of(function: Any, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[str, str]:
-    """How a call is written: the kind, and the symbol or the name."""
+    """Return the kind of a call, and its symbol or name."""
     for kind, symbols in (("index", {"__getitem__": ""}), ("store", {"__setitem__": ""}), ("sign", SIGNS), ("reverse", REVERSED)):
         if name in symbols:
             return kind, symbols[name]
@@ -36,7 +36,7 @@ def kind_of(function: Any, name: str, args: tuple[Any, ...], options: Mapping[st
 
 
 def _public_name(function: Any, name: str) -> str:
-    """The name of a function of PyTorch, as users write it."""
+    """Return the name of a function of PyTorch, as users write it."""
     for module, prefix in (
         (torch, "torch"),
         (torch.nn.functional, "F"),
@@ -51,7 +51,7 @@ def _public_name(function: Any, name: str) -> str:
 
 @cache
 def _names_in(module: ModuleType) -> dict[Any, str]:
-    """The public functions of a module of PyTorch, with their names."""
+    """Return the public functions of a module of PyTorch, with their names."""
     return {result: name for name, result in vars(module).items() if not name.startswith("_") and callable(result)}
 
 

@@ -1,4 +1,4 @@
-"""Whether an exported folder is what its record says, and still computes what its model computes."""
+"""Checks an exported folder against its record, and its logits against those of its model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TOLERANCE = 1e-4
 
 
 def verify_export(folder: Path) -> VerifyReport:
-    """Check the hashes of all files, the Python file against the one that the model gives, and logits against the model's.
+    """Check the hashes of all files, the Python file against the text that the model has today, and logits against the model's.
 
-    The file runs only if it is the very text that ``compose export`` writes. Raises ExportError where there is no record.
+    The file runs only if it is the text that ``compose export`` writes. Raises ExportError if there is no record.
     """
     record = read_export(folder)
     if record is None:
@@ -49,10 +49,10 @@ def _contents(folder: Path, record: ExportRecord) -> Iterator[Check]:
 
 
 def _against_model(folder: Path, record: ExportRecord) -> Iterator[Check]:
-    """The file and the logits against those of the model's folder, if that is still there."""
+    """Check the file and the logits against those of the model's folder, if it still exists."""
     source = Path(record.model)
     if not (source / CONFIG).is_file():
-        yield make_check("logits", CONFIG, "unknown", f"the model {source} is no longer there")
+        yield make_check("logits", CONFIG, "unknown", f"the model {source} no longer exists")
         return
     classes = json.loads(read_bytes(folder / CONFIG, MOST_CONFIG)).get("auto_map")
     try:

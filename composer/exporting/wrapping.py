@@ -8,7 +8,7 @@ WIDTH = 120
 
 
 def wrapped(line: str) -> list[str]:
-    """A logical line, broken behind commas of its last long bracket where it is longer than ``WIDTH``."""
+    """Return a logical line, broken after commas of its longest bracket if it is longer than ``WIDTH``."""
     if len(line) <= WIDTH:
         return [line]
     indent = len(line) - len(line.lstrip())
@@ -30,7 +30,7 @@ def wrapped(line: str) -> list[str]:
 
 
 def _longest_bracket(line: str) -> tuple[int, int] | None:
-    """The outermost bracket with the most in it."""
+    """Return the longest outermost bracket."""
     depth, start, result, quote = 0, 0, list[tuple[int, int]](), ""
     for place, letter in enumerate(line):
         if quote:
@@ -48,7 +48,7 @@ def _longest_bracket(line: str) -> tuple[int, int] | None:
 
 
 def _filled_rows(inside: str, space: str) -> list[str]:
-    """Annotated parameters, or the entries of a dict, as many in a row as ``WIDTH`` allows."""
+    """Return annotated parameters, or the entries of a dict, as many in a row as ``WIDTH`` allows."""
     rows, depth, first = [""], 0, 0
     for place, letter in enumerate(f"{inside},"):
         depth += (letter in "([{") - (letter in ")]}")

@@ -22,7 +22,7 @@ SHAPED = re.compile(r"(?:Float|Int|Bool|Shaped)\[Tensor, *['\"]([^'\"]*)['\"]\]"
 
 
 def class_texts(functions: Functions) -> Iterator[str]:
-    """The dataclasses of ``blocks`` that the functions use, with the shapes of their fields as comments."""
+    """Yield the dataclasses of ``blocks`` that the functions use, with the shapes of their fields as comments."""
     for cls in functions.classes.values():
         module = sys.modules[cls.__module__]
         node = definition(module, cls.__name__)
@@ -41,7 +41,7 @@ def class_texts(functions: Functions) -> Iterator[str]:
 
 
 def _class_line(line: str, names: Mapping[str, str]) -> str:
-    """A line of a class. names: of the functions that it may call, in the file."""
+    """Return a line of a class. names: of the functions that it may call, in the file."""
     shapes = [item.strip() for item in SHAPED.findall(line)]
     plain = SHAPED.sub("Tensor", line).replace("Tensor | Tensor", "Tensor")
     plain = re.sub(r"\baccumulating\([^()]*\)", REWRITTEN["accumulating"], plain)
@@ -51,7 +51,7 @@ def _class_line(line: str, names: Mapping[str, str]) -> str:
 
 
 def function_texts(functions: Functions) -> Iterator[str]:
-    """The text of each function, behind those that call it."""
+    """Yield the text of each function, after those that call it."""
     for key, tree in functions.trees.items():
         if key not in functions.short:
             yield _text(functions, functions.function(key), tree)
@@ -75,7 +75,7 @@ def _text(functions: Functions, function: Function, tree: ast.FunctionDef) -> st
 
 
 def _without_aliases(body: list[ast.stmt], functions: Collection[str]) -> list[ast.stmt]:
-    """The statements without variables that are another name of a function. functions: the names of functions."""
+    """Return the statements without variables that are another name of a function. functions: the names of functions."""
     stored = Counter(
         node.id for item in body for node in ast.walk(item) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )
@@ -130,7 +130,7 @@ def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> It
 
 
 def annotation(node: ast.expr | None, rank: int | None = None) -> tuple[str, str]:
-    """An annotation without shapes, and the shapes. rank: the dimensions of the tensor, if they are the same in all calls."""
+    """Return an annotation without shapes, and the shapes. rank: the dimensions of the tensor, if all calls have the same."""
     text = "None" if node is None else ast.unparse(node)
     shapes = [shape.strip() for shape in SHAPED.findall(text)]
     fitting = [shape for shape in shapes if rank is None or "..." in shape or "*" in shape or len(shape.split()) == rank]
@@ -140,7 +140,7 @@ def annotation(node: ast.expr | None, rank: int | None = None) -> tuple[str, str
 
 
 def _first_sentences(docstring: str, gone: Sequence[str] = ()) -> str:
-    """The first paragraph of a docstring, without what it states of arguments that are gone."""
+    """Return the first paragraph of a docstring, without sentences on arguments that are gone."""
     text = re.sub(r"\s+", " ", docstring.strip().split("\n\n")[0])
     for name in gone:
         text = re.sub(rf"\s*\b{re.escape(name)}: [^.]*\.", "", text)
@@ -148,7 +148,7 @@ def _first_sentences(docstring: str, gone: Sequence[str] = ()) -> str:
 
 
 def _statement(node: ast.stmt, originals: Mapping[str, ast.stmt], lines: list[str], indent: int) -> list[str]:
-    """A statement: as it stands in the source, comments included, where nothing was folded in it."""
+    """Return a statement: as in the source, comments included, if nothing was folded in it."""
     original = originals.get(ast.dump(node))
     space = " " * indent
     if original is not None:
