@@ -23,6 +23,8 @@ class Tokens:
     index: place of each token in its row, over all calls and documents. None: as positions, which count on in each document.
     tables: a cache of values that depend on the tokens alone, and that several layers need.
     call: of a piece of a call, the tokens of all of it, and the columns of the piece.
+    ahead: the later tokens of the call that each token sees, as tokens of an image do in some models. Softmax over all pairs
+        follows it; all other memories are causal. None: no token sees a later one.
     """
 
     position: Int[Tensor, "B T"]
@@ -31,6 +33,7 @@ class Tokens:
     index: Int[Tensor, "B T"] | None = None
     tables: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     call: tuple[Tokens, slice] | None = field(default=None, repr=False, compare=False)
+    ahead: Bool[Tensor, "B T T"] | None = None
 
     def cut(self, columns: slice) -> Tokens:
         """Return some consecutive tokens, numbered as a call of their own."""

@@ -6,11 +6,13 @@ Most families need no line in this file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from converters.bounded import shortened
 from converters.config import MOST_LAYERS, encode_floats, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -19,7 +21,7 @@ from converters.length_rotations import LengthRotation, length_rotations
 from converters.local_layers import local_layers
 from converters.model_types import AUTO_MAP, PREFIX
 from converters.rotary import check_rotary
-from converters.trunk import Sizes, read_dtype
+from converters.trunk import DTYPE_KEYS, Sizes, read_dtype
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention", "mixer")
 """Names of a layer's attention in hosts."""
@@ -127,6 +129,20 @@ REFUSED: Mapping[str, str] = {
 """Families that cannot be sources, and why."""
 OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "audio_encoder_config")
 """Keys of a config for the parts of a model beside its text decoder."""
+WHOLE: Mapping[str, str] = {
+    **dict.fromkeys(("aya_vision", "cohere2_vision", "gemma3", "got_ocr2", "internvl", "llava", "mistral3"), "language_model"),
+    **dict.fromkeys(("idefics3", "smolvlm"), "text_model"),
+}
+"""Families that read images as well, and whose text decoder gets heads inside the whole model: the name of the decoder's module in
+the base model."""
+SEES_AHEAD = frozenset({"gemma3"})
+"""Those in which the tokens of an image see each other in both directions."""
+OLD_NAMES = {
+    "language_model.model.{rest}": "model.language_model.{rest}",
+    "language_model.lm_head.{rest}": "lm_head.{rest}",
+    **{f"{part}.{{rest}}": f"model.{part}.{{rest}}" for part in ("vision_tower", "multi_modal_projector")},
+}
+"""Names of tensors in the first checkpoints of such families, and those of the model's modules."""
 DECODERS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """By type of a text decoder inside another model, the family whose language model computes the same of text."""
 
@@ -142,47 +158,66 @@ class Host(Sizes):
     """Why the model cannot be composed with heads; None where it can. Without heads, it runs in any case."""
 
     @property
+    def decoder(self) -> str | None:
+        return WHOLE.get(self.config["model_type"])
+
+    @property
+    def decoder_config(self) -> Config:
+        """The config of the text decoder."""
+        return self.config if self.decoder is None else self.config["text_config"]
+
+    @property
     def learns_positions(self) -> bool:
-        return self.config["model_type"] in LEARNED
+        return self.decoder_config["model_type"] in LEARNED
 
     @property
     def length_rotations(self) -> Mapping[int, LengthRotation]:
-        return length_rotations(self.config, self.windows, self.layers)
+        return length_rotations(self.decoder_config, self.windows, self.layers)
 
     @property
     def without_attention(self) -> tuple[int, ...]:
-        return () if self.refused else layers_without_attention(self.config["model_type"], self.config, self.layers)
+        config = self.decoder_config
+        return () if self.refused else layers_without_attention(config["model_type"], config, self.layers)
+
+    @property
+    def sees_ahead(self) -> bool:
+        return self.config["model_type"] in SEES_AHEAD
 
 
 def host_family(model_type: str) -> Family:
     """Return the family of a model type that has no table here."""
     host = model_type.removeprefix(PREFIX)
     masks = dict.fromkeys(LINES.get(host, USUAL).masks, "a mask, which the model makes itself")
-    return Family(model_type=model_type, title=host, names={}, passed_over=masks, read_config=partial(_read, host))
+    names = OLD_NAMES if host in WHOLE else {}
+    return Family(model_type=model_type, title=host, names=names, passed_over=masks, read_config=partial(_read, host))
 
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     """Return the sizes of a host. notes: a note is appended for each key that is not used."""
-    line, refused = LINES.get(model_type, USUAL), _refused(model_type, config)
-    inner = config.get("text_config")
-    if refused is not None:
-        # A model that is only run without heads needs no sizes of heads.
-        config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, **config}
-        config |= inner if isinstance(inner, Mapping) else {}
     if config.get("quantization_config") is not None:
         raise ConfigError("config.json has quantization_config: its weights are quantised. Build from the original model.")
     if config.get("auto_map") not in (None, {}, AUTO_MAP):
         notes.append("config.json names its own code (auto_map); it was not run, and transformers' code is used.")
+    kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
+    kept["model_type"], family, decoder = model_type, model_type, WHOLE.get(model_type)
+    if decoder is not None:
+        config = kept["text_config"] = _decoder_config(kept)
+        family = str(config["model_type"])
+    line, refused = LINES.get(family, USUAL), _refused(family, config)
+    if refused is not None:
+        # A model that is only run without heads needs no sizes of heads.
+        inner = config.get("text_config")
+        config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, **config}
+        config |= inner if isinstance(inner, Mapping) else {}
     heads = _positive(config, "num_attention_heads", "n_head", "num_heads")
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
-    sizes = _head_sizes(model_type, config, line, hidden, heads)
-    layers = count_of_layers(model_type, config)
+    sizes = _head_sizes(family, config, line, hidden, heads)
+    layers = count_of_layers(family, config)
     layers = layers or _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     if refused is None:
-        layers_without_attention(model_type, config, layers)
-        check_rotary(model_type, config, sizes.turned)
-    kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
+        layers_without_attention(family, config, layers)
+        check_rotary(family, config, sizes.turned)
     return Host(
         vocabulary_size=_positive(config, "vocab_size"),
         hidden_size=hidden,
@@ -193,12 +228,26 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         value_dim=None if sizes.value == sizes.key else sizes.value,
         cached=sizes.cached,
         max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
-        dtype=read_dtype(config),
-        config=encode_floats({**kept, "model_type": model_type}),
-        attention=line.attention,
+        dtype=read_dtype(kept),
+        config=encode_floats(kept),
+        attention=line.attention if decoder is None else line.attention.replace("model.", f"model.{decoder}.", 1),
         refused=refused,
-        windows=None if refused else local_layers(model_type, config, layers),
+        windows=None if refused else local_layers(family, config, layers),
     )
+
+
+def _decoder_config(config: Config) -> dict[str, Any]:
+    """Return the config of the text decoder inside another model, with transformers' defaults for keys that it leaves out. Raises
+    ConfigError."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        whole = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
+        text = encode_floats(whole.get_text_config(decoder=True).to_dict())
+        # As in a file, where all keys are strings.
+        return json.loads(json.dumps({key: text[key] for key in text if key not in (*DTYPE_KEYS, "transformers_version")}))
+    except Exception as error:  # values of a config that transformers does not check end in any error
+        raise ConfigError(f"transformers cannot read it: {shortened(str(error))} ({type(error).__name__}).") from error
 
 
 def _head_sizes(model_type: str, config: Config, line: Line, hidden: int, heads: int) -> HeadSizes:
@@ -226,8 +275,8 @@ def _refused(model_type: str, config: Config) -> str | None:
     reason = REFUSED.get(model_type)
     if reason is None and decoder_of(config) is not None:
         reason = (
-            "it reads images or sound as well, and heads replace the attention of a text decoder alone. `--text-only` of build, "
-            "check, explain and lock uses its text decoder, and leaves the other parts out"
+            "it reads images or sound as well, and heads inside the whole model are not compared with it in this family. "
+            "`--text-only` of build, check, explain and lock uses its text decoder, and leaves the other parts out"
         )
     return None if reason is None else f"models of the family {model_type} cannot be a source: {reason}."
 

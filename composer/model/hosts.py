@@ -116,6 +116,8 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
         attention.__class__ = composed_class(host)
         attention.config = _with_interface(attention.config, INTERFACE)
         attention.layer, attention.facts, attention.composed = index, facts, heads
+        types = getattr(attention.config, "layer_types", None)
+        attention.kind = None if types is None else types[index]
         if heads._mixes:
             attention.hook_projections()  # before anything is compiled, which no hook can be set in
     return _keep_mixers(base, layers, resolved)

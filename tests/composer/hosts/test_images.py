@@ -1,0 +1,96 @@
+"""A softmax student of a model that reads images is its source, with an image and without; other students keep its other parts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+import composer
+from composer.weights.verify import verify
+from converters.hosts import WHOLE
+from tests.composer.hosts.multimodal import IMAGE, multimodal, text_and_image
+
+
+def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+
+
+def written(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+
+@pytest.mark.parametrize("family", WHOLE)
+@torch.no_grad()
+def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
+    source: Any = multimodal(family)
+    source.save_pretrained(tmp_path / "source")
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
+    built = composer.load(tmp_path / "built")
+    inputs = text_and_image(family, source)
+    expected = source(**inputs, use_cache=False).logits
+    text = {"input_ids": inputs["input_ids"].masked_fill(inputs["input_ids"] == IMAGE, 7)}
+    plain = source(**text, use_cache=False).logits
+    assert (expected - plain).abs().max() > 0.1, "the image has an effect"
+    near(built(**inputs).logits, expected)
+    near(built(**text).logits, plain)
+    cut = {name: value[:, :-4] if value.shape[:2] == inputs["input_ids"].shape else value for name, value in inputs.items()}
+    answer = built(**cut, use_cache=True)
+    logits = [answer.logits]
+    for token in inputs["input_ids"][:, -4:].split(1, dim=1):
+        answer = built(input_ids=token, past_key_values=answer.past_key_values, use_cache=True)
+        logits.append(answer.logits)
+    near(torch.cat(logits, dim=1), expected)
+    padded = text_and_image(family, source, padding=3)
+    real = padded["attention_mask"].bool()
+    near(built(**padded).logits[real], source(**padded, use_cache=False).logits[real])
+    assert torch.equal(written(built, padded), written(source, padded))
+    assert torch.equal(written(built, text), written(source, text))
+    built.save_pretrained(tmp_path / "again")
+    again = AutoModelForImageTextToText.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(again(**inputs).logits, built(**inputs).logits)
+    assert verify(tmp_path / "built").ok
+    assert verify(tmp_path / "again").ok
+
+
+@torch.no_grad()
+def test_tokens_of_an_image_see_each_other() -> None:
+    """In Gemma 3. Two images side by side, in layers with a window and without, are two blocks."""
+    source: Any = multimodal("gemma3")
+    student = composer.build("softmax", source)
+    inputs = text_and_image("gemma3", source)
+    inputs["token_type_ids"][1, 6] = 0  # two blocks in this row
+    expected = source(**inputs, use_cache=False).logits
+    near(student(**inputs).logits, expected)
+    causal = {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    assert (source(**causal, use_cache=False).logits - expected).abs().max() > 0.1
+    windows = composer.build("lolcats", source, overrides=["head.memory.0.size=4"])
+    assert torch.equal(windows(**inputs).logits, windows(**causal).logits), "other memories are causal"
+    with pytest.raises(ValueError, match="tokens of an image see later ones"):
+        student(**inputs, output_attentions=True)
+
+
+@torch.no_grad()
+def test_in_memory_and_in_another_process(tmp_path: Path) -> None:
+    source: Any = multimodal("llava")
+    source.save_pretrained(tmp_path / "source")
+    inputs = text_and_image("llava", source)
+    expected = source(**inputs, use_cache=False).logits
+    for origin in (source, tmp_path / "source"):
+        near(composer.build("softmax", origin)(**inputs).logits, expected)
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
+    torch.save((inputs, expected), tmp_path / "inputs.pt")
+    code = (
+        "import sys, torch, composer\n"
+        "from transformers import AutoModelForCausalLM, AutoModelForImageTextToText\n"
+        "inputs, expected = torch.load(sys.argv[2])\n"
+        "for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):\n"
+        "    model = auto.from_pretrained(sys.argv[1]).eval()\n"
+        "    torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=2e-5)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "built", tmp_path / "inputs.pt"], check=True)
