@@ -162,7 +162,7 @@ class Host(Sizes):
         return WHOLE.get(self.config["model_type"])
 
     @property
-    def decoder_config(self) -> Config:
+    def decoder_config(self) -> Mapping[str, Any]:
         """The config of the text decoder."""
         return self.config if self.decoder is None else self.config["text_config"]
 

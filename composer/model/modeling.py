@@ -333,7 +333,8 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
                 f"the attention of {type(self).__name__.removeprefix('Composed')} has no place for heads in transformers "
                 f"{transformers.__version__}: a later version may have one"
             ) from error
-        around, name = self, self.base_model_prefix
+        around: Any = self
+        name = self.base_model_prefix
         if (decoder := WHOLE.get(config.model_type.removeprefix(PREFIX))) is not None:
             around, name = self.base_model, decoder
             config.get_text_config()._attn_implementation_internal = INTERFACE  # for the masks that are passed to the decoder

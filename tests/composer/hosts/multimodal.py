@@ -99,7 +99,8 @@ def text_and_image(family: str, model: Any, *, padding: int = 0) -> dict[str, to
         image["image_sizes"] = torch.tensor([[size, size]] * 2)
     features = model.get_image_features(**image).pooler_output
     count = sum(of_image.flatten(0, -2).shape[0] for of_image in features) // 2
-    text = torch.randint(3, 90, (2, padding + 14), generator=generator)
+    most = min(90, model.config.get_text_config().vocab_size)
+    text = torch.randint(3, most, (2, padding + 14), generator=generator)
     ids = torch.cat((text[:, : padding + 5], torch.full((2, count), IMAGE), text[:, padding + 5 :]), dim=1)
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
