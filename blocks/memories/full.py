@@ -193,9 +193,9 @@ class Full(Memory):
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
     def _ahead(self, pairs: Pairs, call: Call) -> Tensor | None:
-        """Return the later tokens that each token of the call sees, B T T; None for none. A gate decays with age, so it is
-        causal, and so are pairs that another memory evicts."""
-        return None if self.fades or pairs.of is None else call.tokens.ahead
+        """Return the later tokens that each token of the call sees, B T T; None for none. Plain softmax alone follows the source
+        here, and pairs that another memory evicts come from earlier tokens."""
+        return call.tokens.ahead if self.is_softmax_over_all and pairs.of is not None else None
 
     def _masked(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None

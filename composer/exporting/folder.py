@@ -109,8 +109,8 @@ def causal(model: Composed) -> ComposedForCausalLM:
         raise ExportError("bidirectional models are not exported; a causal language model was expected")
     if model.base.is_inside:
         raise ExportError(
-            f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: they read images, and the file has "
-            "code for a text decoder alone. Build from the source with --text-only, and export that"
+            f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: they read images, and the file "
+            "has code for a text decoder alone. Build from the source with --text-only, and export that"
         )
     if model.base.has_mixers:
         raise ExportError(
