@@ -7,12 +7,12 @@ Most families need no line in this file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from converters.bounded import shortened
+from converters.bounded import brief, shortened
 from converters.config import MOST_LAYERS, encode_floats, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -111,7 +111,23 @@ NO_ATTENTION = "none of its layers has softmax attention, which heads could repl
 INNER_STATE = "its attention has its own state, from which queries and keys are computed, and heads need plain ones"
 SHARED_KEYS = "some of its layers use keys and values of earlier layers, and heads need those of their own layer"
 SHARED_ATTENTION = "several of its layers share one attention, and heads have parameters of their own in each layer"
-REFUSED: Mapping[str, str] = {
+
+
+def _gemma4(config: Config) -> str | None:
+    """Return why a Gemma 4 cannot be a source; None where its layers share no keys and have heads of one size."""
+    if shared := config.get("num_kv_shared_layers"):
+        return f"its last {brief(shared)} layers use keys and values of earlier layers, and heads need those of their own layer"
+    by_layer = config.get("per_layer_config")
+    if by_layer is None:
+        sizes = (config.get("global_head_dim", 512), config.get("head_dim", 256))
+        heads = (config.get("num_global_key_value_heads"), config.get("num_key_value_heads", 4))
+        uneven = sizes[0] != sizes[1] or (config.get("attention_k_eq_v") is True and heads[0] not in (None, heads[1]))
+    else:
+        uneven = bool(by_layer)
+    return "its layers that see all tokens have heads of another size than the others, and a spec has one size" if uneven else None
+
+
+REFUSED: Mapping[str, str | Callable[[Config], str | None]] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
     **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"), CHOSEN),
@@ -121,12 +137,13 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("qwen4_exp_text", "zaya"), INNER_STATE),
     **dict.fromkeys(("zamba", "zamba2"), SHARED_ATTENTION),
     "recurrent_gemma": "its recurrent layers keep their states in their modules, and not in a cache, which has them by rows",
-    **dict.fromkeys(("gemma3n_text", "gemma4_text"), SHARED_KEYS),
+    "gemma3n_text": SHARED_KEYS,
+    "gemma4_text": _gemma4,
     "llama4_text": "it norms and scales queries and keys after their rotation, and heads need them before it",
     "mllama_text_model": "its layers of cross-attention look at images, which heads do not see",
     "opt": PAST_BASE,
 }  # fmt: skip
-"""Families that cannot be sources, and why."""
+"""Families that cannot be sources, and why; a function returns the reason for a config, None where it can be one."""
 OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "audio_encoder_config")
 """Keys of a config for the parts of a model beside its text decoder."""
 WHOLE: Mapping[str, str] = {
@@ -273,6 +290,7 @@ def decoder_of(config: Config) -> Mapping[str, Any] | None:
 def _refused(model_type: str, config: Config) -> str | None:
     """Return why models of a family cannot be composed; None where they can."""
     reason = REFUSED.get(model_type)
+    reason = reason(config) if callable(reason) else reason
     if reason is None and decoder_of(config) is not None:
         reason = (
             "it reads images or sound as well, and heads inside the whole model are not compared with it in this family. "

@@ -145,8 +145,11 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
     unrotated = Unrotated(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
     seen: dict[str, Any] = {}
     options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unrotated})
-    if "position_ids" in inspect.signature(type(attention).forward).parameters:
+    names = inspect.signature(type(attention).forward).parameters
+    if "position_ids" in names:
         options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    if "shared_kv_states" in names:
+        options["shared_kv_states"] = {}
     config = attention.config
     attention.config = _with_interface(config, PROBE)
     try:

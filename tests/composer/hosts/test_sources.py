@@ -88,6 +88,22 @@ def test_what_cannot_be_a_source_says_why(spec: str, family: str, words: str, tm
     assert not (tmp_path / "out").exists()
 
 
+@torch.no_grad()
+def test_a_gemma_4_is_a_source_if_its_layers_share_no_keys_and_have_one_size(tmp_path: Path) -> None:
+    source = small("gemma4_text")
+    ids = torch.randint(3, 90, (2, 23), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(composer.build("softmax", source)(ids).logits, source(ids).logits, rtol=0, atol=2e-5)
+    folder = saved("gemma4_text", tmp_path / "source")
+    refusals = {
+        "its last 1 layers use keys and values of earlier layers": {"num_kv_shared_layers": 1},
+        "have heads of another size than the others": {"per_layer_config": {"1": {"head_dim": 32}}},
+    }
+    for words, changed in refusals.items():
+        edit_config(folder, **{"num_kv_shared_layers": 0, **changed})
+        with pytest.raises(SourceError, match=f"gemma4_text cannot be a source: .*{words}"):
+            composer.explain("softmax", folder)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
 @pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])
 def test_weights_that_do_not_fit(family: str, damage: str, tmp_path: Path) -> None:
