@@ -224,7 +224,7 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     if refused is not None:
         # A model that is only run without heads needs no sizes of heads.
         inner = config.get("text_config")
-        config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, **config}
+        config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, "vocab_size": 1, **config}
         config |= inner if isinstance(inner, Mapping) else {}
     heads = _positive(config, "num_attention_heads", "n_head", "num_heads")
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")
@@ -289,14 +289,24 @@ def decoder_of(config: Config) -> Mapping[str, Any] | None:
 
 def _refused(model_type: str, config: Config) -> str | None:
     """Return why models of a family cannot be composed; None where they can."""
-    reason = REFUSED.get(model_type)
-    reason = reason(config) if callable(reason) else reason
-    if reason is None and decoder_of(config) is not None:
+    inner = decoder_of(config)
+    text = config if inner is None else inner
+    reason = REFUSED.get(model_type) or REFUSED.get(str(text.get("model_type")))
+    reason = reason(text) if callable(reason) else reason
+    if reason is None and _has_no_decoder(text):
+        reason = "it has no decoder alone that writes text, and heads replace the attention of such decoders"
+    elif reason is None and inner is not None:
         reason = (
             "it reads images or sound as well, and heads inside the whole model are not compared with it in this family. "
             "`--text-only` of build, check, explain and lock uses its text decoder, and leaves the other parts out"
         )
     return None if reason is None else f"models of the family {model_type} cannot be a source: {reason}."
+
+
+def _has_no_decoder(config: Config) -> bool:
+    """Whether a config is that of an encoder of images, sound or text, or of an encoder with a decoder."""
+    is_encoder = str(config.get("model_type")).endswith("_text_model") or "conv_dim" in config or "num_mel_bins" in config
+    return config.get("is_encoder_decoder") is True or is_encoder or ("patch_size" in config and "vocab_size" not in config)
 
 
 def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:

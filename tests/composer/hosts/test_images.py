@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
+from composer.errors import ComposerError, SourceError
 from composer.weights.verify import verify
 from converters.hosts import WHOLE
 from tests.composer.hosts.multimodal import IMAGE, multimodal, text_and_image
@@ -94,3 +96,31 @@ def test_in_memory_and_in_another_process(tmp_path: Path) -> None:
         "    torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=2e-5)\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "built", tmp_path / "inputs.pt"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("clip", "it has no decoder alone that writes text"),
+        ("vit", "it has no decoder alone that writes text"),
+        ("wav2vec2", "it has no decoder alone that writes text"),
+        ("whisper", "it has no decoder alone that writes text"),
+        ("llama4", "it norms and scales queries and keys after their rotation"),
+        ("mllama", "its layers of cross-attention look at images"),
+        ("qwen2_audio", "not compared with it in this family. `text_only=True` of build"),
+    ],
+)
+def test_other_models_are_refused_by_name(family: str, words: str, tmp_path: Path) -> None:
+    CONFIG_MAPPING[family]().save_pretrained(tmp_path)
+    with pytest.raises(SourceError, match=f"family {family} cannot be a source: .*{words}"):
+        composer.explain("lolcats", tmp_path)
+
+
+def test_what_needs_a_text_decoder_alone_says_so(tmp_path: Path) -> None:
+    multimodal("gemma3").save_pretrained(tmp_path / "source")
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
+    with pytest.raises(ComposerError, match="gemma3 are not exported: they read images.*Build from the source with --text-only"):
+        composer.export(tmp_path / "built", tmp_path / "exported")
+    for message in composer.explain("lolcats", tmp_path / "source").notes:
+        assert "In `window` and `state` they see earlier tokens alone" in message
+    assert not composer.explain("softmax", tmp_path / "source").notes
