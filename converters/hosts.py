@@ -147,13 +147,15 @@ REFUSED: Mapping[str, str | Callable[[Config], str | None]] = {
 OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "audio_encoder_config")
 """Keys of a config for the parts of a model beside its text decoder."""
 WHOLE: Mapping[str, str] = {
-    **dict.fromkeys(("aya_vision", "cohere2_vision", "gemma3", "got_ocr2", "internvl", "llava", "mistral3"), "language_model"),
+    **dict.fromkeys(
+        ("aya_vision", "cohere2_vision", "gemma3", "got_ocr2", "internvl", "llava", "mistral3", "paligemma"), "language_model"
+    ),
     **dict.fromkeys(("idefics3", "smolvlm"), "text_model"),
 }
 """Families that read images as well, and whose text decoder gets heads inside the whole model: the name of the decoder's module in
 the base model."""
-SEES_AHEAD = frozenset({"gemma3"})
-"""Those in which the tokens of an image see each other in both directions."""
+SEES_AHEAD = frozenset({"gemma3", "paligemma"})
+"""Those in which the tokens of an image, or all of a prompt, see each other in both directions."""
 OLD_NAMES = {
     "language_model.model.{rest}": "model.language_model.{rest}",
     "language_model.lm_head.{rest}": "lm_head.{rest}",

@@ -65,7 +65,7 @@ MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "lfm2_vl": ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, VISION, {}),
     "llava": ({"model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"}, OLD_KEY),
     "mistral3": ({"model_type": "mistral"}, {**VISION, "model_type": "pixtral", "head_dim": 8}, OLD_KEY),
-    "paligemma": ({"model_type": "gemma"}, {**SIGLIP, "projection_dim": 32}, {}),
+    "paligemma": ({"model_type": "gemma"}, {**SIGLIP, "projection_dim": 32}, {**OLD_KEY, "projection_dim": 32}),
     "qwen2_5_vl": (SECTIONS, {**QWEN_VISION, "fullatt_block_indexes": [0]}, {}),
     "qwen3_5": (DELTA, QWEN_VISION, {}),
     "qwen3_vl": (SECTIONS, {**QWEN_VISION, "deepstack_visual_indexes": [0]}, {}),
@@ -104,5 +104,6 @@ def text_and_image(family: str, model: Any, *, padding: int = 0) -> dict[str, to
     ids = torch.cat((text[:, : padding + 5], torch.full((2, count), IMAGE), text[:, padding + 5 :]), dim=1)
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
-    types = {"token_type_ids": (ids == IMAGE).long()} if family == "gemma3" else {}
+    types = {"gemma3": ids == IMAGE, "paligemma": torch.arange(ids.shape[1]).expand_as(ids) >= padding + 9}
+    types = {"token_type_ids": types[family].long()} if family in types else {}
     return {"input_ids": ids, "attention_mask": mask, **image, **types}

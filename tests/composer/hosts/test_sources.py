@@ -19,7 +19,7 @@ from composer.training.finetune import add_adapters, projections
 from composer.weights.record import RECORD
 from composer.weights.verify import verify
 from converters import hybrid_layers
-from converters.hosts import REFUSED
+from converters.hosts import REFUSED, WHOLE
 from tests.checkpoints import edit_config
 from tests.composer.hosts.families import HYBRIDS, PASSED, small
 from tests.composer.hosts.multimodal import MULTIMODAL
@@ -68,7 +68,9 @@ def test_the_docs_list_what_the_law_has_passed() -> None:
     families, _, refused = listed.partition("## What cannot be a source")
     families, _, hybrids = families.partition("Hybrids, by the same test")
     assert re.findall(r"`([a-z0-9_-]+)`", families.split("\n\n", 2)[2]) == PASSED
-    assert re.findall(r"`([a-z0-9_-]+)`", hybrids.partition("With `--text-only`")[0]) == HYBRIDS
+    hybrids, _, whole = hybrids.partition("Models that read images, whole")
+    assert re.findall(r"`([a-z0-9_-]+)`", hybrids) == HYBRIDS
+    assert re.findall(r"`([a-z0-9_]+)`", whole.partition("With `--text-only`")[0]) == sorted(WHOLE)
     assert set(HYBRIDS) == hybrid_layers.HYBRIDS.keys()
     assert set(re.findall(r"`([a-z0-9_-]+)`", refused.partition("| family |")[2])) == REFUSED.keys()
     assert len({*PASSED, *HYBRIDS, *MULTIMODAL}) >= 85

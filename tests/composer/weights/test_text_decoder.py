@@ -16,6 +16,7 @@ from composer.model.mixers import hybrids_run
 from composer.training.teacher import open_teacher
 from composer.weights.record import read_record
 from composer.weights.verify import verify
+from converters.hosts import WHOLE
 from tests.checkpoints import edit_config
 from tests.composer.hosts.families import small
 from tests.composer.hosts.multimodal import MULTIMODAL, multimodal
@@ -39,8 +40,9 @@ def test_the_decoder_answers_text_as_the_whole_model(family: str, tmp_path: Path
     source = multimodal(family)
     source.save_pretrained(tmp_path / "source")
     ids = torch.randint(3, 90, (2, 14), generator=torch.Generator().manual_seed(1))
-    with pytest.raises(SourceError, match=f"family {family} cannot be a source: it reads images.* `text_only=True` of build"):
-        composer.build_folder("softmax", tmp_path / "source", tmp_path / "whole")
+    if family not in WHOLE:
+        with pytest.raises(SourceError, match=f"family {family} cannot be a source: it reads images.* `text_only=True` of build"):
+            composer.build_folder("softmax", tmp_path / "source", tmp_path / "whole")
     composer.build_folder("softmax", tmp_path / "source", tmp_path / "student", text_only=True)
     student = composer.load(tmp_path / "student")
     torch.testing.assert_close(student(ids).logits, source(input_ids=ids, use_cache=False).logits, rtol=0, atol=2e-5)
