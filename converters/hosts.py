@@ -147,9 +147,8 @@ REFUSED: Mapping[str, str | Callable[[Config], str | None]] = {
 OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "audio_encoder_config")
 """Keys of a config for the parts of a model beside its text decoder."""
 WHOLE: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("aya_vision", "cohere2_vision", "gemma3", "got_ocr2", "internvl", "llava", "mistral3", "paligemma"), "language_model"
-    ),
+    **dict.fromkeys(("aya_vision", "cohere2_vision", "gemma3", "got_ocr2", "internvl", "llava", "mistral3"), "language_model"),
+    **dict.fromkeys(("paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"), "language_model"),
     **dict.fromkeys(("idefics3", "smolvlm"), "text_model"),
 }
 """Families that read images as well, and whose text decoder gets heads inside the whole model: the name of the decoder's module in
@@ -159,7 +158,8 @@ SEES_AHEAD = frozenset({"gemma3", "paligemma"})
 OLD_NAMES = {
     "language_model.model.{rest}": "model.language_model.{rest}",
     "language_model.lm_head.{rest}": "lm_head.{rest}",
-    **{f"{part}.{{rest}}": f"model.{part}.{{rest}}" for part in ("vision_tower", "multi_modal_projector")},
+    **{f"model.{part}.{{rest}}": f"model.language_model.{part}.{{rest}}" for part in ("embed_tokens", "layers", "norm")},
+    **{f"{part}.{{rest}}": f"model.{part}.{{rest}}" for part in ("vision_tower", "multi_modal_projector", "visual")},
 }
 """Names of tensors in the first checkpoints of such families, and those of the model's modules."""
 DECODERS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}

@@ -146,6 +146,8 @@ class ComposedCache(Cache):
         position."""
         if mask is not None and (mask.dim() != 2 or not bool(mask[:, -1].all())):
             return False
+        if positions is not None and positions.dim() == 3:
+            return False  # several numbers a token, which the cache does not count
         seen = self.state(0).tensors[SEEN]
         return positions is None or bool((positions[:, -1].to(seen.device) == seen).all())
 

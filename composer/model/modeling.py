@@ -23,7 +23,7 @@ from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
 from composer.model.attention import INTERFACE, RUNNING, Passed, stated_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
-from composer.model.call_arguments import check_passed, documents_of
+from composer.model.call_arguments import OF_IMAGES, check_passed, documents_of
 from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder
 from composer.model.generation import check_continuation, prepare_cache
@@ -158,7 +158,14 @@ class ComposedModel(ComposedPreTrainedModel):
         bounds = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         longest = {"max_length_q": max_length_q, "max_length_k": max_length_k}
         documents = documents_of(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
+        places = None
+        if position_ids is not None and position_ids.dim() == 3:
+            places, position_ids = position_ids[-3:], position_ids[0] if position_ids.shape[0] == 4 else None
         rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, documents=documents)
+        if places is not None:
+            rows.tokens.coordinates = rows.inward(places.permute(1, 2, 0).to(device))
+        if OF_IMAGES in passed:
+            passed[OF_IMAGES] = rows.inward(passed[OF_IMAGES])
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(tokens)
         passed |= inputs | {"position_ids": rows.tokens.position, "cache": cache}

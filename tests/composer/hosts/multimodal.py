@@ -66,9 +66,10 @@ MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llava": ({"model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"}, OLD_KEY),
     "mistral3": ({"model_type": "mistral"}, {**VISION, "model_type": "pixtral", "head_dim": 8}, OLD_KEY),
     "paligemma": ({"model_type": "gemma"}, {**SIGLIP, "projection_dim": 32}, {**OLD_KEY, "projection_dim": 32}),
-    "qwen2_5_vl": (SECTIONS, {**QWEN_VISION, "fullatt_block_indexes": [0]}, {}),
+    "qwen2_5_vl": (SECTIONS, {**QWEN_VISION, "fullatt_block_indexes": [0]}, KEY),
+    "qwen2_vl": (SECTIONS, {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2}, KEY),
     "qwen3_5": (DELTA, QWEN_VISION, {}),
-    "qwen3_vl": (SECTIONS, {**QWEN_VISION, "deepstack_visual_indexes": [0]}, {}),
+    "qwen3_vl": (SECTIONS, {**QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}, KEY),
     "smolvlm": ({"model_type": "llama"}, VISION, KEY),
 }
 """By family, what its text decoder, its reader of images and the rest of its config have beside the usual sizes."""
@@ -91,6 +92,8 @@ def text_and_image(family: str, model: Any, *, padding: int = 0) -> dict[str, to
     """Two rows with an image each among their tokens, as a processor passes them to a model. padding: of the first row, at its
     left."""
     generator = torch.Generator().manual_seed(1)
+    if family.startswith("qwen"):
+        return _grids(model, padding, generator)
     size = model.config.vision_config.image_size
     size = size if isinstance(size, int) else size[0]
     pixels = torch.randn(2, 3, size, size, generator=generator)
@@ -107,3 +110,20 @@ def text_and_image(family: str, model: Any, *, padding: int = 0) -> dict[str, to
     types = {"gemma3": ids == IMAGE, "paligemma": torch.arange(ids.shape[1]).expand_as(ids) >= padding + 9}
     types = {"token_type_ids": types[family].long()} if family in types else {}
     return {"input_ids": ids, "attention_mask": mask, **image, **types}
+
+
+def _grids(model: Any, padding: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The same of a model that reads images as patches in a grid, two tokens high and wide here."""
+    vision = model.config.vision_config
+    patch = 3 * vision.temporal_patch_size * vision.patch_size**2
+    text = torch.randint(3, 90, (2, padding + 14), generator=generator)
+    ids = torch.cat((text[:, : padding + 5], torch.full((2, 4), IMAGE), text[:, padding + 5 :]), dim=1)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "pixel_values": torch.randn(32, patch, generator=generator),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        "mm_token_type_ids": (ids == IMAGE).long(),
+    }

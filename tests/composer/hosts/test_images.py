@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
-from composer.errors import ComposerError, SourceError
+from composer.errors import BuildError, ComposerError, SourceError
 from composer.weights.verify import verify
 from converters.hosts import WHOLE
 from tests.composer.hosts.multimodal import IMAGE, multimodal, text_and_image
@@ -75,6 +75,25 @@ def test_tokens_of_an_image_see_each_other() -> None:
     assert torch.equal(windows(**inputs).logits, windows(**causal).logits), "other memories are causal"
     with pytest.raises(ValueError, match="tokens of an image see later ones"):
         student(**inputs, output_attentions=True)
+
+
+@torch.no_grad()
+def test_tokens_rotate_by_their_place_in_an_image() -> None:
+    """In Qwen's models. Memories hold keys as they were rotated, so heads that rotate them again are refused."""
+    source: Any = multimodal("qwen2_5_vl")
+    inputs = text_and_image("qwen2_5_vl", source, padding=3)
+    student = composer.build("lolcats", source, overrides=["head.memory.0.size=4"])
+    real = inputs["attention_mask"].bool()
+    whole = student(**inputs).logits
+    pieces = {name: value[1:2] for name, value in inputs.items() if name != "pixel_values"} | {
+        "pixel_values": inputs["pixel_values"][16:]
+    }
+    near(student(**pieces).logits[0], whole[1])
+    flat = {name: value for name, value in inputs.items() if name in ("input_ids", "attention_mask")}
+    assert (student(**flat).logits[real] - whole[real]).abs().max() > 0.1
+    own = ["head.memory.0.size=4", "head.memory.1.position=none"]
+    with pytest.raises(BuildError, match="rotates keys by the place of a token in its image"):
+        composer.build("lolcats", source, overrides=own)
 
 
 @torch.no_grad()
