@@ -170,7 +170,7 @@ class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seed
             self.check_locked()
             return
         check_origin(self.source, self.fresh, self.revision)
-        self.check_text_only(self.source)
+        super().check()
         if self.source is None and self.lolcats:
             raise BuildError("--lolcats is for a model with a source: name the source with --from")
         if self.source is not None and self.tokenizer is not None:
@@ -260,9 +260,6 @@ class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone
     """
 
     error: ClassVar[type[ComposerError]] = BuildError
-
-    def check(self) -> None:
-        self.check_text_only(self.source)
 
 
 @in_words

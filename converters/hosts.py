@@ -300,7 +300,7 @@ def _refused(model_type: str, config: Config) -> str | None:
     elif reason is None and inner is not None:
         reason = (
             "it reads images or sound as well, and heads inside the whole model are not compared with it in this family. "
-            "`--text-only` of build, check, explain and lock uses its text decoder, and leaves the other parts out"
+            "`--text-only` uses its text decoder, and leaves the other parts out"
         )
     return None if reason is None else f"models of the family {model_type} cannot be a source: {reason}."
 

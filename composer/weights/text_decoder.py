@@ -41,6 +41,8 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SECTIONS = ("mrope_section", "mrope_interleaved")
 """Keys of rotary positions of three numbers a token. The three are equal in text, so the rotation is the usual one there."""
 MROPE = "mrope"
+UNSCALED = {"cohere2": {"logit_scale": 1.0}}
+"""Settings of a decoder's language model that the whole model does not apply, with the values at which they do nothing."""
 OF_TEXT = tuple(pattern for pattern in BROUGHT_ALONG if pattern != PROCESSOR)
 """Files beside the weights that a text decoder needs."""
 
@@ -141,6 +143,7 @@ class TextDecoder:
             **kept,
             **{key: value for key, value in special.items() if kept.get(key) is None},
             **rotary,
+            **UNSCALED.get(kind, {}),
             "model_type": kind,
             "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]],
             "tie_word_embeddings": bool(getattr(whole, "tie_word_embeddings", False)),

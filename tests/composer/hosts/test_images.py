@@ -126,7 +126,7 @@ def test_in_memory_and_in_another_process(tmp_path: Path) -> None:
         ("whisper", "it has no decoder alone that writes text"),
         ("llama4", "it norms and scales queries and keys after their rotation"),
         ("mllama", "its layers of cross-attention look at images"),
-        ("qwen2_audio", "not compared with it in this family. `text_only=True` of build"),
+        ("qwen2_audio", "not compared with it in this family. `text_only=True` uses its text decoder"),
     ],
 )
 def test_other_models_are_refused_by_name(family: str, words: str, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_the_decoder_answers_text_as_the_whole_model(family: str, tmp_path: Path
     source.save_pretrained(tmp_path / "source")
     ids = torch.randint(3, 90, (2, 14), generator=torch.Generator().manual_seed(1))
     if family not in WHOLE:
-        with pytest.raises(SourceError, match=f"family {family} cannot be a source: it reads images.* `text_only=True` of build"):
+        with pytest.raises(
+            SourceError, match=f"family {family} cannot be a source: it reads images.* `text_only=True` uses its text decoder"
+        ):
             composer.build_folder("softmax", tmp_path / "source", tmp_path / "whole")
     composer.build_folder("softmax", tmp_path / "source", tmp_path / "student", text_only=True)
     student = composer.load(tmp_path / "student")
