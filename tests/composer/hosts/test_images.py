@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, CLIPImageProcessor, LlavaProcessor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
@@ -17,6 +17,8 @@ from composer.errors import BuildError, ComposerError, SourceError
 from composer.weights.verify import verify
 from converters.hosts import WHOLE
 from tests.composer.hosts.multimodal import IMAGE, multimodal, text_and_image
+
+TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 
 
 def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -115,6 +117,22 @@ def test_in_memory_and_in_another_process(tmp_path: Path) -> None:
         "    torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=2e-5)\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "built", tmp_path / "inputs.pt"], check=True)
+
+
+def test_the_processor_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not to the folder of a text decoder alone."""
+    monkeypatch.setenv("COMPOSER_CACHE", str(tmp_path / "cache"))
+    tokenizer = AutoTokenizer.from_pretrained(TEACHER)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    processor = LlavaProcessor(CLIPImageProcessor(), tokenizer, patch_size=8, chat_template="{{ messages }}")
+    multimodal("llava", vocab_size=600).save_pretrained(tmp_path / "source")
+    processor.save_pretrained(tmp_path / "source")
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
+    copied = AutoProcessor.from_pretrained(tmp_path / "built")
+    assert type(copied) is LlavaProcessor
+    assert copied.chat_template == processor.chat_template
+    composer.build_folder("softmax", tmp_path / "source", tmp_path / "text", text_only=True)
+    assert not list((tmp_path / "text").glob("*processor_config.json"))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
     assert composer.explain("lolcats", tmp_path / "source", text_only=True).hash == record.spec_hash
     (answer,) = composer.check("lolcats", tmp_path / "source", text_only=True).answers
     assert answer.hash == record.spec_hash
+    assert composer.show("lolcats", tmp_path / "source", text_only=True).hash == record.spec_hash
+    assert composer.diff("lolcats", "lolcats", tmp_path / "source", text_only=True).hashes == (record.spec_hash,) * 2
+    assert "<svg" in composer.draw("lolcats", tmp_path / "source", text_only=True).svg
+    assert composer.code("lolcats", tmp_path / "source", text_only=True).heads
     report = composer.lock("lolcats", tmp_path / "source", tmp_path / "mine.lock.yaml", text_only=True)
     assert report.spec_hash == record.spec_hash
     assert "text_only: true" in report.out.read_text(encoding="utf-8")
@@ -68,7 +72,7 @@ def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
     assert built.out == tmp_path / "locked"
     with pytest.raises(BuildError, match="is a lock, which decides `text_only=True`"):
         composer.build_folder(report.out, out=tmp_path / "again", text_only=True)
-    for function in (composer.explain, composer.check):
+    for function in (composer.explain, composer.check, composer.show, composer.draw, composer.code):
         with pytest.raises(ComposerError, match="text_only=True` is for a model with a source"):
             function("lolcats", text_only=True)
 
