@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, CLIPImageProcessor, LlavaProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, CLIPImageProcessor, LlavaProcessor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
 from composer.errors import BuildError, ComposerError, SourceError
+from composer.vllm.folder import check_servable
 from composer.weights.verify import verify
 from converters.hosts import WHOLE
 from tests.composer.hosts.multimodal import IMAGE, multimodal, text_and_image
 
+KEPT: dict[str, Any] = {
+    "compose": 1,
+    "name": "kept",
+    "head": {"memory": ["state"], "feature_map": "elu"},
+    "layers": [{"at": "all", "use": "source"}],
+}
 TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 
 
@@ -73,10 +80,25 @@ def test_tokens_of_an_image_see_each_other() -> None:
     near(student(**inputs).logits, expected)
     causal = {name: value for name, value in inputs.items() if name != "token_type_ids"}
     assert (source(**causal, use_cache=False).logits - expected).abs().max() > 0.1
+    near(composer.build(KEPT, source)(**inputs).logits, expected)
     windows = composer.build("lolcats", source, overrides=["head.memory.0.size=4"])
     assert torch.equal(windows(**inputs).logits, windows(**causal).logits), "other memories are causal"
     with pytest.raises(ValueError, match="tokens of an image see later ones"):
         student(**inputs, output_attentions=True)
+
+
+@torch.no_grad()
+def test_a_continued_text_is_causal() -> None:
+    """PaliGemma reads the kinds of tokens in a first call alone."""
+    source: Any = multimodal("paligemma")
+    student = composer.build("softmax", source)
+    first = text_and_image("paligemma", source)
+    more = {"input_ids": first["input_ids"][:, :5], "token_type_ids": torch.zeros(2, 5, dtype=torch.long)}
+    logits = []
+    for model in (student, source):
+        cache = model(**first, use_cache=True).past_key_values
+        logits.append(model(**more, past_key_values=cache, use_cache=True).logits)
+    near(*logits)
 
 
 @torch.no_grad()
@@ -158,6 +180,8 @@ def test_what_needs_a_text_decoder_alone_says_so(tmp_path: Path) -> None:
     composer.build_folder("softmax", tmp_path / "source", tmp_path / "built")
     with pytest.raises(ComposerError, match="gemma3 are not exported: they read images.*Build from the source with --text-only"):
         composer.export(tmp_path / "built", tmp_path / "exported")
+    with pytest.raises(ValueError, match="vLLM does not serve composed models of the family gemma3, as they read images"):
+        check_servable(AutoConfig.from_pretrained(tmp_path / "built"))
     for message in composer.explain("lolcats", tmp_path / "source").notes:
         assert "In `window` and `state` they see earlier tokens alone" in message
     assert not composer.explain("softmax", tmp_path / "source").notes
