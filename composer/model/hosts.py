@@ -41,6 +41,9 @@ ROTATES: Mapping[str, Callable[[Any], bool]] = {
 ROTARIES = ("rotary_emb", "pos_emb")
 """Names of the rotary embedding's module in hosts."""
 
+SECTIONS = "mrope_section"
+"""The attribute of a rotary embedding that rotates by three numbers a token, as by the place in an image."""
+
 COMPLEX = frozenset({"DeepseekV2Attention"})
 """Hosts whose tables are complex numbers."""
 
@@ -106,7 +109,7 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
             ) from error
         if rotary is not None and facts.rotates and layer_type not in rotaries:
             rotaries[layer_type] = HostRotary(rotary, attention, layer_type)
-        _check(base, index, facts, resolved, rotates_by_place=facts.rotates and hasattr(rotary, "mrope_section"))
+        _check(base, index, facts, resolved, rotates_by_place=facts.rotates and hasattr(rotary, SECTIONS))
         heads = ComposedHeads(resolved, index, facts, rotaries.get(layer_type) if facts.rotates else None)
         projections = (getattr(attention, name, None) for name in ("q_proj", "k_proj"))
         if heads._mixes and not all(isinstance(projection, nn.Module) for projection in projections):

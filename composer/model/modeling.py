@@ -28,7 +28,7 @@ from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder
 from composer.model.generation import check_continuation, prepare_cache
 from composer.model.head import Head, PartModule, precise_parameters
-from composer.model.hosts import compose
+from composer.model.hosts import SECTIONS, compose
 from composer.model.made import made
 from composer.model.mixers import masks_of
 from composer.model.rows import Rows
@@ -114,6 +114,7 @@ class ComposedModel(ComposedPreTrainedModel):
         self.backend: str = AUTO
         self.both_ways = resolved.direction == "bidirectional"
         self.has_mixers = compose(self, resolved)
+        self.rotates_by_place = any(hasattr(module, SECTIONS) for module in self.modules())
         # A load must not make these narrower. ``PartModule`` handles casts of a loaded model.
         self._keep_in_fp32_modules_strict = precise_parameters(self)
         self.post_init()
@@ -139,10 +140,11 @@ class ComposedModel(ComposedPreTrainedModel):
         """Any number of tokens T ≥ 1, after whatever the cache has seen.
 
         attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a real token begins a
-        document, which never sees the one before, where its position is 0 or does not rise. cu_seqlens: ``N + 1`` bounds of the
-        documents of one packed row; transformers' collators call them cu_seq_lens_q and cu_seq_lens_k. max_length_q, max_length_k:
-        upper bounds of their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these
-        contradict each other. return_dict: False returns a tuple.
+        document, which never sees the one before, where its position is 0 or does not rise. Models that rotate by three numbers a
+        token also take these, ``3 B T``, or ``4 B T`` with positions first. cu_seqlens: ``N + 1`` bounds of the documents of one
+        packed row; transformers' collators call them cu_seq_lens_q and cu_seq_lens_k. max_length_q, max_length_k: upper bounds of
+        their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these contradict each
+        other. return_dict: False returns a tuple.
         """
         attention_mask, ahead = stated_masks(attention_mask)
         output_attentions = passed.pop("output_attentions", None)
@@ -159,7 +161,7 @@ class ComposedModel(ComposedPreTrainedModel):
         longest = {"max_length_q": max_length_q, "max_length_k": max_length_k}
         documents = documents_of(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
         places = None
-        if position_ids is not None and position_ids.dim() == 3:
+        if position_ids is not None and self.rotates_by_place and position_ids.dim() == 3:
             places, position_ids = position_ids[-3:], position_ids[0] if position_ids.shape[0] == 4 else None
         rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, documents=documents)
         if places is not None:

@@ -14,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import composer
 from composer.errors import BuildError, ComposerError, SourceError
+from composer.model.cache import CACHE
 from composer.vllm.folder import check_servable
 from composer.weights.verify import verify
 from converters.hosts import WHOLE
@@ -54,7 +55,7 @@ def test_softmax_is_the_source(family: str, tmp_path: Path) -> None:
     answer = built(**cut, use_cache=True)
     logits = [answer.logits]
     for token in inputs["input_ids"][:, -4:].split(1, dim=1):
-        answer = built(input_ids=token, past_key_values=answer.past_key_values, use_cache=True)
+        answer = built(input_ids=token, **{CACHE: answer[CACHE]}, use_cache=True)
         logits.append(answer.logits)
     near(torch.cat(logits, dim=1), expected)
     padded = text_and_image(family, source, padding=3)
@@ -96,8 +97,8 @@ def test_a_continued_text_is_causal() -> None:
     more = {"input_ids": first["input_ids"][:, :5], "token_type_ids": torch.zeros(2, 5, dtype=torch.long)}
     logits = []
     for model in (student, source):
-        cache = model(**first, use_cache=True).past_key_values
-        logits.append(model(**more, past_key_values=cache, use_cache=True).logits)
+        cache = model(**first, use_cache=True)[CACHE]
+        logits.append(model(**more, **{CACHE: cache}, use_cache=True).logits)
     near(*logits)
 
 
