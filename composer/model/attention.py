@@ -357,20 +357,18 @@ def stated_masks(mask: Any) -> tuple[Any, Mapping[str | None, Tensor]]:
     return next(iter(by_kind.values())).mask, ahead
 
 
-def _mask(
-    *, q_length: int, q_offset: int, mask_function: Any, attention_mask: Any, allow_is_causal_skip: bool, device: Any, **more: Any
-) -> Passed | Stated:
+def _mask(*_: Any, **call: Any) -> Passed | Stated:
     """transformers' function for masks. It returns the call's ``Passed``, which so reaches every layer, recomputed ones too; before
     a text decoder runs inside another model, the mask that this model states."""
     if RUNNING.passed is not None:
         return RUNNING.passed
-    if allow_is_causal_skip or q_length == 1:
-        return Stated(attention_mask, None)
-    entry = torch.arange(q_offset, q_offset + q_length, device=device)
-    row = torch.arange(more["batch_size"], device=device)[:, None, None]
-    query, key = entry[:, None], entry[None]
-    ahead = mask_function(row, torch.zeros_like(row), query, key) & (key > query)
-    return Stated(attention_mask, ahead.expand(len(row), -1, -1) if bool(ahead.any()) else None)
+    mask, length, device = call["attention_mask"], call["q_length"], call["device"]
+    if call["allow_is_causal_skip"] or length == 1:
+        return Stated(mask, None)
+    entry = torch.arange(length, device=device) + call["q_offset"]
+    row = torch.arange(call["batch_size"], device=device)[:, None, None]
+    ahead = call["mask_function"](row, torch.zeros_like(row), entry[:, None], entry) & (entry > entry[:, None])
+    return Stated(mask, ahead.expand(len(row), -1, -1) if bool(ahead.any()) else None)
 
 
 AttentionInterface.register(INTERFACE, _interface)

@@ -81,8 +81,8 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
 
 
 def _hosted_whole(configuration: Any, host: Any) -> Any:
-    """Return the class of composed models that read images. Their tensors have the names of modules in files, so that only the
-    decoder's own conversions are registered."""
+    """Return the class of composed models that read images. In files, tensors have the names of modules, so that no conversion
+    is registered."""
     model = cast("Any", composed_causal(host))
     model.config_class = configuration
     configuration.made_by = configuration_for, (configuration.model_type,)
