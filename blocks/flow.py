@@ -23,6 +23,9 @@ class Tokens:
     index: place of each token in its row, over all calls and documents. None: as positions, which count on in each document.
     tables: a cache of values that depend on the tokens alone, and that several layers need.
     call: of a piece of a call, the tokens of all of it, and the columns of the piece.
+    ahead: the later tokens of the call that each token sees, as tokens of an image do in some models. Softmax over all pairs
+        follows it; all other memories are causal. None: no token sees a later one.
+    coordinates: in models that rotate by three numbers a token, as by the place in an image, these numbers. None: position alone.
     """
 
     position: Int[Tensor, "B T"]
@@ -31,6 +34,8 @@ class Tokens:
     index: Int[Tensor, "B T"] | None = None
     tables: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     call: tuple[Tokens, slice] | None = field(default=None, repr=False, compare=False)
+    ahead: Bool[Tensor, "B T T"] | None = None
+    coordinates: Int[Tensor, "B T 3"] | None = None
 
     def cut(self, columns: slice) -> Tokens:
         """Return some consecutive tokens, numbered as a call of their own."""
@@ -38,13 +43,14 @@ class Tokens:
         if segment is not None:
             before = segment[:, columns.start - 1, None] if columns.start else 0
             segment = segment[:, columns] - before
-        valid, index = (None if of is None else of[:, columns] for of in (self.valid, self.index))
-        return Tokens(self.position[:, columns], segment, valid, index)
+        valid, index, places = (None if of is None else of[:, columns] for of in (self.valid, self.index, self.coordinates))
+        return Tokens(self.position[:, columns], segment, valid, index, coordinates=places)
 
     def to(self, device: torch.device) -> Tokens:
         """Return the same tokens on another device, with a cache of their own."""
-        segment, valid, index = (None if of is None else of.to(device) for of in (self.segment, self.valid, self.index))
-        return Tokens(self.position.to(device), segment, valid, index)
+        of_tokens = self.segment, self.valid, self.index, self.coordinates
+        segment, valid, index, places = (None if of is None else of.to(device) for of in of_tokens)
+        return Tokens(self.position.to(device), segment, valid, index, coordinates=places)
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """Return a value of ``tables``, computed at its first use."""

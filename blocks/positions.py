@@ -24,7 +24,7 @@ class Rotary(Protocol):
     by_call: bool
 
     def tables(self, position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine at positions B T, in the dtype of ``like``."""
+        """Cosine and sine at positions B T, or 3 B T, in the dtype of ``like``."""
         ...
 
     def apply(self, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -278,7 +278,9 @@ class HostRotation(Unnamed, Position):
             cosine, sine = self._tables(states, call)
             tokens.tables[key] = cosine[:, columns], sine[:, columns]
         else:
-            tokens.tables[key] = self.rotary.tables(tokens.position, states)
+            places = tokens.coordinates
+            position = tokens.position if places is None else places.permute(2, 0, 1)
+            tokens.tables[key] = self.rotary.tables(position, states)
         return tokens.tables[key]
 
     def _flat(self, states: Tensor, position: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:

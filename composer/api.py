@@ -115,16 +115,18 @@ def run_build_in_memory(options: ModelOptions) -> Composed:
     if isinstance(source, (str, os.PathLike)):
         with silent_transformers():
             import torch
-            from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+            from composer.weights.load import auto_class
 
         resolved = resolve_spec(loaded, dimensions(describe_model(source, options.revision, text_only=options.text_only).trunk))
         opened = open_model(source, options.revision, dtype, text_only=options.text_only)
         check_merged(opened)
         refuse_code(opened.folder, BuildError)
         torch_dtype = getattr(torch, dtype or opened.trunk.dtype)
-        auto = AutoModelForCausalLM if opened.trunk.labels is None else AutoModelForSequenceClassification
         with silent_transformers(), refused_by_transformers(f"transformers cannot open {opened.folder}", BuildError):
-            model = auto.from_pretrained(opened.folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False)
+            model = auto_class(opened.trunk).from_pretrained(
+                opened.folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
+            )
         check_loaded(model, opened)
         share, dtype = True, None  # the source has just been read, in this dtype, and nothing else refers to it
     else:
@@ -168,7 +170,7 @@ class BuildOptions(TakesTokenizer, FreshOrNot, TextDecoderAlone, Replacing, Seed
             self.check_locked()
             return
         check_origin(self.source, self.fresh, self.revision)
-        self.check_text_only(self.source)
+        super().check()
         if self.source is None and self.lolcats:
             raise BuildError("--lolcats is for a model with a source: name the source with --from")
         if self.source is not None and self.tokenizer is not None:
@@ -258,9 +260,6 @@ class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone
     """
 
     error: ClassVar[type[ComposerError]] = BuildError
-
-    def check(self) -> None:
-        self.check_text_only(self.source)
 
 
 @in_words

@@ -160,14 +160,13 @@ class OfSource(MaybeFromSource):
 
 
 @options_class
-class TextDecoderAlone:
+class TextDecoderAlone(OfSource):
     text_only: bool = option(
         "Of a source that reads images or sound, too: use its text decoder, and leave the other parts out.", default=False
     )
 
-    def check_text_only(self, source: object) -> None:
-        """Raise BuildError where there is no source whose text decoder could be used."""
-        if source is None and self.text_only:
+    def check(self) -> None:
+        if self.source is None and self.text_only:
             raise BuildError("--text-only is for a model with a source: name the source with --from")
 
 

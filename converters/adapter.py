@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from converters.bounded import MOST_CONFIG, brief, problem_with, read_json, with
 from converters.composed import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from converters.config import LARGEST_NUMBER
 from converters.errors import WeightsError
-from converters.hosts import ATTENTIONS
+from converters.hosts import ATTENTIONS, WHOLE
 from converters.shard import read_shard
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -22,8 +23,10 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "o": ("out_proj", "dense", "c_proj", "Wo"),
 }
 """Other names that hosts give the projections: those behind compressed vectors, and joint ones of queries, keys and values."""
-_WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names in OTHERS.values() for name in names)
+_WITHIN = frozenset(f"{attention}.{name}" for attention in ATTENTIONS for names in (TARGETS, *OTHERS.values()) for name in names)
 """The same as adapters name them, with their attention: outside of it, others may have such a name."""
+_INSIDE = re.compile(rf"model\.(?:{'|'.join(sorted(set(WHOLE.values())))})\.layers\.[0-9]{{1,9}}\.(\w+\.\w+)")
+"""The full name of a projection of a text decoder inside another model."""
 
 _CHECKED = frozenset(
     {"peft_type", "peft_version", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules", "fan_in_fan_out"}
@@ -78,5 +81,8 @@ def check_adapter(folder: Path, name: str) -> None:
 
 
 def _is_projection(target: object) -> bool:
-    """Whether adapters on a module of this name are on a projection of attention."""
-    return isinstance(target, str) and (target in TARGETS or target in _WITHIN)
+    """Whether adapters on a module of this name are on a projection of attention; that of a text decoder has its full name."""
+    if not isinstance(target, str):
+        return False
+    inside = _INSIDE.fullmatch(target)
+    return target in TARGETS or (target if inside is None else inside[1]) in _WITHIN

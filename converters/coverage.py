@@ -42,10 +42,11 @@ class Covered:
 def cover(family: Family, trunk: Sizes, tensors: Mapping[str, AnyTensor]) -> Covered:
     """Sorts the source's tensors, or raises a ``CoverageError`` that names every tensor that does not fit and why."""
     if not isinstance(trunk, Trunk):
-        # Every tensor keeps its name. Whether names and shapes fit is checked against the host's class, as the model is built.
+        # All but old names stay. Whether names and shapes fit is checked against the host's class, as the model is built.
         composed = {name: name for name in tensors if is_composed(name)}
         masks = {name: reason for name in tensors if (reason := family.reason_to_pass_over(name)) is not None}
-        return Covered({name: name for name in tensors if name not in composed | masks}, composed, masks, None)
+        inherited = {family.table.canonical(name) or name: name for name in tensors if name not in composed | masks}
+        return Covered(inherited, composed, masks, None)
     expected = expected_tensors(trunk)
     inherited: dict[str, str] = {}
     composed: dict[str, str] = {}

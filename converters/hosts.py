@@ -6,11 +6,13 @@ Most families need no line in this file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from converters.bounded import brief, shortened
 from converters.config import MOST_LAYERS, encode_floats, positive_int
 from converters.errors import ConfigError
 from converters.family import Config, Family
@@ -19,7 +21,7 @@ from converters.length_rotations import LengthRotation, length_rotations
 from converters.local_layers import local_layers
 from converters.model_types import AUTO_MAP, PREFIX
 from converters.rotary import check_rotary
-from converters.trunk import Sizes, read_dtype
+from converters.trunk import DTYPE_KEYS, Sizes, read_dtype
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention", "mixer")
 """Names of a layer's attention in hosts."""
@@ -109,7 +111,23 @@ NO_ATTENTION = "none of its layers has softmax attention, which heads could repl
 INNER_STATE = "its attention has its own state, from which queries and keys are computed, and heads need plain ones"
 SHARED_KEYS = "some of its layers use keys and values of earlier layers, and heads need those of their own layer"
 SHARED_ATTENTION = "several of its layers share one attention, and heads have parameters of their own in each layer"
-REFUSED: Mapping[str, str] = {
+
+
+def _gemma4(config: Config) -> str | None:
+    """Return why a Gemma 4 cannot be a source; None where its layers share no keys and have heads of one size."""
+    if shared := config.get("num_kv_shared_layers"):
+        return f"its last {brief(shared)} layers use keys and values of earlier layers, and heads need those of their own layer"
+    by_layer = config.get("per_layer_config")
+    if by_layer is None:
+        sizes = (config.get("global_head_dim", 512), config.get("head_dim", 256))
+        heads = (config.get("num_global_key_value_heads"), config.get("num_key_value_heads", 4))
+        uneven = sizes[0] != sizes[1] or (config.get("attention_k_eq_v") is True and heads[0] not in (None, heads[1]))
+    else:
+        uneven = bool(by_layer)
+    return "its layers that see all tokens have heads of another size than the others, and a spec has one size" if uneven else None
+
+
+REFUSED: Mapping[str, str | Callable[[Config], str | None]] = {
     **dict.fromkeys(("bloom", "codegen", "ctrl", "falcon", "gpt_neo", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE),
     **dict.fromkeys(("diffllama", "doge", "inkling"), "it computes its weights in a way of its own, and not by one softmax"),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"), CHOSEN),
@@ -119,14 +137,31 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("qwen4_exp_text", "zaya"), INNER_STATE),
     **dict.fromkeys(("zamba", "zamba2"), SHARED_ATTENTION),
     "recurrent_gemma": "its recurrent layers keep their states in their modules, and not in a cache, which has them by rows",
-    **dict.fromkeys(("gemma3n_text", "gemma4_text"), SHARED_KEYS),
+    "gemma3n_text": SHARED_KEYS,
+    "gemma4_text": _gemma4,
     "llama4_text": "it norms and scales queries and keys after their rotation, and heads need them before it",
     "mllama_text_model": "its layers of cross-attention look at images, which heads do not see",
     "opt": PAST_BASE,
 }  # fmt: skip
-"""Families that cannot be sources, and why."""
+"""Families that cannot be sources, and why; a function returns the reason for a config, None where it can be one."""
 OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "audio_encoder_config")
 """Keys of a config for the parts of a model beside its text decoder."""
+WHOLE: Mapping[str, str] = {
+    **dict.fromkeys(("aya_vision", "cohere2_vision", "gemma3", "got_ocr2", "internvl", "llava", "mistral3"), "language_model"),
+    **dict.fromkeys(("paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"), "language_model"),
+    **dict.fromkeys(("idefics3", "smolvlm"), "text_model"),
+}
+"""Families that read images as well, and whose text decoder gets heads inside the whole model: the name of the decoder's module in
+the base model."""
+SEES_AHEAD = frozenset({"gemma3", "paligemma"})
+"""Those in which the tokens of an image, or all of a prompt, see each other in both directions."""
+OLD_NAMES = {
+    "language_model.model.{rest}": "model.language_model.{rest}",
+    "language_model.lm_head.{rest}": "lm_head.{rest}",
+    **{f"model.{part}.{{rest}}": f"model.language_model.{part}.{{rest}}" for part in ("embed_tokens", "layers", "norm")},
+    **{f"{part}.{{rest}}": f"model.{part}.{{rest}}" for part in ("vision_tower", "multi_modal_projector", "visual")},
+}
+"""Names of tensors in the first checkpoints of such families, and those of the model's modules."""
 DECODERS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """By type of a text decoder inside another model, the family whose language model computes the same of text."""
 
@@ -142,47 +177,66 @@ class Host(Sizes):
     """Why the model cannot be composed with heads; None where it can. Without heads, it runs in any case."""
 
     @property
+    def decoder(self) -> str | None:
+        return WHOLE.get(self.config["model_type"])
+
+    @property
+    def decoder_config(self) -> Mapping[str, Any]:
+        """The config of the text decoder."""
+        return self.config if self.decoder is None else self.config["text_config"]
+
+    @property
     def learns_positions(self) -> bool:
-        return self.config["model_type"] in LEARNED
+        return self.decoder_config["model_type"] in LEARNED
 
     @property
     def length_rotations(self) -> Mapping[int, LengthRotation]:
-        return length_rotations(self.config, self.windows, self.layers)
+        return length_rotations(self.decoder_config, self.windows, self.layers)
 
     @property
     def without_attention(self) -> tuple[int, ...]:
-        return () if self.refused else layers_without_attention(self.config["model_type"], self.config, self.layers)
+        config = self.decoder_config
+        return () if self.refused else layers_without_attention(config["model_type"], config, self.layers)
+
+    @property
+    def sees_ahead(self) -> bool:
+        return self.config["model_type"] in SEES_AHEAD
 
 
 def host_family(model_type: str) -> Family:
     """Return the family of a model type that has no table here."""
     host = model_type.removeprefix(PREFIX)
     masks = dict.fromkeys(LINES.get(host, USUAL).masks, "a mask, which the model makes itself")
-    return Family(model_type=model_type, title=host, names={}, passed_over=masks, read_config=partial(_read, host))
+    names = OLD_NAMES if host in WHOLE else {}
+    return Family(model_type=model_type, title=host, names=names, passed_over=masks, read_config=partial(_read, host))
 
 
 def _read(model_type: str, config: Config, notes: list[str]) -> Host:
     """Return the sizes of a host. notes: a note is appended for each key that is not used."""
-    line, refused = LINES.get(model_type, USUAL), _refused(model_type, config)
-    inner = config.get("text_config")
-    if refused is not None:
-        # A model that is only run without heads needs no sizes of heads.
-        config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, **config}
-        config |= inner if isinstance(inner, Mapping) else {}
     if config.get("quantization_config") is not None:
         raise ConfigError("config.json has quantization_config: its weights are quantised. Build from the original model.")
     if config.get("auto_map") not in (None, {}, AUTO_MAP):
         notes.append("config.json names its own code (auto_map); it was not run, and transformers' code is used.")
+    kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
+    kept["model_type"], family, decoder = model_type, model_type, WHOLE.get(model_type)
+    if decoder is not None:
+        config = kept["text_config"] = _decoder_config(kept)
+        family = str(config["model_type"])
+    line, refused = LINES.get(family, USUAL), _refused(family, config)
+    if refused is not None:
+        # A model that is only run without heads needs no sizes of heads.
+        inner = config.get("text_config")
+        config = {"num_attention_heads": 1, "hidden_size": 1, "num_hidden_layers": 1, "head_dim": 1, "vocab_size": 1, **config}
+        config |= inner if isinstance(inner, Mapping) else {}
     heads = _positive(config, "num_attention_heads", "n_head", "num_heads")
     hidden = _positive(config, "hidden_size", "n_embd", "d_model")
     key_heads = line.key_heads if line.key_heads is not None and config.get("multi_query", True) else None
-    sizes = _head_sizes(model_type, config, line, hidden, heads)
-    layers = count_of_layers(model_type, config)
+    sizes = _head_sizes(family, config, line, hidden, heads)
+    layers = count_of_layers(family, config)
     layers = layers or _positive(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     if refused is None:
-        layers_without_attention(model_type, config, layers)
-        check_rotary(model_type, config, sizes.turned)
-    kept = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "auto_map", "model_type", "architectures")}
+        layers_without_attention(family, config, layers)
+        check_rotary(family, config, sizes.turned)
     return Host(
         vocabulary_size=_positive(config, "vocab_size"),
         hidden_size=hidden,
@@ -193,12 +247,26 @@ def _read(model_type: str, config: Config, notes: list[str]) -> Host:
         value_dim=None if sizes.value == sizes.key else sizes.value,
         cached=sizes.cached,
         max_positions=_positive(config, "max_position_embeddings", "n_positions", default=2048),
-        dtype=read_dtype(config),
-        config=encode_floats({**kept, "model_type": model_type}),
-        attention=line.attention,
+        dtype=read_dtype(kept),
+        config=encode_floats(kept),
+        attention=line.attention if decoder is None else line.attention.replace("model.", f"model.{decoder}.", 1),
         refused=refused,
-        windows=None if refused else local_layers(model_type, config, layers),
+        windows=None if refused else local_layers(family, config, layers),
     )
+
+
+def _decoder_config(config: Config) -> dict[str, Any]:
+    """Return the config of the text decoder inside another model, with transformers' defaults for keys that it leaves out. Raises
+    ConfigError."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        whole = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
+        text = encode_floats(whole.get_text_config(decoder=True).to_dict())
+        # As in a file, where all keys are strings.
+        return json.loads(json.dumps({key: text[key] for key in text if key not in (*DTYPE_KEYS, "transformers_version")}))
+    except Exception as error:  # values of a config that transformers does not check end in any error
+        raise ConfigError(f"transformers cannot read it: {shortened(str(error))} ({type(error).__name__}).") from error
 
 
 def _head_sizes(model_type: str, config: Config, line: Line, hidden: int, heads: int) -> HeadSizes:
@@ -223,13 +291,24 @@ def decoder_of(config: Config) -> Mapping[str, Any] | None:
 
 def _refused(model_type: str, config: Config) -> str | None:
     """Return why models of a family cannot be composed; None where they can."""
-    reason = REFUSED.get(model_type)
-    if reason is None and decoder_of(config) is not None:
+    inner = decoder_of(config)
+    text = config if inner is None else inner
+    reason = REFUSED.get(model_type) or REFUSED.get(str(text.get("model_type")))
+    reason = reason(text) if callable(reason) else reason
+    if reason is None and _has_no_decoder(text):
+        reason = "it has no decoder alone that writes text, and heads replace the attention of such decoders"
+    elif reason is None and inner is not None:
         reason = (
-            "it reads images or sound as well, and heads replace the attention of a text decoder alone. `--text-only` of build, "
-            "check, explain and lock uses its text decoder, and leaves the other parts out"
+            "it reads images or sound as well, and heads inside the whole model are not compared with it in this family. "
+            "`--text-only` uses its text decoder, and leaves the other parts out"
         )
     return None if reason is None else f"models of the family {model_type} cannot be a source: {reason}."
+
+
+def _has_no_decoder(config: Config) -> bool:
+    """Whether a config is that of an encoder of images, sound or text, or of an encoder with a decoder."""
+    is_encoder = str(config.get("model_type")).endswith("_text_model") or "conv_dim" in config or "num_mel_bins" in config
+    return config.get("is_encoder_decoder") is True or is_encoder or ("patch_size" in config and "vocab_size" not in config)
 
 
 def _positive(config: Config, *keys: str, default: int | None = None, most: int | None = None) -> int:

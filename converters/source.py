@@ -49,6 +49,8 @@ TOKENIZER = (
     "additional_chat_templates/*",
 )
 """Files of a tokenizer."""
+PROCESSOR = "*processor_config.json"
+"""Files of a processor, which prepares images and texts for a model."""
 GENERATION_CONFIG = "generation_config.json"
 TOKEN_KEYS = (
     "bos_token_id",
@@ -59,8 +61,8 @@ TOKEN_KEYS = (
     "forced_eos_token_id",
 )
 """Keys for tokens in the settings for generation."""
-BROUGHT_ALONG = (*TOKENIZER, GENERATION_CONFIG, "LICENSE*", "NOTICE*", "USE_POLICY*")
-"""Files that are copied with the weights: tokenizer, generation settings, chat templates, terms of use."""
+BROUGHT_ALONG = (*TOKENIZER, PROCESSOR, GENERATION_CONFIG, "LICENSE*", "NOTICE*", "USE_POLICY*")
+"""Files that are copied with the weights: tokenizer, processor, generation settings, chat templates, terms of use."""
 FREE_SIZE = 2**20
 """The largest size in a config that is not compared with the weights."""
 SIZES = ("size", "dim", "width", "heads", "experts", "rank", "n_embd", "n_inner", "n_head", "labels")

@@ -76,6 +76,16 @@ class Sizes:
         return False
 
     @property
+    def decoder(self) -> str | None:
+        """The name of the text decoder's module in the base model, for a model that reads images, too; None for other models."""
+        return None
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether the tokens of an image see each other in both directions."""
+        return False
+
+    @property
     def length_rotations(self) -> Mapping[int, LengthRotation]:
         """The layers whose rotary frequencies depend on the length of the text so far."""
         return {}

@@ -13,6 +13,7 @@ from blocks.flow import Pairs, Partial, Tokens
 from blocks.gates import GateConfig
 from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
+from blocks.kernels import Refused
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.fading import Fading, fading
@@ -181,12 +182,20 @@ class Full(Memory):
 
     def _visible(self, position: Tensor, pairs: Pairs, call: Call, earlier: int) -> Tensor:
         entry = torch.arange(position.shape[1], device=position.device)
-        visible = (position >= 0)[:, None] & (entry <= entry[earlier:, None])
+        visible = entry <= entry[earlier:, None]
+        if (ahead := self._ahead(pairs, call)) is not None:
+            visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
+        visible = (position >= 0)[:, None] & visible
         if call.shape.window is not None:
             at, own = _counted(position, pairs, call.tokens)
             visible = visible & (at[:, None] > own[:, :, None] - call.shape.window)
         segment = call.tokens.extended_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
+
+    def _ahead(self, pairs: Pairs, call: Call) -> Tensor | None:
+        """Return the later tokens that each token of the call sees, B T T; None for none. Plain softmax alone follows the source
+        here, and pairs that another memory evicts come from earlier tokens."""
+        return call.tokens.ahead if self.is_softmax_over_all and pairs.of is not None else None
 
     def _masked(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
@@ -197,6 +206,8 @@ class Full(Memory):
     def _by_kernel(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
     ) -> Partial:
+        if self._ahead(pairs, call) is not None:
+            raise Refused("in this call tokens see later ones")
         segment = call.tokens.extended_segment(key.shape[1] - query.shape[1])
         since = None if faded is None else faded.since
         return fla.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
@@ -208,7 +219,7 @@ class Full(Memory):
         earlier = key.shape[1] - query.shape[1]
         # Padding is after the real tokens, so the causal mask hides it from them.
         whole = call.tokens.segment is None and (call.shape.window is None or key.shape[1] <= call.shape.window)
-        causal, dtype = settled(earlier == 0 and whole), query.dtype
+        causal, dtype = settled(earlier == 0 and whole and self._ahead(pairs, call) is None), query.dtype
         # Pairs of an earlier call may have another dtype, for example if autocast began since. The wider dtype is used.
         query = query.to(key.dtype)
         mask = None

@@ -36,6 +36,7 @@ class PrintOptions(CodeOptions):
     code: bool = option("Print the program of each head: a line for each step, with shapes and forms.", default=False)
 
     def check(self) -> None:
+        super().check()
         if not self.code and (self.backend != AUTO or self.device != "cpu" or self.dtype):
             raise ComposerError("--backend, --device and --dtype choose what runs: they need --code")
         if self.spec is None:

@@ -14,10 +14,10 @@ from composer.graph.composition import HeadSpec
 from composer.graph.flow_of_pairs import edges, memory_names
 from composer.spec.document import Spec
 from composer.spec.loading import locate, variants_of
+from composer.spec.notes import notes_on_source
 from composer.spec.overrides import Overrides
 from composer.spec.problems import heads_with_paths, problems
 from composer.spec.resolve import Dimensions, Resolved, resolve
-from composer.spec.rotations import notes_on_rotations
 from composer.spec.sweep import SEPARATOR, together
 from composer.weights.target import target_of
 from converters.length_rotations import LengthRotation
@@ -61,7 +61,7 @@ def answers_on(
             yield _wrong(source, error)
             continue
         says, hashed = _heads_in_words(variant_spec, resolved), resolved.hash if resolved else None
-        notes = notes_on_rotations(resolved, target.rotations if target else rotations) if resolved else ()
+        notes = notes_on_source(resolved, target.rotations if target else rotations) if resolved else ()
         yield SpecCheck(spec=source, ok=True, says=says, hash=hashed, mistakes=(), notes=notes)
 
 

@@ -22,6 +22,7 @@ from composer.shared_options import (
     OfSource,
     Overriding,
     Replacing,
+    TextDecoderAlone,
     WithParts,
     complete_spec,
     to_optional_path,
@@ -41,7 +42,7 @@ class OfSpecOrModel(WithParts):
 
 
 @options_class
-class DrawOptions(Replacing, InDtype, CountedAt, Overriding, OfSource, OfSpecOrModel):
+class DrawOptions(Replacing, InDtype, CountedAt, TextDecoderAlone, Overriding, OfSource, OfSpecOrModel):
     """Draw a spec, or a built model, as SVG.
 
     The picture has the graph of each head, with the bytes of its memories, and the map of layers. Without --from, it has the sizes
@@ -63,7 +64,8 @@ def run_draw(options: DrawOptions) -> Picture:
     check_file(options.out, force=options.force)
     subject = of_model(options.spec)
     if subject is None:
-        subject = on_source(load_spec(cast("SpecLike", options.spec), options.overrides), options.source, options.revision)
+        loaded = load_spec(cast("SpecLike", options.spec), options.overrides)
+        subject = on_source(loaded, options.source, options.revision, text_only=options.text_only)
     elif options.source is not None or options.overrides or options.revision is not None:
         raise BuildError("a model is drawn as it is: leave its source, overrides and revision out, or name its spec instead")
     drawing = picture(subject.resolved, on=subject.on, sequence=options.sequence, dtype=options.dtype or subject.dtype)
@@ -75,10 +77,12 @@ def run_draw(options: DrawOptions) -> Picture:
 draw = function_of(DrawOptions, run_draw)
 
 
-def draw_beside(specs: Sequence[Spec], source: Reference | None, revision: str | None, out: str | Path, *, force: bool) -> Picture:
+def draw_beside(
+    specs: Sequence[Spec], source: Reference | None, revision: str | None, out: str | Path, *, text_only: bool, force: bool
+) -> Picture:
     """Two specs beside each other, what differs marked, written to a file. Raises ComposerError."""
     check_file(out, force=force)
-    first, second = (on_source(spec, source, revision) for spec in specs)
+    first, second = (on_source(spec, source, revision, text_only=text_only) for spec in specs)
     drawing = beside(first.resolved, second.resolved, on=first.on, dtype=first.dtype)
     _write(drawing, Path(out), force=force)
     return drawing

@@ -66,7 +66,7 @@ class ShownSpec(Readable, Closed):
 
 
 @options_class
-class ShowOptions(FreshOrNot, Overriding, OfSource, OfSpec):
+class ShowOptions(FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
     """Print a spec as YAML, or the names of the shipped specs.
 
     The document is printed after `extends` and --set. With --from, or with --fresh for a spec with its own trunk, every default and
@@ -81,14 +81,16 @@ def run_show(options: ShowOptions) -> ShownSpec:
     loaded = load_spec(options.spec, options.overrides)
     if options.source is None and not options.fresh:
         return ShownSpec(name=loaded.name, on=None, document=loaded.model_dump(mode="json", exclude_unset=True), hash=None)
-    target = target_of(options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision)
+    target = target_of(
+        options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision, text_only=options.text_only
+    )
     assert target is not None, "there is a source, or fresh"
     resolved = resolve_spec(loaded, target.size)
     return ShownSpec(name=loaded.name, on=target.on, document=resolved.model_dump(mode="json"), hash=resolved.hash)
 
 
 @options_class
-class CodeOptions(InDtype, OnDevice, WithBackend, FreshOrNot, Overriding, OfSource, OfSpec):
+class CodeOptions(InDtype, OnDevice, WithBackend, FreshOrNot, TextDecoderAlone, Overriding, OfSource, OfSpec):
     """Print what each head of a spec computes: a line for each step, with shapes and forms."""
 
     example: ClassVar[str] = 'print(composer.code("lawcat", "teacher").text)'
@@ -97,7 +99,9 @@ class CodeOptions(InDtype, OnDevice, WithBackend, FreshOrNot, Overriding, OfSour
 @in_words
 def run_code(options: CodeOptions) -> Listing:
     loaded = load_spec(options.spec, options.overrides)
-    target = target_of(options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision)
+    target = target_of(
+        options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision, text_only=options.text_only
+    )
     if target is None:
         raise ComposerError(f"{loaded.name} has no sizes of its own, and a program has sizes: name a source, --from SOURCE.")
     device, dtype = device_type(options.device), options.dtype or target.dtype
@@ -161,9 +165,6 @@ class CheckOptions(TextDecoderAlone, Overriding, OfSource, OfSpecs):
 
     example: ClassVar[str] = 'assert composer.check("mine.yaml", "teacher").ok'
 
-    def check(self) -> None:
-        self.check_text_only(self.source)
-
 
 @in_words
 def run_check(options: CheckOptions) -> CheckReport:
@@ -219,7 +220,7 @@ class OfTwoSpecs(WithParts):
 
 
 @options_class
-class DiffOptions(Replacing, Overriding, OfSource, OfTwoSpecs):
+class DiffOptions(Replacing, TextDecoderAlone, Overriding, OfSource, OfTwoSpecs):
     """Show what differs between two specs in meaning, not in text.
 
     Names, papers and recipes have no meaning, and a default means the same written out or not. With --from they are compared layer
@@ -246,11 +247,11 @@ def run_diff(options: DiffOptions) -> SpecDifferences:
         differences = differences_of_specs(*specs)
         hashes = [resolve_spec(spec, None).hash for spec in specs] if all(spec.trunk for spec in specs) else None
     else:
-        size = dimensions(describe_model(source, options.revision).trunk)
+        size = dimensions(describe_model(source, options.revision, text_only=options.text_only).trunk)
         resolved = [resolve_spec(spec, size) for spec in specs]
         differences, hashes = differences_on_source(*resolved), [resolved_spec.hash for resolved_spec in resolved]
     if options.draw is not None:
-        draw_beside(specs, source, options.revision, options.draw, force=options.force)
+        draw_beside(specs, source, options.revision, options.draw, text_only=options.text_only, force=options.force)
     arguments = (options.first, options.second)
     names = [
         str(spec_like) if isinstance(spec_like, str | Path) else spec.name for spec_like, spec in zip(arguments, specs, strict=True)

@@ -84,7 +84,7 @@ def score_cell(
         if all(index in known for index in indices):
             continue
         batch = [ready[index] if index in ready else samples.draw(index) for index in indices]
-        check_tokens(batch, model.config.vocab_size, task.name, tokenizer)
+        check_tokens(batch, model.config.get_text_config().vocab_size, task.name, tokenizer)
         began = time.perf_counter()
         scores = _as_many_as_fit(lambda some: _judge(model, writer, task, length, some), batch)
         seconds = (time.perf_counter() - began) / len(batch)

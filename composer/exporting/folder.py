@@ -107,6 +107,11 @@ def causal(model: Composed) -> ComposedForCausalLM:
         raise ExportError("classifiers are not exported; a causal language model was expected")
     if model.config.resolved().direction != "causal":
         raise ExportError("bidirectional models are not exported; a causal language model was expected")
+    if model.base.is_inside:
+        raise ExportError(
+            f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: they read images, and the file "
+            "has code for a text decoder alone. Build from the source with --text-only, and export that"
+        )
     if model.base.has_mixers:
         raise ExportError(
             f"models of the family {model.config.model_type.removeprefix(PREFIX)} are not exported: layers of the source keep "

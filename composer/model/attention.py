@@ -32,11 +32,21 @@ CACHES = (*CACHE_NAMES, "past_key_value", "layer_past")
 
 @dataclass(frozen=True)
 class Passed:
-    """The tokens and the backend of a call, which every layer receives in place of a mask. below: as in ``Rows``."""
+    """The tokens and the backend of a call, which every layer receives in place of a mask. below: as in ``Rows``.
+
+    ahead: by type of layer, the later tokens of the call that each token sees, B T T; under None, those of all layers. Tokens of an
+    image see all of it in some models.
+    """
 
     tokens: Tokens
     backend: str
     below: int | None = None
+    ahead: Mapping[str | None, Tensor] = field(default_factory=dict)
+
+    def tokens_of(self, kind: str | None) -> Tokens:
+        """Return the tokens as layers of this type see them."""
+        ahead = self.ahead.get(kind, self.ahead.get(None))
+        return self.tokens if ahead is None else replace(self.tokens, ahead=ahead.to(self.tokens.position.device))
 
     def to(self, *_: Any, **__: Any) -> Passed:
         """Device maps call this on the arguments of some layers. Each layer asks for its device itself (``on``)."""
@@ -133,6 +143,8 @@ class ComposedAttention(nn.Module):
     """An inference engine puts a module with the same methods in its place."""
     facts: AttentionFacts
     layer: int
+    kind: str | None = None
+    """The type of the layer, for which its model has a mask."""
     listener: Callable[[LayerCall, Mapping[str, Any], Tensor], None] | None = None
     """Called after every forward, with the call of the heads, the host's other arguments, and the layer's output B T C."""
     ends_in_projection: bool | None = None
@@ -227,7 +239,8 @@ class ComposedAttention(nn.Module):
         # Under autocast, norms of queries and keys leave these in another dtype than the values have.
         query, key = as_dtype(query, value.dtype), as_dtype(key, value.dtype)
         passed = call.passed
-        inputs = (call.hidden, query, key, value, passed.tokens, call.state, passed.backend, call.in_place, sinks)
+        tokens = passed.tokens_of(self.kind) if passed.ahead else passed.tokens
+        inputs = (call.hidden, query, key, value, tokens, call.state, passed.backend, call.in_place, sinks)
         heads, carried = self.composed(*inputs, entering=call.values is not None)
         call.heads, call.carried = heads, call.carried | carried if call.carried else carried
         if call.alone:
@@ -327,9 +340,35 @@ def _interface(
     return module.answer(composed, query, key, value, s_aux).contiguous(), None
 
 
-def _mask(*_: Any, **__: Any) -> Passed | None:
-    """transformers' function for masks. It returns the call's ``Passed``, which so reaches every layer, recomputed ones too."""
-    return RUNNING.passed
+@dataclass(frozen=True)
+class Stated:
+    """The mask of a call as a model states it to its text decoder. mask: B S, 1 for real tokens. ahead: as in ``Passed``."""
+
+    mask: Tensor | None
+    ahead: Tensor | None
+
+
+def stated_masks(mask: Any) -> tuple[Any, Mapping[str | None, Tensor]]:
+    """Return the mask of a call, and ``ahead`` of ``Passed``. mask: ``Stated``, also by type of layer, or anything else."""
+    by_kind = mask if isinstance(mask, Mapping) else {None: mask}
+    if not all(isinstance(stated, Stated) for stated in by_kind.values()):
+        return mask, {}
+    ahead = {kind: stated.ahead for kind, stated in by_kind.items() if stated.ahead is not None}
+    return next(iter(by_kind.values())).mask, ahead
+
+
+def _mask(*_: Any, **call: Any) -> Passed | Stated:
+    """transformers' function for masks. It returns the call's ``Passed``, which so reaches every layer, recomputed ones too; before
+    a text decoder runs inside another model, the mask that this model states."""
+    if RUNNING.passed is not None:
+        return RUNNING.passed
+    mask, length, device = call["attention_mask"], call["q_length"], call["device"]
+    if call["allow_is_causal_skip"] or length == 1:
+        return Stated(mask, None)
+    entry = torch.arange(length, device=device) + call["q_offset"]
+    row = torch.arange(call["batch_size"], device=device)[:, None, None]
+    ahead = call["mask_function"](row, torch.zeros_like(row), entry[:, None], entry) & (entry > entry[:, None])
+    return Stated(mask, ahead.expand(len(row), -1, -1) if bool(ahead.any()) else None)
 
 
 AttentionInterface.register(INTERFACE, _interface)

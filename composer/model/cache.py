@@ -43,12 +43,14 @@ class StateLayer(CacheLayerMixin):
         stays = self.differentiated and any(tensor is before.get(name) for name, tensor in state.items())
         self.differentiated = torch.is_grad_enabled() or stays
         self.columns += columns
+        self.is_initialized = True
 
     def keep_mixer(self, states: State, columns: int) -> None:
         """Store the new states of the host's mixer. columns: 0 if the layer also has heads, which count them."""
         self.mixer = {name: _own(tensor) for name, tensor in states.items()}
         self.differentiated = torch.is_grad_enabled()
         self.columns += columns
+        self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:
         raise NotImplementedError("states are written by the layer itself")
@@ -76,7 +78,7 @@ class StateLayer(CacheLayerMixin):
         )
 
     def reset(self) -> None:
-        self.tensors, self.mixer, self.columns, self.differentiated = {}, {}, 0, False
+        self.tensors, self.mixer, self.columns, self.differentiated, self.is_initialized = {}, {}, 0, False, False
 
     def offload(self) -> NoReturn:
         raise NotImplementedError("states are not offloaded: they are small")
@@ -146,6 +148,8 @@ class ComposedCache(Cache):
         position."""
         if mask is not None and (mask.dim() != 2 or not bool(mask[:, -1].all())):
             return False
+        if positions is not None and positions.dim() == 3:
+            return False  # several numbers a token, which the cache does not count
         seen = self.state(0).tensors[SEEN]
         return positions is None or bool((positions[:, -1].to(seen.device) == seen).all())
 

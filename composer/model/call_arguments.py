@@ -20,7 +20,9 @@ IGNORED = frozenset(
 )
 """Arguments that transformers and its loops pass to every causal model, and that its base does not use. tokenizer: that of
 ``generate``, which hands it on to the model."""
-TAKEN = frozenset({"output_hidden_states", "output_router_logits"})
+OF_IMAGES = "visual_pos_masks"
+"""The argument of some text decoders for the tokens that are parts of images, B T bool."""
+TAKEN = frozenset({"output_hidden_states", "output_router_logits", OF_IMAGES, "deepstack_visual_embeds"})
 """Arguments of hosts."""
 AGREE = "Pass arguments that state the same documents, or one of them alone."
 

@@ -11,9 +11,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
 )
 
@@ -23,6 +25,7 @@ from composer.model.classification import ComposedForSequenceClassification
 from composer.model.configuration import ComposedConfig, configuration_of
 from composer.model.mixers import serve_cpu
 from composer.model.modeling import ComposedForCausalLM, composed_causal, composed_model
+from converters.hosts import WHOLE
 from converters.hybrid_layers import HYBRIDS
 from converters.model_types import OWN, PREFIX
 
@@ -55,6 +58,8 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     """Return the configuration and the language model of composed models whose host has this model type."""
     configuration = configuration_of(host)
     plain = CONFIG_MAPPING[host]
+    if host in WHOLE:
+        return configuration, _hosted_whole(configuration, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[plain])
     if plain not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise BuildError(f'transformers has no language model of the family "{host}"')
     bare: Any = MODEL_MAPPING[plain]
@@ -73,3 +78,15 @@ def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     AutoModelForCausalLM.register(configuration, model, exist_ok=True)
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[configuration.model_type] = model.__name__
     return configuration, model
+
+
+def _hosted_whole(configuration: Any, host: Any) -> Any:
+    """Return the class of composed models that read images. In files, tensors have the names of modules, so that no conversion
+    is registered."""
+    model = cast("Any", composed_causal(host))
+    model.config_class = configuration
+    configuration.made_by = configuration_for, (configuration.model_type,)
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        auto.register(configuration, model, exist_ok=True)
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[configuration.model_type] = model.__name__
+    return model

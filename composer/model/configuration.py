@@ -46,6 +46,14 @@ class Composition:
             raise ValueError(f"the spec in this configuration has the hash {resolved.hash}, but its spec_hash is {self.spec_hash}")
         return resolved
 
+    def of_decoder(self) -> Any:
+        """Return the configuration of the text decoder with its heads: this one, unless the model also reads images."""
+        text: Any = self.get_text_config()  # pyright: ignore[reportAttributeAccessIssue]
+        if text is self:
+            return self
+        heads = {"spec": self.spec, "spec_hash": self.spec_hash}
+        return configuration_of(text.model_type).from_dict({**text.to_dict(), **heads})
+
 
 class ComposedConfig(Composition, LlamaConfig):
     """Llama's fields, and what a trunk of our own may have that Llama's has not.

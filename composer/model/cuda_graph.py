@@ -176,8 +176,9 @@ def _keeps_last_or_all(kept: Any) -> bool:
 
 
 def may_record(model: Any) -> bool:
-    """Whether all of a model is on one GPU, and its states are those of heads: a hybrid's mixers return new tensors."""
-    if model.base.has_mixers:
+    """Whether all of a model is on one GPU, and its states are those of heads: a hybrid's mixers return new tensors. A model that
+    reads images prepares the calls of its text decoder on the host."""
+    if model.base.has_mixers or model.base is not model.base_model:
         return False
     devices = {parameter.device for parameter in model.parameters()}
     return len(devices) == 1 and next(iter(devices)).type == "cuda"

@@ -17,6 +17,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.llama import modeling_llama
 
 from composer.errors import BuildError
+from composer.graph.composition import HeadSpec
 from composer.model.attention import INTERFACE, ComposedAttention, Unrotated
 from composer.model.heads import AttentionFacts, ComposedHeads
 from composer.model.made import made
@@ -39,6 +40,9 @@ ROTATES: Mapping[str, Callable[[Any], bool]] = {
 
 ROTARIES = ("rotary_emb", "pos_emb")
 """Names of the rotary embedding's module in hosts."""
+
+SECTIONS = "mrope_section"
+"""The attribute of a rotary embedding that rotates by three numbers a token, as by the place in an image."""
 
 COMPLEX = frozenset({"DeepseekV2Attention"})
 """Hosts whose tables are complex numbers."""
@@ -105,7 +109,7 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
             ) from error
         if rotary is not None and facts.rotates and layer_type not in rotaries:
             rotaries[layer_type] = HostRotary(rotary, attention, layer_type)
-        _check(base, index, facts, resolved)
+        _check(base, index, facts, resolved, rotates_by_place=facts.rotates and hasattr(rotary, SECTIONS))
         heads = ComposedHeads(resolved, index, facts, rotaries.get(layer_type) if facts.rotates else None)
         projections = (getattr(attention, name, None) for name in ("q_proj", "k_proj"))
         if heads._mixes and not all(isinstance(projection, nn.Module) for projection in projections):
@@ -116,6 +120,8 @@ def compose(base: nn.Module, resolved: Resolved) -> bool:
         attention.__class__ = composed_class(host)
         attention.config = _with_interface(attention.config, INTERFACE)
         attention.layer, attention.facts, attention.composed = index, facts, heads
+        types = getattr(attention.config, "layer_types", None)
+        attention.kind = None if types is None else types[index]
         if heads._mixes:
             attention.hook_projections()  # before anything is compiled, which no hook can be set in
     return _keep_mixers(base, layers, resolved)
@@ -143,8 +149,11 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
     unrotated = Unrotated(hidden.new_empty(1, 1, _width(rotary, attention)) for _ in range(2))
     seen: dict[str, Any] = {}
     options = {"attention_mask": None, "probed": seen} | ({} if rotary is None else {"position_embeddings": unrotated})
-    if "position_ids" in inspect.signature(type(attention).forward).parameters:
+    names = inspect.signature(type(attention).forward).parameters
+    if "position_ids" in names:
         options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    if "shared_kv_states" in names:
+        options["shared_kv_states"] = {}
     config = attention.config
     attention.config = _with_interface(config, PROBE)
     try:
@@ -165,8 +174,18 @@ def attention_facts(attention: Any, rotary: nn.Module | None) -> AttentionFacts:
     )
 
 
-def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolved) -> None:
-    """Raise BuildError if heads cannot replace a layer's attention."""
+def _rotates_again(head: HeadSpec) -> bool:
+    """Whether a memory rotates keys that another one evicts by the rotation of the source."""
+    rotations = [memory.rotation for memory in head.memory]
+    if head.graph is None and head.flow == "parallel":
+        return False
+    follows = any(rotation.follows_source for rotation in rotations[1:])
+    differs = len({rotation.base for rotation in rotations}) > 1 and any(rotation.follows_source for rotation in rotations)
+    return differs or (follows and head.conv is not None)
+
+
+def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolved, *, rotates_by_place: bool) -> None:
+    """Raise BuildError if heads cannot replace a layer's attention. rotates_by_place: by three numbers a token."""
     size, where = resolved.dimensions, f"layer {index} of {_host(base)}"
     values = size.size_of_values
     if (facts.heads, facts.key_heads, facts.head_dim, facts.value_dim) != (size.heads, size.key_heads, size.head_dim, values):
@@ -174,7 +193,12 @@ def _check(base: nn.Module, index: int, facts: AttentionFacts, resolved: Resolve
             f"{where} has {facts.heads} query heads, {facts.key_heads} key heads, {facts.head_dim} numbers in a key and "
             f"{facts.value_dim} in a value; the spec was resolved for {size.heads}, {size.key_heads}, {size.head_dim} and {values}"
         )
-    heads = (resolved.heads[group.head] for group in resolved.layers[index])
+    heads = [resolved.heads[group.head] for group in resolved.layers[index]]
+    if rotates_by_place and any(map(_rotates_again, heads)):
+        raise BuildError(
+            f"{where} rotates keys by the place of a token in its image, and the spec has a head there that rotates keys again, by "
+            "their position alone, when a memory evicts them: set the same `position` for all memories, without `conv`"
+        )
     if facts.sinks and not all(any(memory.has_mass() for memory in head.memory) for head in heads):
         raise BuildError(
             f"{where} has attention sinks, which add to the mass of a memory, and the spec has a head there whose memories have "

@@ -20,7 +20,8 @@ def joined(config: Any, index: int, tensors: Mapping[str, Tensor]) -> tuple[dict
 
     def __init__(self: Any, config: Any) -> None:
         model.__init__(self, config)
-        self.place = f"{self.base_model_prefix}.{layers_of(self.base_model)[0]}.{index}"
+        base = next(name for name, module in self.named_modules() if module is self.base)
+        self.place = f"{base}.{layers_of(self.base)[0]}.{index}"
         self.all_tied_weights_keys = {}
         _empty(self, self.place)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -19,19 +21,21 @@ from blocks.flow import Tokens
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
-from composer.model.attention import INTERFACE, RUNNING, Passed
+from composer.model.attention import INTERFACE, RUNNING, Passed, stated_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
-from composer.model.call_arguments import check_passed, documents_of
+from composer.model.call_arguments import OF_IMAGES, check_passed, documents_of
 from composer.model.callbacks import KEEPERS
 from composer.model.cuda_graph import Recorder
 from composer.model.generation import check_continuation, prepare_cache
 from composer.model.head import Head, PartModule, precise_parameters
-from composer.model.hosts import compose
+from composer.model.hosts import SECTIONS, compose
 from composer.model.made import made
 from composer.model.mixers import masks_of
 from composer.model.rows import Rows
 from composer.spec.parameters import graphs_of
 from converters.composed import adapter_folder
+from converters.hosts import WHOLE
+from converters.model_types import PREFIX
 
 
 class ComposedPreTrainedModel(PreTrainedModel):
@@ -77,8 +81,10 @@ class ComposedPreTrainedModel(PreTrainedModel):
 
     @property
     def base(self) -> ComposedModel:
-        """The model without its output matrix."""
-        return cast("ComposedModel", self.base_model)
+        """The model without its output matrix; of a model that reads images, too, its text decoder."""
+        base: Any = self.base_model
+        decoder = WHOLE.get(self.config.model_type.removeprefix(PREFIX))
+        return base if decoder is None or isinstance(base, ComposedModel) else getattr(base, decoder)
 
     def _initialize_weights(self, module: nn.Module, *_: Any, **__: Any) -> None:
         """Initialise weights as transformers does for its own classes. It assumes that a module of another class without parameters
@@ -99,12 +105,16 @@ class ComposedModel(ComposedPreTrainedModel):
     """The first base of a composed base model; the host's is the next one. It moves each row's real tokens to the front, and
     padding to the end."""
 
+    is_inside: bool = False
+    """Whether this is the text decoder inside another model."""
+
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         resolved = config.resolved()
         self.backend: str = AUTO
         self.both_ways = resolved.direction == "bidirectional"
         self.has_mixers = compose(self, resolved)
+        self.rotates_by_place = any(hasattr(module, SECTIONS) for module in self.modules())
         # A load must not make these narrower. ``PartModule`` handles casts of a loaded model.
         self._keep_in_fp32_modules_strict = precise_parameters(self)
         self.post_init()
@@ -130,11 +140,13 @@ class ComposedModel(ComposedPreTrainedModel):
         """Any number of tokens T ≥ 1, after whatever the cache has seen.
 
         attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a real token begins a
-        document, which never sees the one before, where its position is 0 or does not rise. cu_seqlens: ``N + 1`` bounds of the
-        documents of one packed row; transformers' collators call them cu_seq_lens_q and cu_seq_lens_k. max_length_q, max_length_k:
-        upper bounds of their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these
-        contradict each other. return_dict: False returns a tuple.
+        document, which never sees the one before, where its position is 0 or does not rise. Models that rotate by three numbers a
+        token also take these, ``3 B T``, or ``4 B T`` with positions first. cu_seqlens: ``N + 1`` bounds of the documents of one
+        packed row; transformers' collators call them cu_seq_lens_q and cu_seq_lens_k. max_length_q, max_length_k: upper bounds of
+        their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these contradict each
+        other. return_dict: False returns a tuple.
         """
+        attention_mask, ahead = stated_masks(attention_mask)
         output_attentions = passed.pop("output_attentions", None)
         if passed:
             check_passed(passed)
@@ -148,12 +160,20 @@ class ComposedModel(ComposedPreTrainedModel):
         bounds = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         longest = {"max_length_q": max_length_q, "max_length_k": max_length_k}
         documents = documents_of(batch, length, device, bounds=bounds, seq_idx=seq_idx, longest=longest)
+        places = None
+        if position_ids is not None and self.rotates_by_place and position_ids.dim() == 3:
+            places, position_ids = position_ids[-3:], position_ids[0] if position_ids.shape[0] == 4 else None
         rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, documents=documents)
+        if places is not None:
+            rows.tokens.coordinates = rows.inward(places.permute(1, 2, 0).to(device))
+        if OF_IMAGES in passed:
+            passed[OF_IMAGES] = rows.inward(passed[OF_IMAGES])
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(tokens)
         passed |= inputs | {"position_ids": rows.tokens.position, "cache": cache}
         if cache is not None and self.has_mixers:
             cache.state(0).tensors.pop(SEEN, None)  # the heads of layer 0 drop it where it has any
+        passed["ahead"] = {kind: rows.inward(rows.inward(later).mT).mT for kind, later in ahead.items()}
         outputs = self._attended(rows, seen, passed) if output_attentions else self.run(rows.tokens, rows.below, **passed)
         if cache is not None:
             outputs[CACHE] = cache
@@ -172,6 +192,11 @@ class ComposedModel(ComposedPreTrainedModel):
         """The same with the weights of all heads, B H T T a layer: of exact memories, and those that states imply."""
         from composer.model.head_inputs import Attentions, visiting_heads
 
+        if options["ahead"]:
+            raise ValueError(
+                "output_attentions: weights are computed token by token, and tokens of an image see later ones. Leave "
+                "output_attentions or token_type_ids out"
+            )
         if seen is not None:
             raise ValueError(
                 "output_attentions: weights are computed from the values of the whole text, and values of earlier calls are not "
@@ -183,12 +208,14 @@ class ComposedModel(ComposedPreTrainedModel):
         outputs.attentions = attentions.by_layer(rows)
         return outputs
 
-    def run(self, tokens: Tokens, below: int | None = None, **options: Any) -> Any:
+    def run(
+        self, tokens: Tokens, below: int | None = None, *, ahead: Mapping[str | None, Tensor] = MappingProxyType({}), **options: Any
+    ) -> Any:
         """Run the host's own forward for tokens in the internal order, with padding after each row's real tokens.
 
-        below: as in ``Rows``. options: the host's arguments, cache and position_ids among them.
+        below, ahead: as in ``Passed``. options: the host's arguments, cache and position_ids among them.
         """
-        passed = Passed(tokens, self.backend, below)
+        passed = Passed(tokens, self.backend, below, ahead)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
         # Hybrids' hosts have kinds of caches of their own, which they insist on where use_cache is True.
@@ -203,6 +230,8 @@ class ComposedModel(ComposedPreTrainedModel):
             RUNNING.passed = before
 
     def _cache(self, past: Any, use_cache: bool | None) -> ComposedCache | None:
+        if self.is_inside and not isinstance(past, ComposedCache) and past is not None and not past.get_seq_length():
+            past = None  # some models that read images prepare an empty cache of their own kind
         if past is not None and not isinstance(past, ComposedCache):
             raise TypeError(
                 f"the cache is a {type(past).__name__}, and a composed model keeps states of its own: pass what this model "
@@ -220,11 +249,19 @@ class ComposedModel(ComposedPreTrainedModel):
         return new_cache(self.config) if past is None and (self.config.use_cache if use_cache is None else use_cache) else past
 
 
+class ComputedOutput(MoeModelOutputWithPast):
+    """The output of ``Computed``. Whatever else a host reads of its base model, such as states of images, is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class Computed(nn.Module):
     """Replaces a base model whose last hidden states are known: it returns them."""
 
-    def forward(self, *, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=cast("Any", inputs_embeds))  # of a host with experts, no routers' logits
+    def forward(self, *, inputs_embeds: Tensor, **_: Any) -> ComputedOutput:
+        return ComputedOutput(last_hidden_state=cast("Any", inputs_embeds))
 
 
 class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
@@ -305,8 +342,16 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
                 f"the attention of {type(self).__name__.removeprefix('Composed')} has no place for heads in transformers "
                 f"{transformers.__version__}: a later version may have one"
             ) from error
-        base = composed_model(type(self.base_model))(config)
-        setattr(self, self.base_model_prefix, base)
+        around: Any = self
+        name = self.base_model_prefix
+        if (decoder := WHOLE.get(config.model_type.removeprefix(PREFIX))) is not None:
+            around, name = self.base_model, decoder
+            config.get_text_config()._attn_implementation_internal = INTERFACE  # for the masks that are passed to the decoder
+        base = composed_model(type(getattr(around, name)))(config.of_decoder())
+        setattr(around, name, base)
+        if around is not self:
+            base.is_inside = True
+            around.post_init()
         self.post_init()
 
     def _prepare_cache_for_generation(self, settings: Any, options: dict[str, Any], *_unused: Any, **_more: Any) -> bool:

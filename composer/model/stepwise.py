@@ -52,10 +52,11 @@ class HeadCall:
 
     def ordinary(self) -> HeadCall:
         """The same inputs; tensors of inference mode are copied."""
-        tensors = self.tokens.position, self.tokens.segment, self.tokens.valid, self.tokens.index, self.sinks
-        position, segment, valid, index, sinks = (None if of is None else ordinary(of) for of in tensors)
+        tokens = self.tokens
+        tensors = tokens.position, tokens.segment, tokens.valid, tokens.index, tokens.coordinates, self.sinks
+        position, segment, valid, index, places, sinks = (None if of is None else ordinary(of) for of in tensors)
         assert position is not None
-        return self._each(ordinary, Tokens(position, segment, valid, index), sinks)
+        return self._each(ordinary, Tokens(position, segment, valid, index, coordinates=places), sinks)
 
     def _each(self, change: Callable[[Tensor], Tensor], tokens: Tokens, sinks: Tensor | None) -> HeadCall:
         return HeadCall(change(self.hidden), change(self.query), change(self.key), change(self.value), tokens, sinks)

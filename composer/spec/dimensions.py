@@ -36,6 +36,9 @@ class Dimensions(Closed):
     without_attention: tuple[NonNegativeInt, ...] = Field(default=(), exclude_if=lambda layers: not layers)
     """The layers of a hybrid without softmax attention, which have no heads and are kept unchanged."""
 
+    sees_ahead: bool = Field(default=False, exclude_if=lambda sees: not sees)
+    """Whether the source lets the tokens of an image see each other in both directions."""
+
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
         if self.heads % self.key_heads:

@@ -14,10 +14,9 @@ from blocks.part import Closed
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import AUTO, Lowered, check_backend, lowered
-from composer.spec.layer_rules import notes_on_kept_layers
+from composer.spec.notes import notes_on_source
 from composer.spec.parameters import graphs_of, head_parameters
 from composer.spec.resolve import Resolved
-from composer.spec.rotations import notes_on_rotations
 from composer.tables import Readable, View
 from converters.length_rotations import LengthRotation
 from converters.shard import BYTES
@@ -141,7 +140,7 @@ def explain_resolved(
         ),
         prefill_flops_per_token=int(total(group.prefill_flops_per_token for group in groups)),
         decode_flops_per_token=int(total(group.decode_flops_per_token for group in groups)) if causal else None,
-        notes=(*notes_on_kept_layers(resolved.dimensions), *notes_on_rotations(resolved, rotations)),
+        notes=notes_on_source(resolved, rotations),
     )
 
 

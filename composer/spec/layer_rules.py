@@ -13,7 +13,7 @@ from composer.graph.composition import HeadSpec
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import HeadsOf, Name, Spec
 from composer.spec.places import nearest
-from composer.words import layers_in_words, ranges
+from composer.words import ranges
 from converters.bounded import listed
 
 TWICE = "names a head twice: put all its query heads into one group"
@@ -65,17 +65,6 @@ def check_rule(at: int | tuple[int, ...] | str, dimensions: Dimensions, path: Fi
             f"{ranges(dimensions.with_attention)}: choose among these",
             path,
         )
-
-
-def notes_on_kept_layers(dimensions: Dimensions) -> tuple[str, ...]:
-    """Return a note on the layers of a hybrid that have no attention; none where all have."""
-    without = dimensions.without_attention
-    if not without:
-        return ()
-    return (
-        f"The source has no attention in {layers_in_words(without)}: they are kept unchanged, with their own states. The figures "
-        "of heads do not include these states.",
-    )
 
 
 def last_rules(spec: Spec, layers: int) -> list[int | None]:

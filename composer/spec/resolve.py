@@ -35,7 +35,7 @@ from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
 from composer.words import ranges
 
-NO_SIZES = {"rope_theta", "rope_scaling", "attention", "cached"}
+NO_SIZES = {"rope_theta", "rope_scaling", "attention", "cached", "sees_ahead"}
 """Fields left out of the hash: resolving has copied them into positions and parameter names, or no head depends on them."""
 
 Kinds = dict[tuple[str, int], tuple[HeadSpec, Shape, list[int]]]

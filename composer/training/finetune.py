@@ -107,11 +107,15 @@ def divergence(logits_of_student: Tensor, wanted: Tensor, temperature: float) ->
 
 
 def finetune_unit(student: ComposedForCausalLM, stage: Finetune) -> Unit:
-    """One unit of all that the stage trains; everything else is frozen. Adapters must be there already."""
+    """One unit of all that the stage trains; everything else is frozen, parts that read images among it. Adapters must be there
+    already."""
     adapters: dict[str, nn.Parameter] = {}
     fresh: dict[str, nn.Parameter] = {}
     trunk: dict[str, nn.Parameter] = {}
+    of_images = set(student.base_model.parameters()) - set(student.base.parameters())
     for name, parameter in student.named_parameters():
+        if parameter in of_images:
+            continue
         kind = adapters if ".lora_" in name else fresh if is_composed(name) else trunk
         kind[name] = parameter
     learning = adapters | (trunk if stage.trunk else {})
@@ -148,7 +152,8 @@ def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
 
 
 def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[str]:
-    """The host's own names of the projections that a recipe calls q, k, v and o; some hosts have several of them in one.
+    """The host's own names of the projections that a recipe calls q, k, v and o; some hosts have several of them in one. Those of a
+    text decoder inside another model are full names.
 
     Raises TrainingError where there is none.
     """
@@ -163,6 +168,8 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
             )
         # Others may have one of the same name outside of their attention.
         names.append(own if own == f"{target}_proj" else f"{layer}.{own}")
+    if student.base.is_inside:
+        names = [f"{place}.{name.rpartition('.')[2]}" for place, _ in attentions(student) for name in names]
     return list(dict.fromkeys(names))
 
 

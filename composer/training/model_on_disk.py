@@ -62,7 +62,8 @@ class StoredModel:
         with torch.device("meta"):
             model = class_of(config)(config).requires_grad_(False).eval()
         model.run_on(backend)
-        self._base, self._prefix = model.base, f"{model.base_model_prefix}."
+        self._base = model.base
+        self._prefix = next(f"{name}." for name, module in model.named_modules() if module is self._base)
         self._path, self._layers = layers_of(self._base)
         self._names = {attention.layer: name for name, attention in attentions(model)}
         self._calls: dict[int, Mapping[str, Any]] = {}
@@ -84,7 +85,7 @@ class StoredModel:
         """The layers with tensors that transformers joins as it loads them."""
         for name, module in self._base.named_modules():
             if not f"{name}.".startswith(f"{self._path}."):
-                self._fill(name, module, config)
+                self._fill(name, module, self._base.config)
 
     @property
     def with_attention(self) -> Collection[int]:

@@ -19,6 +19,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.parameters import graphs_of
 from composer.weights.load import load_model
 from converters.config import decode_floats
+from converters.hosts import WHOLE
 from converters.hybrid_layers import HYBRIDS
 from converters.model_types import PREFIX
 from converters.trunk import dtype_name
@@ -48,6 +49,11 @@ def check_servable(config: Any) -> None:
         raise ValueError(
             f"vLLM does not serve composed models of the family {family}: layers of the source keep states of another kind beside "
             "heads. Serve it with `compose serve`"
+        )
+    if family in WHOLE:
+        raise ValueError(
+            f"vLLM does not serve composed models of the family {family}, as they read images. Build from the source with "
+            "--text-only, and serve that"
         )
     sizes = config.resolved().dimensions
     if sizes.value_dim is not None and any(graph.softmax is not None for graph in graphs_of(config.resolved())):

@@ -10,6 +10,7 @@ import yaml
 
 from composer.escape import escape_markdown, markdown_block, markdown_code, markdown_link
 from composer.spec.writing import to_yaml
+from composer.weights.config import recorded_trunk
 from composer.weights.record import RECORD, Record, StoredSource, TrainedStage
 from converters.hub import HUB
 
@@ -23,10 +24,12 @@ def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
     on_hub: ``name`` is a repository of the Hub, and no folder.
     """
     plan, source = record.plan, record.source
-    labels = record.trunk.get("labels")
+    trunk = recorded_trunk(record.trunk)
     front: dict[str, object] = {"library_name": "transformers"}
-    if labels is not None:
+    if trunk.labels is not None:
         front["pipeline_tag"] = "text-classification"
+    elif trunk.decoder is not None:
+        front["pipeline_tag"] = "image-text-to-text"
     elif record.resolved.direction == "causal":
         front["pipeline_tag"] = "text-generation"
     front["tags"] = ["composed", "linear-attention"]
@@ -34,7 +37,8 @@ def model_card(record: Record, name: str, *, on_hub: bool = False) -> str:
         front["base_model"] = source.repo_id
     if datasets := datasets_of(record):
         front["datasets"] = datasets
-    auto = "AutoModelForCausalLM" if labels is None else "AutoModelForSequenceClassification"
+    auto = "AutoModelForCausalLM" if trunk.decoder is None else "AutoModelForImageTextToText"
+    auto = auto if trunk.labels is None else "AutoModelForSequenceClassification"
     paper = f"\nPaper: {markdown_link(record.resolved.paper)}\n" if record.resolved.paper else ""
     linked = (
         "\nFiles that the record calls linked are the source's own, under another name: what writes into one of them in place "

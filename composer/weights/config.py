@@ -34,7 +34,8 @@ def dimensions(trunk: Sizes) -> Dimensions:
     if isinstance(trunk, Host):
         if trunk.refused is not None:
             raise SourceError(trunk.refused)
-        return Dimensions(**_sizes(trunk), rope_theta=None, attention=trunk.attention, without_attention=trunk.without_attention)
+        names = ("attention", "without_attention", "sees_ahead")
+        return Dimensions(**_sizes(trunk), rope_theta=None, **{name: getattr(trunk, name) for name in names})
     assert isinstance(trunk, Trunk), "there are two"
     scaling = trunk.rope_scaling
     return Dimensions(

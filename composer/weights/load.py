@@ -34,7 +34,7 @@ from converters.composed import ADAPTER_CONFIG, ADAPTER_KEY
 from converters.errors import ConverterError
 from converters.hub import cached_sha256
 from converters.source import Source, open_source
-from converters.trunk import Dtype
+from converters.trunk import Dtype, Sizes
 
 if TYPE_CHECKING:
     from composer.model.classes import Composed
@@ -103,6 +103,15 @@ def load_model(folder: Path, dtype: str | None, device: str, backend: str = AUTO
     return loaded.eval()
 
 
+def auto_class(trunk: Sizes) -> Any:
+    """Return transformers' Auto class for the models of a source."""
+    import transformers
+
+    if trunk.labels is not None:
+        return transformers.AutoModelForSequenceClassification
+    return transformers.AutoModelForCausalLM if trunk.decoder is None else transformers.AutoModelForImageTextToText
+
+
 class OpenedFacts(Closed):
     """The identity of a model. reference: as the user wrote it. weights: SHA-256 of each file, adapters included."""
 
@@ -138,8 +147,6 @@ class Opened:
 
         backend: of a built model; ``check_backends`` has checked it.
         """
-        from transformers import AutoModelForCausalLM
-
         from composer.model.mixers import serve_cpu
 
         folder = self.source.folder
@@ -154,7 +161,7 @@ class Opened:
 
             refuse_code(folder, self.refusal)
             torch_dtype = getattr(torch, dtype or self.source.trunk.dtype)
-            model: Any = AutoModelForCausalLM.from_pretrained(
+            model: Any = auto_class(self.source.trunk).from_pretrained(
                 folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
             )
             check_loaded(model, self.source)

@@ -15,9 +15,8 @@ from pydantic import Field
 
 from blocks.part import Closed, Fresh
 from composer.errors import BuildError
-from composer.spec.layer_rules import notes_on_kept_layers
+from composer.spec.notes import notes_on_source
 from composer.spec.resolve import Resolved
-from composer.spec.rotations import notes_on_rotations
 from composer.weights.config import dimensions, own_parameters
 from composer.weights.meaning import meanings, stored_heads
 from composer.weights.stream import same_contents
@@ -320,7 +319,7 @@ def notes_on(resolved: Resolved, trunk: Sizes, *, fresh: bool) -> tuple[str, ...
         state = "are there" if fresh else "are kept"
         heads = ", ".join(f"`{name}`" for name in unused)
         notes.append(f"q_proj and k_proj {state}, and not used by heads made of latents alone: {heads}.")
-    return (*notes, *notes_on_kept_layers(resolved.dimensions), *notes_on_rotations(resolved, trunk.length_rotations))
+    return (*notes, *notes_on_source(resolved, trunk.length_rotations))
 
 
 def _plan_shards(weights: Weights, assignment: _Assignment, beside: LolcatsValues | None) -> tuple[ShardPlan, ...]:

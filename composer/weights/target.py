@@ -94,13 +94,15 @@ def of_model(model: Any) -> PictureSubject | None:
     return PictureSubject(_resolved(getattr(config, "spec", None), f"this {type(model).__name__}"), None, kind)
 
 
-def on_source(spec: Spec, source: str | os.PathLike[str] | None, revision: str | None) -> PictureSubject:
+def on_source(
+    spec: Spec, source: str | os.PathLike[str] | None, revision: str | None, *, text_only: bool = False
+) -> PictureSubject:
     """Return the spec on a source's sizes. Without a source, it has its own sizes or, if it has none, assumed ones. Raises
     SpecError."""
     from composer.drawing.picture import TYPICAL, TYPICAL_OF
 
     try:
-        if (target := target_of(None, spec, source, revision=revision)) is not None:
+        if (target := target_of(None, spec, source, revision=revision, text_only=text_only)) is not None:
             return PictureSubject(resolve(spec, target.size), None if target.on == TRUNK else target.on, target.dtype)
         refuse_sweep(spec)
     except GraphError as error:

@@ -21,7 +21,16 @@ from composer.weights.stream import inherited_piece, write_shard
 from converters.bounded import brief, is_name, listed
 from converters.hosts import DECODERS, OTHER_PARTS, decoder_of
 from converters.shard import Shard, StoredTensor
-from converters.source import INDEX, Described, describe_config, read_config_file, small_files, weight_files
+from converters.source import (
+    BROUGHT_ALONG,
+    INDEX,
+    PROCESSOR,
+    Described,
+    describe_config,
+    read_config_file,
+    small_files,
+    weight_files,
+)
 from converters.trunk import DTYPE_KEYS, Dtype, dtype_name
 
 CONFIG = "config.json"
@@ -32,6 +41,10 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SECTIONS = ("mrope_section", "mrope_interleaved")
 """Keys of rotary positions of three numbers a token. The three are equal in text, so the rotation is the usual one there."""
 MROPE = "mrope"
+UNSCALED = {"cohere2": {"logit_scale": 1.0}}
+"""Settings of a decoder's language model that the whole model does not apply, with the values at which they do nothing."""
+OF_TEXT = tuple(pattern for pattern in BROUGHT_ALONG if pattern != PROCESSOR)
+"""Files beside the weights that a text decoder needs."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class TextDecoder:
 
     def files(self) -> dict[str, Path]:
         """Return the files that decide the decoder, by name. Raises ConverterError."""
-        names = (CONFIG, INDEX, *self._shards, *small_files(self.path))
+        names = (CONFIG, INDEX, *self._shards, *small_files(self.path, OF_TEXT))
         return {name: self.path / name for name in names if (self.path / name).is_file()}
 
     @property
@@ -75,7 +88,7 @@ class TextDecoder:
             weight_map |= {piece.name: file for piece in pieces}
         write_json(folder / INDEX, {"metadata": {"format": "pt"}, "weight_map": weight_map})
         write_json(folder / CONFIG, self._decoder_config | {"dtype": dtype})
-        copy_files(self.path, small_files(self.path), folder)
+        copy_files(self.path, small_files(self.path, OF_TEXT), folder)
 
     @cached_property
     def _shards(self) -> dict[str, Shard]:
@@ -130,6 +143,7 @@ class TextDecoder:
             **kept,
             **{key: value for key, value in special.items() if kept.get(key) is None},
             **rotary,
+            **UNSCALED.get(kind, {}),
             "model_type": kind,
             "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]],
             "tie_word_embeddings": bool(getattr(whole, "tie_word_embeddings", False)),

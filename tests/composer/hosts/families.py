@@ -81,6 +81,13 @@ PECULIAR: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
     "gemma2": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
     "gemma3_text": {"query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 96,
+        "num_experts": None,
+    },
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.7, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
     "helium": {"head_dim": 8},
     "bamba": {**THREE, **MAMBA, "attn_layer_indices": [1]},

@@ -19,7 +19,7 @@ from composer.training.finetune import add_adapters, projections
 from composer.weights.record import RECORD
 from composer.weights.verify import verify
 from converters import hybrid_layers
-from converters.hosts import REFUSED
+from converters.hosts import REFUSED, WHOLE
 from tests.checkpoints import edit_config
 from tests.composer.hosts.families import HYBRIDS, PASSED, small
 from tests.composer.hosts.multimodal import MULTIMODAL
@@ -68,7 +68,9 @@ def test_the_docs_list_what_the_law_has_passed() -> None:
     families, _, refused = listed.partition("## What cannot be a source")
     families, _, hybrids = families.partition("Hybrids, by the same test")
     assert re.findall(r"`([a-z0-9_-]+)`", families.split("\n\n", 2)[2]) == PASSED
-    assert re.findall(r"`([a-z0-9_-]+)`", hybrids.partition("With `--text-only`")[0]) == HYBRIDS
+    hybrids, _, whole = hybrids.partition("Models that read images, whole")
+    assert re.findall(r"`([a-z0-9_-]+)`", hybrids) == HYBRIDS
+    assert re.findall(r"`([a-z0-9_]+)`", whole.partition("With `--text-only`")[0]) == sorted(WHOLE)
     assert set(HYBRIDS) == hybrid_layers.HYBRIDS.keys()
     assert set(re.findall(r"`([a-z0-9_-]+)`", refused.partition("| family |")[2])) == REFUSED.keys()
     assert len({*PASSED, *HYBRIDS, *MULTIMODAL}) >= 85
@@ -86,6 +88,22 @@ def test_what_cannot_be_a_source_says_why(spec: str, family: str, words: str, tm
     with pytest.raises((BuildError, SourceError), match=words):
         composer.build_folder(spec, saved(family, tmp_path / "source"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@torch.no_grad()
+def test_a_gemma_4_is_a_source_if_its_layers_share_no_keys_and_have_one_size(tmp_path: Path) -> None:
+    source = small("gemma4_text")
+    ids = torch.randint(3, 90, (2, 23), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(composer.build("softmax", source)(ids).logits, source(ids).logits, rtol=0, atol=2e-5)
+    folder = saved("gemma4_text", tmp_path / "source")
+    refusals = {
+        "its last 1 layers use keys and values of earlier layers": {"num_kv_shared_layers": 1},
+        "have heads of another size than the others": {"per_layer_config": {"1": {"head_dim": 32}}},
+    }
+    for words, changed in refusals.items():
+        edit_config(folder, **{"num_kv_shared_layers": 0, **changed})
+        with pytest.raises(SourceError, match=f"gemma4_text cannot be a source: .*{words}"):
+            composer.explain("softmax", folder)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])

@@ -1,4 +1,4 @@
-"""A hybrid and the text decoder of a model that reads images go from a build through both stages to generated text."""
+"""A hybrid, a model that reads images and the text decoder of one go from a build through both stages to generated text."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from composer.model.mixers import hybrids_run
 from composer.training.finetune import merge_adapters
 from composer.weights.verify import verify
 from tests.composer.hosts.families import small
-from tests.composer.hosts.multimodal import multimodal
+from tests.composer.hosts.multimodal import multimodal, text_and_image
 from tests.composer.training.runs import RECIPE, SPEC, VOCABULARY, run
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "gemma3"])
-def test_from_build_to_text(family: str, teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "text_only"), [("qwen3_next", False), ("gemma3", False), ("gemma3", True)])
+def test_from_build_to_text(
+    family: str, text_only: bool, teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if family == "qwen3_next" and not hybrids_run():
         pytest.skip("this version of transformers has no layers with states that continue")
     monkeypatch.setenv("COMPOSER_CACHE", str(tmp_path / "cache"))
-    text_only = family == "gemma3"
-    source = multimodal(family, vocab_size=VOCABULARY) if text_only else small(family, vocab_size=VOCABULARY)
+    source = multimodal(family, vocab_size=VOCABULARY) if family == "gemma3" else small(family, vocab_size=VOCABULARY)
     source.save_pretrained(tmp_path / "source")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(teacher / name, tmp_path / "source" / name)
@@ -41,3 +42,9 @@ def test_from_build_to_text(family: str, teacher: Path, texts: Path, tmp_path: P
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
     with torch.no_grad():
         torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=1e-4)
+    if family == "gemma3" and not text_only:
+        inputs = text_and_image(family, source)
+        assert model.generate(**inputs, max_new_tokens=3).shape[1] > inputs["input_ids"].shape[1]
+        seen = {name: tensor for name, tensor in source.state_dict().items() if "vision" in name or "projector" in name}
+        assert seen
+        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in seen.items())

@@ -1,4 +1,4 @@
-"""Warns of heads whose answers depend on how a text is split into calls, as the rotary embedding of their source does."""
+"""Notes on heads that follow from their source: its layers without attention, its images, and rotations by the length of a text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,35 @@ IN_GENERAL = (
     "The logits then depend on how a text is split into calls, as they do in the source itself. Set a `theta` under `position`, "
     "or `position: none`, to avoid this."
 )
+
+
+def notes_on_source(resolved: Resolved, rotations: Mapping[int, LengthRotation]) -> tuple[str, ...]:
+    """Return all of these notes. rotations: as ``notes_on_rotations`` has them."""
+    return (*_on_kept_layers(resolved), *_on_images(resolved), *notes_on_rotations(resolved, rotations))
+
+
+def _on_kept_layers(resolved: Resolved) -> tuple[str, ...]:
+    """Return a note on the layers of a hybrid that have no attention; none where all have."""
+    without = resolved.dimensions.without_attention
+    if not without:
+        return ()
+    return (
+        f"The source has no attention in {layers_in_words(without)}: they are kept unchanged, with their own states. The figures "
+        "of heads do not include these states.",
+    )
+
+
+def _on_images(resolved: Resolved) -> tuple[str, ...]:
+    """Return a note on the memories to which tokens of an image are causal, where the source lets them see each other."""
+    used = {group.head for groups in resolved.layers for group in groups}
+    memories = {memory.called: None for name in used for memory in resolved.heads[name].memory if not memory.is_softmax_over_all}
+    if not resolved.dimensions.sees_ahead or not memories:
+        return ()
+    causal = " and ".join(f"`{name}`" for name in memories)
+    return (
+        "In the source, the tokens of an image see each other in both directions. They do so in `full` with no other memory "
+        f"above it, and in layers with `use: source`. In {causal} they see earlier tokens alone.",
+    )
 
 
 def notes_on_rotations(resolved: Resolved, rotations: Mapping[int, LengthRotation]) -> tuple[str, ...]:

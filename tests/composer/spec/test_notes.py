@@ -9,8 +9,8 @@ import pytest
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
+from composer.spec.notes import notes_on_rotations
 from composer.spec.resolve import resolve
-from composer.spec.rotations import notes_on_rotations
 from converters.length_rotations import LengthRotation
 
 SIZE = Dimensions(hidden_size=32, layers=4, heads=4, key_heads=2, head_dim=8, rope_theta=None)
