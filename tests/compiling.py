@@ -65,12 +65,12 @@ class Built:
 
 def built(builds: Iterable[Build], capabilities: Iterable[int] = CAPABILITIES) -> list[Built]:
     """Each kernel built for each capability, printed. Raises AssertionError with the compiler's words where one cannot be."""
-    asked = json.dumps({"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]})
-    said = printed_behind(COMPILER, f"from tests.compiling import print_built\nprint_built({asked!r})")
-    found = [Built(**one) for one in json.loads(said)]
-    for one in found:
-        print(one)
-    return found
+    request = json.dumps({"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]})
+    output = printed_behind(COMPILER, f"from tests.compiling import print_built\nprint_built({request!r})")
+    kernels = [Built(**kernels) for kernels in json.loads(output)]
+    for kernel in kernels:
+        print(kernel)
+    return kernels
 
 
 def operations_alone() -> None:
@@ -80,7 +80,7 @@ def operations_alone() -> None:
     sys.modules.update(models)  # pyright: ignore - None is how Python is told that there is no such module
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "compile", lambda function=None, **_: function or (lambda one: one))
+            patch.setattr(torch, "compile", lambda function=None, **_: function or (lambda function: function))
             importlib.import_module("fla")
             importlib.import_module("fla.ops")
     finally:
@@ -108,14 +108,14 @@ def _built(build: Mapping[str, Any], capability: int) -> Built:
         file.write(compiled.asm["cubin"])
         file.flush()
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        said = subprocess.run((tool, "--dump-resource-usage", file.name), capture_output=True, text=True, check=True).stdout
-    measured = MEASURED.search(said)
-    assert measured, said
+        output = subprocess.run((tool, "--dump-resource-usage", file.name), capture_output=True, text=True, check=True).stdout
+    measured = MEASURED.search(output)
+    assert measured, output
     taken = {name: int(value) for name, value in measured.groupdict().items()}
     return Built(build["kernel"], capability, **taken, shared=compiled.metadata.shared, tf32=".tf32" in compiled.asm["ptx"])
 
 
-def print_built(asked: str) -> None:
+def print_built(request: str) -> None:
     """What has been built, as JSON, of what ``built`` asks for, as JSON."""
-    wanted = json.loads(asked)
+    wanted = json.loads(request)
     print(json.dumps([asdict(_built(build, capability)) for build in wanted["builds"] for capability in wanted["capabilities"]]))

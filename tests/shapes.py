@@ -58,21 +58,21 @@ def _function(function: Function) -> Function:
         """What checks an answer that is there as the function's."""
         return beartype(functools.wraps(function)(lambda *_, **__: answers.pop()))
 
-    def anew(given: Any, arguments: Sequence[Any], options: dict[str, Any], *answer: Any) -> Any:
+    def anew(checked_arguments: Any, arguments: Sequence[Any], options: dict[str, Any], *answer: Any) -> Any:
         """The answer, checked, to what has not been asked before, or not been answered like this."""
         answers.extend(answer)
         options = {name: value for name, value in options.items() if value is not defaults.get(name, inspect.Parameter.empty)}
         call = functools.partial(answered() if answer else checked, *arguments, **options)
         try:
             with jaxtyped("context"):
-                found = call()
+                result = call()
         except BeartypeCallHintViolation:
             jaxtyped(function, typechecker=beartype)(*arguments, **options)
             raise
-        passed.setdefault(given, set()).add(_look(found, True))
-        return found
+        passed.setdefault(checked_arguments, set()).add(_look(result, True))
+        return result
 
-    defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     place = {"_function": function, "_passed": passed, "_anew": anew, "_look": _look, "_Tensor": Tensor, "_defaults": defaults}
     exec(written, place)
     return functools.wraps(function)(place["in_its_letters"])
@@ -89,17 +89,21 @@ def _written(function: Function, stated: set[str]) -> CodeType:
 
     parameters, keys, places, options = [], [], [], []
     signature = inspect.signature(function)
-    several = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
-    for name, one in signature.parameters.items():
-        if one.kind is one.KEYWORD_ONLY and "*" not in parameters and not any(said.startswith("*") for said in parameters):
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    for name, parameter in signature.parameters.items():
+        if (
+            parameter.kind is parameter.KEYWORD_ONLY
+            and "*" not in parameters
+            and not any(name.startswith("*") for name in parameters)
+        ):
             parameters.append("*")
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-        parameters.append(star + name + ("" if one.default is one.empty else f"=_defaults[{name!r}]"))
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        parameters.append(star + name + ("" if parameter.default is parameter.empty else f"=_defaults[{name!r}]"))
         if star:
             keys.append(f"_look({'tuple' if star == '*' else 'dict'}({name}), {name in stated})")
         else:
             keys.append(seen(name, name in stated))
-        if one.kind is one.KEYWORD_ONLY or (one.default is not one.empty and not several):
+        if parameter.kind is parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty and not several):
             options.append(f"{name}={name}")
         else:
             (options if star == "**" else places).append(star + name)

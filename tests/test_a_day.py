@@ -43,8 +43,8 @@ def shown(work: Path) -> dict[str, dict[str, Any]]:
         "language": "python",
     }
     (kernels / "kernel.json").write_text(json.dumps(start))
-    told = {"TEACHER": str(ROOT / "examples" / "teacher"), "WORK": str(work), "IPYTHONDIR": str(work / "ipython")}
-    told |= {"JUPYTER_RUNTIME_DIR": str(work / "runtime"), "JUPYTER_PLATFORM_DIRS": "1"}
+    environment = {"TEACHER": str(ROOT / "examples" / "teacher"), "WORK": str(work), "IPYTHONDIR": str(work / "ipython")}
+    environment |= {"JUPYTER_RUNTIME_DIR": str(work / "runtime"), "JUPYTER_PLATFORM_DIRS": "1"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     book: Any = nbformat.read(NOTEBOOK, as_version=4)
     sources = "".join(cell.source for cell in book.cells)
@@ -54,19 +54,19 @@ def shown(work: Path) -> dict[str, dict[str, Any]]:
             cell.source = cell.source.replace(written, fewer)
     specs = KernelSpecManager(kernel_dirs=[str(work / "kernels")], ensure_native_kernel=False)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (told | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}).items():
+        for name, value in (environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}).items():
             patch.setenv(name, value)
         client = NotebookClient(book, timeout=300, kernel_name="python3")
         client.create_kernel_manager().kernel_spec_manager = specs
         client.execute(env=dict(os.environ))
-    found = {}
+    outputs = {}
     ours = [cell for cell in book.cells if cell.cell_type == "code"]
     printed = [output.text for cell in ours[:-1] for output in cell.outputs if output.output_type == "stream"]
     assert not printed, "of the functions none prints; the last cell is transformers'"
     for cell in ours:
         results = [output.data for output in cell.outputs if output.output_type == "execute_result"]
-        found[cell.source.splitlines()[-1]] = results[-1] if results else {}
-    return found
+        outputs[cell.source.splitlines()[-1]] = results[-1] if results else {}
+    return outputs
 
 
 def html_of(shown: dict[str, dict[str, Any]], line: str) -> str:

@@ -48,7 +48,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(copy: Path) -> dict[str, str]:
+def outcome(copy: Path) -> dict[str, str]:
     """What one process of the copy's says, once it has run what `make docs` runs: of the part, a head with it, and the laws."""
     memory = "['window', {'kind': 'sparse', 'keep': 'value_norm'}, 'state']"
     spec = f"{{'compose': 1, 'name': 'kept', 'head': {{'feature_map': 'elu', 'memory': {memory}}}}}"
@@ -71,18 +71,18 @@ def said(copy: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("role", "kind", "equation"), [("score", "value_norm", "‖v‖")])
-def test_a_part_is_added_as_the_page_says(copy: Path, said: dict[str, str], role: str, kind: str, equation: str) -> None:
+def test_a_part_is_added_as_the_page_says(copy: Path, outcome: dict[str, str], role: str, kind: str, equation: str) -> None:
     assert f"| {role} | `{kind}` |" in (copy / "docs" / "parts.md").read_text(encoding="utf-8")
     assert kind in (copy / "specs" / "schema.json").read_text(encoding="utf-8")
-    assert equation in said[kind]
+    assert equation in outcome[kind]
 
 
-def test_laws_hold(said: dict[str, str]) -> None:
-    passed = [line for line in said["laws"].splitlines() if "PASSED" in line]
+def test_laws_hold(outcome: dict[str, str]) -> None:
+    passed = [line for line in outcome["laws"].splitlines() if "PASSED" in line]
     for place in (*LAWS, "score: value_norm"):
         assert any(place in line for line in passed)
 
 
-def test_the_head_is_explained_and_listed(said: dict[str, str]) -> None:
-    assert "output = read(window, sparse, state)" in said["code"]
-    assert int(said["bytes"]) > 0
+def test_the_head_is_explained_and_listed(outcome: dict[str, str]) -> None:
+    assert "output = read(window, sparse, state)" in outcome["code"]
+    assert int(outcome["bytes"]) > 0

@@ -53,9 +53,9 @@ def test_floors_of_composer() -> None:
     place = {room: number for number, floor in enumerate(FLOORS) for room in floor}
     assert set(files.values()) == set(place)
     wrong = {
-        str(path.relative_to(folder)): found
+        str(path.relative_to(folder)): matches
         for path, room in files.items()
-        if (found := {other for other in rooms_imported(path) if other != room and place[other] >= place[room]})
+        if (matches := {other for other in rooms_imported(path) if other != room and place[other] >= place[room]})
     }
     assert not wrong
 

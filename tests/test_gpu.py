@@ -24,8 +24,8 @@ def test_logits_are_the_cpus(spec: str) -> None:
     with torch.no_grad():
         expected = model(ids).logits
         torch.nn.Module.to(model, "cuda")
-        found = model(ids.cuda()).logits.cpu()
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6 * expected.abs().max().item())
+        actual = model(ids.cuda()).logits.cpu()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("spec", WRITING)

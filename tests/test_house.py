@@ -71,13 +71,13 @@ def parts_defined() -> list[type[Part]]:
         except ModuleNotFoundError as error:
             if error.name != "triton":  # which is for Linux alone; its kernels are no parts
                 raise
-    found, waiting = [], [Part]
+    parts, waiting = [], [Part]
     while waiting:
         part = waiting.pop()
         waiting += part.__subclasses__()
         if "kind" in part.model_fields and part.__module__.startswith("blocks."):
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def parts_defined() -> list[type[Part]]:
 def test_floors(floor: str, others: set[str]) -> None:
     files = sorted((ROOT / floor).rglob("*.py"))
     assert files
-    wrong = {named(path): found for path in files if (found := others & set(imports(path)))}
+    wrong = {named(path): matches for path in files if (matches := others & set(imports(path)))}
     assert not wrong
 
 
@@ -129,12 +129,12 @@ def test_nothing_unpickles() -> None:
     """What a folder holds may come from anybody, and unpickling runs what it says."""
     files = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES]
     assert files
-    wrong = {named(path): found for path in files if (found := UNPICKLING & set(imports(path)))}
+    wrong = {named(path): matches for path in files if (matches := UNPICKLING & set(imports(path)))}
     calls = re.compile(r"\btorch\.load\(|distributed\.checkpoint|allow_pickle|weights_only|read_pickle")
     code = {named(path): path.read_text(encoding="utf-8") for path in files}
     assert all(code[path].count(call) == 1 for path, call in NAMED_BY_ITS_USER.items())
     code |= {path: code[path].replace(call, "") for path, call in NAMED_BY_ITS_USER.items()}
-    wrong |= {path: found[0] for path, text in code.items() if (found := calls.search(text))}
+    wrong |= {path: matches[0] for path, text in code.items() if (matches := calls.search(text))}
     assert not wrong
 
 
@@ -175,9 +175,9 @@ def test_shipped_specs(name: str) -> None:
 def test_shipped_specs_name_their_schema(name: str) -> None:
     path = shipped_specs()[name]
     first = path.read_text(encoding="utf-8").partition("\n")[0]
-    found = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
-    assert found, f"the first line of {named(path)} is: {first}"
-    assert (path.parent / found[1]).resolve() == SCHEMA
+    match = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert match, f"the first line of {named(path)} is: {first}"
+    assert (path.parent / match[1]).resolve() == SCHEMA
 
 
 def test_the_schema_is_that_of_the_parts() -> None:
@@ -216,7 +216,7 @@ def test_no_two_modules_call_a_type_alike() -> None:
                 places.setdefault(name, set()).add(named(path))
     assert len(places) > 400
     assert {"Window", "SpecLike", "FieldPath"} <= set(places)
-    assert not {name: found for name, found in places.items() if len(found) > 1}
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
     assert not set(places) & variables
     assert not (set(places) | variables) & LIBRARIES_CLASSES
 
@@ -261,8 +261,8 @@ def vague_names(path: Path) -> list[str]:
 
 
 def test_names_state_what_they_hold() -> None:
-    paths = {path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert len(paths) > 150
+    paths = {path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")}
+    assert len(paths) > 600
     assert {named(path): names for path in paths if (names := vague_names(path))} == ALLOWED_VAGUE_NAMES
     assert sum(map(len, ALLOWED_VAGUE_NAMES.values())) <= MOST_VAGUE_NAMES
 
@@ -364,6 +364,6 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_the_repository_speaks_of_the_project_alone(what: str) -> None:
-    found = [named(path) for path in TEXTS if re.search(FORBIDDEN[what], path.read_text(encoding="utf-8"))]
+    names = [named(path) for path in TEXTS if re.search(FORBIDDEN[what], path.read_text(encoding="utf-8"))]
     assert TEXTS
-    assert not found, f"{what} stands in {', '.join(found)}"
+    assert not names, f"{what} stands in {', '.join(names)}"

@@ -55,10 +55,10 @@ def test_it_shows_commands_that_exist() -> None:
     code = "\n".join(re.findall(r"```[^`]*```|^ {4}.*$|`[^`\n]+`", README, flags=re.MULTILINE))
     commands = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback}
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    said, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
-    assert said <= commands
+    commands_shown, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
+    assert commands_shown <= commands
     assert made <= targets
-    assert {"build", "generate"} <= said
+    assert {"build", "generate"} <= commands_shown
     assert {"demo", "test"} <= made
 
 

@@ -80,7 +80,9 @@ def test_the_first_rows_of_lolas_table_1_are_the_specs(row: str, spec: str) -> N
 @pytest.mark.parametrize("spec", ["lola", "lolcats-terraced"])
 def test_weights_of_lolcats_fit(spec: str) -> None:
     """By their names and shapes: neither brings a parameter of its own."""
-    ours, theirs = ({name: fresh.shape for name, fresh in fresh_parameters(on(one, LLAMA_1B)).items()} for one in (spec, "lolcats"))
+    ours, theirs = (
+        {name: fresh.shape for name, fresh in fresh_parameters(on(spec_name, LLAMA_1B)).items()} for spec_name in (spec, "lolcats")
+    )
     assert ours == theirs
 
 

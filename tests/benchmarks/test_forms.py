@@ -16,9 +16,9 @@ SMALL = Size("cpu", 1, 16, torch.float32, 24, 40, 1)
 
 
 def test_forms_lie_close_to_float64() -> None:
-    found = errors(SMALL)
-    assert [row["form"] for row in found] == list(HEADS)
-    for row in found:
+    deviations = errors(SMALL)
+    assert [row["form"] for row in deviations] == list(HEADS)
+    for row in deviations:
         assert 0 < row["error"] < 1e-5
         assert row["finite"]
 

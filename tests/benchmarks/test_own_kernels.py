@@ -18,19 +18,19 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_lie_close_to_float64(bench: Bench, name: str) -> None:
-    found = errors(bench, name)
-    assert 0 < found["error"] < 1e-5
-    assert found["finite"]
+    deviations = errors(bench, name)
+    assert 0 < deviations["error"] < 1e-5
+    assert deviations["finite"]
 
 
 def test_all_take_turns(bench: Bench) -> None:
-    asked = tasks((24,), (1,))
-    assert len(asked) == 9
+    planned = tasks((24,), (1,))
+    assert len(planned) == 9
     rows = measured(
         bench,
         {
-            said: asked[said]
-            for said in (
+            name: planned[name]
+            for name in (
                 "lolcats with backward 24",
                 "taps and hedgehog with backward 24",
                 "streaming with backward 24",

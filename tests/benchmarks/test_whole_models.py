@@ -37,22 +37,22 @@ def test_the_sizes_are_those_of_the_known_models() -> None:
 
 
 def test_students_share_the_teachers_weights(contestants: list[Contestant]) -> None:
-    assert [one.name for one in contestants] == [TEACHER, *STUDENTS]
-    weights = [one.model.get_submodule("model.layers.0.mlp.gate_proj").weight for one in contestants]
+    assert [contestant.name for contestant in contestants] == [TEACHER, *STUDENTS]
+    weights = [contestant.model.get_submodule("model.layers.0.mlp.gate_proj").weight for contestant in contestants]
     assert len({weight.data_ptr() for weight in weights}) == 1
 
 
 def test_a_cache_far_into_a_text_is_what_the_text_would_leave(contestants: list[Contestant]) -> None:
     """All but the state, which sums up what was before the last tokens, too: its size is that of any."""
     with torch.no_grad():
-        for one in contestants[1:]:
-            found, generator = one.at(BEFORE + 7, 2), torch.Generator().manual_seed(BEFORE)
+        for contestant in contestants[1:]:
+            actual, generator = contestant.at(BEFORE + 7, 2), torch.Generator().manual_seed(BEFORE)
             last = torch.randint(256, (2, BEFORE), generator=generator)
             text = torch.cat((torch.zeros(2, 7, dtype=torch.int64), last), dim=1)
-            wanted = one.model(text, use_cache=True).past_key_values
-            assert found.get_seq_length() == BEFORE + 7
+            wanted = contestant.model(text, use_cache=True).past_key_values
+            assert actual.get_seq_length() == BEFORE + 7
             for layer in range(2):
-                held, whole = found.state(layer).tensors, wanted.state(layer).tensors
+                held, whole = actual.state(layer).tensors, wanted.state(layer).tensors
                 assert {name: of.shape for name, of in held.items()} == {name: of.shape for name, of in whole.items()}
                 for name in (SEEN, "head.window.position"):
                     if name in held:
@@ -82,9 +82,9 @@ def test_it_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         if row["kind"] == "decode" and row["model"] == "lolcats" and row["batch"] == 1
     }
     assert far[513] == far[600]
-    said = capsys.readouterr().out
-    assert "not measured" in said
-    assert "gated-delta" in said
+    output = capsys.readouterr().out
+    assert "not measured" in output
+    assert "gated-delta" in output
 
 
 def test_what_finds_no_room_is_a_cell(contestants: list[Contestant], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,18 +179,18 @@ def test_goals_are_read_off_the_rows() -> None:
     assert verdicts(rows, "decode of lola, slowest") == ["not met"]
 
 
-@pytest.mark.parametrize(("wrong", "said"), [(["--sizes", "huge"], "huge"), (["--decode", "512"], "512")])
-def test_mistakes_are_told(wrong: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("wrong", "message"), [(["--sizes", "huge"], "huge"), (["--decode", "512"], "512")])
+def test_mistakes_are_told(wrong: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--device", "cpu", *wrong], tmp_path)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_warming_up_runs_each_kind_once(contestants: list[Contestant]) -> None:
     bench = Bench(contestants[:2], "cpu", 0.0)
     whole_models.warm(bench, [Workload("prefill", 8, 1), Workload("decode", 513, 1), Workload("train", 8, 1)])
     assert bench.expected == {}
-    assert all(weight.grad is None for one in contestants for weight in one.model.parameters())
+    assert all(weight.grad is None for contestant in contestants for weight in contestant.model.parameters())
 
 
 def test_students_decode_by_what_is_recorded(contestants: list[Contestant], monkeypatch: pytest.MonkeyPatch) -> None:

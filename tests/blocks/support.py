@@ -59,7 +59,7 @@ def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:
     """What each backend runs of a recurrence, on any device and in any dtype: its form of decode where it has one and there is one
     token."""
     forms = [form for form in forms if not form.refuses]
-    return {form.backend: partial(_run, [one for one in forms if one.backend == form.backend]) for form in forms}
+    return {form.backend: partial(_run, [candidate for candidate in forms if candidate.backend == form.backend]) for form in forms}
 
 
 def _run(forms: list[Form], first: Tensor, *rest: Any, **options: Any) -> Any:
@@ -134,7 +134,11 @@ def documents(*rows: list[int]) -> Tokens:
 
 def owner(head: int, heads: int, owners: int) -> int:
     """Which of ``owners`` a head shares: consecutive heads share one."""
-    return next(one for one in range(owners) if head in range(one * heads // owners, (one + 1) * heads // owners))
+    return next(
+        owner_index
+        for owner_index in range(owners)
+        if head in range(owner_index * heads // owners, (owner_index + 1) * heads // owners)
+    )
 
 
 def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:

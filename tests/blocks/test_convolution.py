@@ -137,20 +137,20 @@ def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> Non
 @pytest.mark.parametrize("choice", [{"inputs": ("v",)}, {"inputs": ("q", "k", "v"), "share": "qk"}], ids=["v", "q, k, v"])
 def test_values_have_filters_of_their_own_and_all_the_activation(choice: dict[str, Any], activation: Any) -> None:
     part, tokens = Convolution(kernel=3, activation=activation, **choice), documents([3, 4], [7])
-    given = {name: random(2, 7, heads, 4) for name, heads in {"query": 4, "key": 2, "value": 2}.items()}
+    states = {name: random(2, 7, heads, 4) for name, heads in {"query": 4, "key": 2, "value": 2}.items()}
     parameters = drawn(part, GROUPED)
     assert parameters["value"].shape == (2, 4, 3)
-    outputs, carried = part.convolve(parameters, given, tokens, empty(part, GROUPED, 2))
+    outputs, carried = part.convolve(parameters, states, tokens, empty(part, GROUPED, 2))
     assert tokens.segment is not None
     for name, output in outputs.items():
         if name not in carried:
-            assert output is given[name]
+            assert output is states[name]
             continue
         weight, heads = parameters.get(name, parameters.get("weight")), output.shape[2]
         assert weight is not None
-        sums = torch.stack([by_taps(row, weight, own, heads, 3) for row, own in zip(given[name], tokens.segment, strict=True)])
+        sums = torch.stack([by_taps(row, weight, own, heads, 3) for row, own in zip(states[name], tokens.segment, strict=True)])
         close(output, sums / (1 + (-sums).exp()) if activation == "silu" else sums)
-    assert [tensor.shape for tensor in carried.values()] == [(2, 2, given[name].shape[2], 4) for name in carried]
+    assert [tensor.shape for tensor in carried.values()] == [(2, 2, states[name].shape[2], 4) for name in carried]
 
 
 def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> None:
@@ -169,7 +169,7 @@ def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> 
         (taps,) = (tensor for name, tensor in built_head.named_parameters() if name == "conv.value")
         taps[..., 1], taps[..., 0] = 1.0, 0.5
     earlier = torch.nn.functional.pad(data.value, (0, 0, 0, 0, 1, 0))[:, :-1]
-    plain = built(complete({name: said for name, said in (head | {"feature_map": "elu"}).items() if name != "conv"}), shape)
+    plain = built(complete({name: value for name, value in (head | {"feature_map": "elu"}).items() if name != "conv"}), shape)
     already = dataclasses.replace(data, value=data.value + 0.5 * earlier)
     close(run(built_head, data)[0], run(plain, already)[0])
 
@@ -233,7 +233,7 @@ def test_inputs_are_said_once_and_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("options", "message"),
     [
         ({"inputs": ("q", "v"), "share": "qk"}, "`inputs` has q and v: remove `share`"),
         ({"inputs": ("v",), "per": "key_head"}, "`inputs` has v alone: remove `per`"),
@@ -242,10 +242,10 @@ def test_inputs_are_said_once_and_in_any_order() -> None:
         ({"inputs": ("q",), "per": "key_head"}, "`inputs` has q alone: remove `per`"),
     ],
 )
-def test_an_option_without_an_effect_is_refused(said: dict[str, Any], message: str) -> None:
+def test_an_option_without_an_effect_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Convolution.model_validate(said)
-    assert Convolution.model_validate(said | {"inputs": ("q", "k")})
+        Convolution.model_validate(options)
+    assert Convolution.model_validate(options | {"inputs": ("q", "k")})
 
 
 def test_operations() -> None:

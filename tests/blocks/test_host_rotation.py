@@ -75,8 +75,8 @@ def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
     by_call = Rotary(lambda at, like: how.tables(at * int(at.max()), like), how.apply, by_call=True)
     tokens, columns = Tokens(position), slice(0, 2)
     piece = replace(tokens.cut(columns), call=(tokens, columns))
-    for given in (by_call, how):
-        own = HostRotation(rotary=given)
+    for rotation in (by_call, how):
+        own = HostRotation(rotary=rotation)
         assert torch.equal(own.rotate_tokens(inputs[:, columns], piece), own.rotate_tokens(inputs, tokens)[:, columns])
     own = HostRotation(rotary=by_call)
     assert not torch.equal(
@@ -87,7 +87,7 @@ def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
 def test_tables_are_made_once_a_call() -> None:
     inputs, position = states()
     made, how = [], rotary(8)
-    own = HostRotation(rotary=Rotary(lambda *given: made.append(1) or how.tables(*given), how.apply))
+    own = HostRotation(rotary=Rotary(lambda *arguments: made.append(1) or how.tables(*arguments), how.apply))
     tokens = Tokens(position)
     for _ in range(3):
         own.rotate_tokens(inputs, tokens)

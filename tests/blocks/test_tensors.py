@@ -34,9 +34,9 @@ def test_a_norm_without_gradients_is_the_one_with_them(width: int, kind: torch.d
     within = {torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 1e-12}[kind]
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
-            found = rms_norm(states, weight, 1e-6)
-        assert found.dtype == kind
-        torch.testing.assert_close(found.double(), wanted, rtol=within, atol=within)
+            actual = rms_norm(states, weight, 1e-6)
+        assert actual.dtype == kind
+        torch.testing.assert_close(actual.double(), wanted, rtol=within, atol=within)
     assert torch.equal(states, before[0])
     assert torch.equal(weight, before[1])
 

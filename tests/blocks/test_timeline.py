@@ -95,15 +95,15 @@ class Case:
         assert pairs.arrival is not None
         outputs: list[Tensor] = []
         for token in range(query.shape[1]):
-            asked, real = query[row : row + 1, token : token + 1], self.valid is None or bool(self.valid[row, token])
+            row_query, real = query[row : row + 1, token : token + 1], self.valid is None or bool(self.valid[row, token])
             before = self.segment[row, token - 1] if token and self.segment is not None else 0
             begins = None if self.segment is None else (self.segment[row, token] - before).view(1, 1)
             decay = self.decay[row : row + 1, token : token + 1] * real
             nobody = replace(single(pairs, row, 0), present=torch.zeros(1, 1, dtype=torch.bool))
             falling = [pair for pair, arrival in enumerate(pairs.arrival[row].tolist()) if arrival == token]
-            for one in [nobody, *(single(pairs, row, pair) for pair in falling)]:
+            for own_pair in [nobody, *(single(pairs, row, pair) for pair in falling)]:
                 tokens = Tokens(torch.zeros(1, 1, dtype=torch.int64), begins)
-                partial, held = recalled(self.part, "reference", asked, one, decay, tokens, held)
+                partial, held = recalled(self.part, "reference", row_query, own_pair, decay, tokens, held)
                 decay, begins = torch.zeros_like(decay), None
                 outputs[token:] = [partial.output]
         return torch.cat(outputs, dim=1), held
@@ -153,9 +153,9 @@ def test_gradients(memory: Recurrent) -> None:
     leaves = [tensor.requires_grad_() for tensor in inputs if tensor is not None]
     answers: dict[str, Any] = {}
     for form in ("reference", "torch"):
-        asked, key, value, rate, passed = leaves
+        row_query, key, value, rate, passed = leaves
         features = Features(key, value, pairs.present, pairs.arrival, rate)
-        partial, state = recalled(memory, form, asked, features, passed, counted(2, LENGTH), empty(memory, SHAPE, 2))
+        partial, state = recalled(memory, form, row_query, features, passed, counted(2, LENGTH), empty(memory, SHAPE, 2))
         loss = partial.output.square().sum() + state["state"].square().sum()
         answers[form] = torch.autograd.grad(loss, leaves, allow_unused=True)
     for got, wanted, leaf in zip(answers["torch"], answers["reference"], leaves, strict=True):

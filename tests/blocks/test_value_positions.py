@@ -61,12 +61,12 @@ def test_equation_20(shape: Shape) -> None:
     latents = LATENTS.size // shape.heads
     for head in range(shape.heads):
         own, key_head = slice(head * latents, (head + 1) * latents), owner(head, shape.heads, shape.key_heads)
-        asked, logits = (inputs @ parameters[0][name][own].T for name in ("query", "key"))
+        query, logits = (inputs @ parameters[0][name][own].T for name in ("query", "key"))
         turn = matrix(parameters[1]["frequency"][key_head])
         for row in range(2):
             for t in range(9):
                 seen = [s for s in range(t + 1) if tokens.segment[row, s] == tokens.segment[row, t]]
-                shares = logits[row, seen].softmax(0) @ asked[row, t].softmax(0)
+                shares = logits[row, seen].softmax(0) @ query[row, t].softmax(0)
                 wanted = torch.zeros(4, dtype=torch.float64)
                 for share, s in zip(shares, seen, strict=True):
                     wanted = wanted + share * torch.linalg.matrix_power(turn, t - s) @ value[row, s, key_head]
@@ -78,8 +78,8 @@ def test_only_the_distance_matters(by: int) -> None:
     parameters = [drawn(LATENTS, GROUPED), started(VAPOR, GROUPED)]
     inputs, value = random(1, 9, 6), random(1, 9, 2, 4)
     here = rotated_latents(parameters, inputs, value, counted(1, 9), GROUPED)
-    there = rotated_latents(parameters, inputs, value, counted(1, 9, start=by), GROUPED)
-    close(there, here, 1e-9)
+    moved = rotated_latents(parameters, inputs, value, counted(1, 9, start=by), GROUPED)
+    close(moved, here, 1e-9)
     still = {"frequency": torch.zeros_like(parameters[1]["frequency"])}
     unrotated = rotated_latents([parameters[0], still], inputs, value, counted(1, 9), GROUPED)
     assert (unrotated - here).abs().max() > 0.1

@@ -40,12 +40,12 @@ def kept_open(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def words_of(figure: Any) -> list[tuple[str, float, Bbox]]:
     """Each text that is drawn, its size in points, and its outline in dots."""
-    found: list[tuple[str, float, Bbox]] = []
+    words: list[tuple[str, float, Bbox]] = []
     drawn = Text.draw
 
     def draw(self: Text, renderer: Any, *more: Any, **named: Any) -> None:
         if self.get_visible() and self.get_text().strip():
-            found.append((self.get_text(), float(self.get_fontsize()), self.get_window_extent(renderer)))
+            words.append((self.get_text(), float(self.get_fontsize()), self.get_window_extent(renderer)))
         drawn(self, renderer, *more, **named)
 
     Text.draw = draw
@@ -54,12 +54,12 @@ def words_of(figure: Any) -> list[tuple[str, float, Bbox]]:
             figure.draw_without_rendering()
     finally:
         Text.draw = drawn
-    return found
+    return words
 
 
-def _apart(one: Bbox, other: Bbox) -> bool:
-    across = min(one.x1, other.x1) - max(one.x0, other.x0)
-    return across <= SLACK or min(one.y1, other.y1) - max(one.y0, other.y0) <= SLACK
+def _apart(first: Bbox, other: Bbox) -> bool:
+    across = min(first.x1, other.x1) - max(first.x0, other.x0)
+    return across <= SLACK or min(first.y1, other.y1) - max(first.y0, other.y0) <= SLACK
 
 
 def _named(axis: Any) -> bool:
@@ -90,5 +90,5 @@ def assert_legible(figure: Any) -> None:
         if hasattr(axes, "_colorbar"):
             assert axes.get_xlabel() or axes.get_ylabel(), unnamed
             continue
-        assert any(_named(one.xaxis) for one in axes.get_shared_x_axes().get_siblings(axes)), unnamed
-        assert any(_named(one.yaxis) for one in axes.get_shared_y_axes().get_siblings(axes)), unnamed
+        assert any(_named(sibling.xaxis) for sibling in axes.get_shared_x_axes().get_siblings(axes)), unnamed
+        assert any(_named(sibling.yaxis) for sibling in axes.get_shared_y_axes().get_siblings(axes)), unnamed

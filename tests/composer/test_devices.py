@@ -31,9 +31,9 @@ def test_what_would_run_elsewhere_is_described_for_there() -> None:
     of_one, of_any = (composer.explain("lolcats", teacher, sequence=512, device=device) for device in ("cuda:1", "cuda"))
     assert of_one == of_any != composer.explain("lolcats", teacher, sequence=512)
     assert composer.code("lolcats", teacher, device="cuda:0").text == composer.code("lolcats", teacher, device="cuda").text
-    for told in (composer.explain, composer.code):
+    for describe in (composer.explain, composer.code):
         with pytest.raises(ComposerError, match="a model runs on cpu or cuda, not on 'tpu'"):
-            told("lolcats", teacher, device="tpu")
+            describe("lolcats", teacher, device="tpu")
 
 
 def test_a_processes_own_limit_counts() -> None:

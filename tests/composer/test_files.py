@@ -95,10 +95,10 @@ def test_what_has_come_to_stand_there_may_be_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_why_a_file_could_not_be_written_is_always_said(error: OSError, why: str) -> None:
-    with pytest.raises(BenchError) as found, failing_as(BenchError, "{out} cannot be written to", "Choose another."):
+    with pytest.raises(BenchError) as caught, failing_as(BenchError, "{out} cannot be written to", "Choose another."):
         raise error
-    assert str(found.value) == f"{{out}} cannot be written to: {why}. Choose another."
-    assert found.value.__cause__ is error
+    assert str(caught.value) == f"{{out}} cannot be written to: {why}. Choose another."
+    assert caught.value.__cause__ is error
     with pytest.raises(BenchError, match=f"^here: {why}$"), failing_as(BenchError, "here"):
         raise error
 

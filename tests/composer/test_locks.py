@@ -101,8 +101,8 @@ def test_a_file_system_without_locks(tmp_path: Path, caplog: pytest.LogCaptureFi
         with exclusive_lock(inside(tmp_path), refusal) as guarded, exclusive_lock(inside(tmp_path), refusal) as also:
             assert (guarded, also) == (False, False)
     assert list(tmp_path.iterdir()) == []
-    (told,) = caplog.messages
-    assert told.startswith(f"Nothing guards {tmp_path} against a second run: its file system has no locks (")
+    (warning,) = caplog.messages
+    assert warning.startswith(f"Nothing guards {tmp_path} against a second run: its file system has no locks (")
 
 
 @pytest.mark.parametrize("unlockable", [errno.ENOLCK], indirect=True)

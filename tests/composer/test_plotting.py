@@ -35,7 +35,7 @@ APART = 15.0
 
 
 def nearest(colours: tuple[str, ...], eyes: str) -> float:
-    return min(math.dist(lab(one, eyes), lab(other, eyes)) for one, other in itertools.combinations(colours, 2))
+    return min(math.dist(lab(first, eyes), lab(other, eyes)) for first, other in itertools.combinations(colours, 2))
 
 
 @pytest.mark.parametrize("eyes", EYES)
@@ -53,8 +53,8 @@ def test_the_measure_finds_what_is_confused() -> None:
 
 def test_colours_are_seen_on_white() -> None:
     """Yellow, which Okabe and Ito have too, would have 1.3."""
-    for one in COLOURS:
-        assert contrast(one, "#ffffff") > 2.2
+    for hex_colour in COLOURS:
+        assert contrast(hex_colour, "#ffffff") > 2.2
 
 
 def test_memories_have_colours_of_the_palette() -> None:

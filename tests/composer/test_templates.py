@@ -71,14 +71,14 @@ def test_the_text_is_that_of_transformers(tokenizer: PreTrainedTokenizerBase, op
 def test_several_starts_in_one_call(tokenizer: PreTrainedTokenizerBase) -> None:
     starts = [(3, False), (1, True), (2, False)]
     rendered = render_starts(tokenizer, TALK, starts, chat_template=CHATML)
-    assert [one.text for one in rendered] == [
+    assert [text.text for text in rendered] == [
         tokenizer.apply_chat_template(TALK[:count], tokenize=False, chat_template=CHATML, add_generation_prompt=prompt)
         for count, prompt in starts
     ]
     marked = "{% for m in messages %}{% generation %}{{ m.role }}{{ m.content is defined }}{% endgeneration %}.{% endfor %}"
     talk = [{"role": "user", "content": None}, *TALK]
     rendered = render_starts(tokenizer, talk, [(1, False), (2, False)], chat_template=marked, return_assistant_tokens_mask=True)
-    assert [(one.text, one.answers) for one in rendered] == [
+    assert [(text.text, text.answers) for text in rendered] == [
         ("userFalse.", ((0, 9),)),
         ("userFalse.systemTrue.", ((0, 9), (10, 20))),
     ]

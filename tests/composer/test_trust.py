@@ -161,8 +161,8 @@ def test_adapters_have_nothing_imported(
 def test_adapters_are_safetensors_of_the_models_own_folder(yes: Yes, student: Path, tmp_path: Path) -> None:
     out = with_adapter(student, tmp_path / "out")
     composer.load(out)
-    for said in ("../out/adapter", str(out / "adapter"), "..", ""):
-        edit_config(out, adapter=said)
+    for place in ("../out/adapter", str(out / "adapter"), "..", ""):
+        edit_config(out, adapter=place)
         with pytest.raises(SourceError, match="expected the name of a folder beside it"):
             composer.load(out)
     edit_config(out, adapter="adapter")
@@ -195,7 +195,7 @@ def test_chat_templates_reach_nothing(student: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "special_tokens_map.json"])
 def test_a_tokenizers_files_are_regular_and_its_own(student: Path, tmp_path: Path, name: str) -> None:
-    def told() -> str:
+    def message_of_loading() -> str:
         with pytest.raises(ComposerError) as caught:
             load_tokenizer(student, ComposerError, "no tokenizer")
         return str(caught.value)
@@ -204,15 +204,15 @@ def test_a_tokenizers_files_are_regular_and_its_own(student: Path, tmp_path: Pat
     content = path.read_bytes() if path.exists() else b"{}"
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    assert f"{path} cannot be read: no regular file" in told()
+    assert f"{path} cannot be read: no regular file" in message_of_loading()
     path.unlink()
     (tmp_path / "else").write_bytes(content)
     path.symlink_to(tmp_path / "else")
-    assert f"{path} cannot be read: it leads out of its folder" in told()
+    assert f"{path} cannot be read: it leads out of its folder" in message_of_loading()
     path.unlink()
     with path.open("wb") as stream:
         stream.truncate(MOST_BESIDE + 1)
-    assert f"{path} cannot be read: larger than" in told()
+    assert f"{path} cannot be read: larger than" in message_of_loading()
 
 
 @pytest.mark.parametrize("key", ["vocab_file", "fast_tokenizer_files"])

@@ -213,8 +213,8 @@ def test_names_that_match_are_found_whatever_they_are(tmp_path: Path):
         (tmp_path / name).write_text("")
     (tmp_path / "tokenizer.model").symlink_to("nowhere")
     os.mkfifo(tmp_path / "tokenizer_config.json")
-    found = files_matching(tmp_path, ("tokenizer*", "inside/*", "missing/*", "*.json"))
-    assert found == ["folder.json", "inside/a", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
+    names = files_matching(tmp_path, ("tokenizer*", "inside/*", "missing/*", "*.json"))
+    assert names == ["folder.json", "inside/a", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
     with pytest.raises(OSError, match="missing"):
         files_matching(tmp_path / "missing", ("*",))
 

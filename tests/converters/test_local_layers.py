@@ -26,13 +26,13 @@ BY_FAMILY = {"gemma2", "gemma3_text", "cohere2", "qwen2", "qwen3"}
 
 @pytest.mark.parametrize("family", SAID)
 def test_windows_are_those_of_transformers(family: str) -> None:
-    said = {"num_hidden_layers": LAYERS, **SAID[family]}
-    config = CONFIG_MAPPING[family](**said)
+    fields = {"num_hidden_layers": LAYERS, **SAID[family]}
+    config = CONFIG_MAPPING[family](**fields)
     wanted = tuple(64 if kind == "sliding_attention" else None for kind in config.layer_types)
-    found = local_layers(family, config.to_dict(), LAYERS)
-    assert (found or (None,) * LAYERS) == wanted
+    actual = local_layers(family, config.to_dict(), LAYERS)
+    assert (actual or (None,) * LAYERS) == wanted
     if family in BY_FAMILY:
-        assert local_layers(family, said, LAYERS) == found
+        assert local_layers(family, fields, LAYERS) == actual
 
 
 def test_families_without_kinds_of_layers() -> None:

@@ -24,7 +24,7 @@ ENTRY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 
 
 @pytest.mark.parametrize(
-    ("said", "instead"),
+    ("stated", "instead"),
     [
         (b"[1]", b"[Infinity]"),
         (b"[1]", b"[1.0]"),
@@ -43,9 +43,9 @@ ENTRY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
         (b'{"a"', b' {"a"'),
     ],
 )
-def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, said: bytes, instead: bytes):
-    assert said in ENTRY
-    text = ENTRY.replace(said, instead)
+def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, stated: bytes, instead: bytes):
+    assert stated in ENTRY
+    text = ENTRY.replace(stated, instead)
     (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     message = refusal(tmp_path / FILE)
     assert "damaged header" in message

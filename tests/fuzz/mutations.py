@@ -75,20 +75,20 @@ def edited(tree: Any, edits: Sequence[tuple[int, str, Any, int]]) -> Any:
     for place, change, value, other in edits:
         spots = list(_spots(root))
         holder, key = spots[place % len(spots)]
-        there, second = holder[key], spots[other % len(spots)]
-        given = copy.deepcopy(second[0][second[1]]) if change == "copy" else copy.deepcopy(value)
+        spot, second = holder[key], spots[other % len(spots)]
+        replacement = copy.deepcopy(second[0][second[1]]) if change == "copy" else copy.deepcopy(value)
         if change in ("replace", "copy"):
-            holder[key] = given
+            holder[key] = replacement
         elif change == "wrap":
-            holder[key] = [there]
+            holder[key] = [spot]
         elif change == "remove" and holder is not root:
             del holder[key]
         elif change == "rename" and isinstance(holder, dict):
             holder[value if isinstance(value, str) else str(value)] = holder.pop(key)
-        elif change == "add" and isinstance(there, dict):
-            there[str(other)] = given
-        elif change in ("add", "repeat") and isinstance(there, list):
-            there.extend(copy.deepcopy(there) if change == "repeat" else [given])
+        elif change == "add" and isinstance(spot, dict):
+            spot[str(other)] = replacement
+        elif change in ("add", "repeat") and isinstance(spot, list):
+            spot.extend(copy.deepcopy(spot) if change == "repeat" else [replacement])
     return root[0]
 
 

@@ -48,12 +48,12 @@ def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[
             until, number = time.monotonic() + LONG / len(TESTS), SEED
             while True:
 
-                def one(example: Any) -> None:
+                def run_example(example: Any) -> None:
                     check(example, tmp_path)
 
-                found = few(given(strategy)(one))
+                result = few(given(strategy)(run_example))
                 try:
-                    (seed(number)(found) if LONG else found)()
+                    (seed(number)(result) if LONG else result)()
                 except BaseException as error:
                     if LONG:
                         error.add_note(f"To repeat this failure: make fuzz FUZZ_SEED={number}")

@@ -42,18 +42,23 @@ def compared(definition: Run, form: Run, narrow: Sequence[Tensor], wide: Sequenc
     # What the model's dtype rounds away is no fault of the form.
     rounded = [tensor.to(kind).double() for tensor in narrow]
     wanted = _computed(definition, [*rounded, *wide], [torch.float64] * (len(narrow) + len(wide)), "cpu")
-    found = _computed(form, [*narrow, *wide], [kind] * len(narrow) + [torch.float32] * len(wide), "cuda")
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one.double().cpu(), other, rtol=0, atol=CLOSE[kind] * max(other.abs().max().item(), 1e-6))
+    actual = _computed(form, [*narrow, *wide], [kind] * len(narrow) + [torch.float32] * len(wide), "cuda")
+    for first, other in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(first.double().cpu(), other, rtol=0, atol=CLOSE[kind] * max(other.abs().max().item(), 1e-6))
 
 
 def _computed(run: Run, tensors: Sequence[Tensor | None], kinds: Sequence[torch.dtype], device: str) -> list[Tensor]:
-    leaves = [None if one is None else one.to(device, kind).requires_grad_() for one, kind in zip(tensors, kinds, strict=True)]
+    leaves = [
+        None if tensor is None else tensor.to(device, kind).requires_grad_() for tensor, kind in zip(tensors, kinds, strict=True)
+    ]
     answers = run(*leaves)
     generator = torch.Generator().manual_seed(5)
-    weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64).to(device) for one in answers]
-    loss: Any = sum((one.double() * weight).sum() for one, weight in zip(answers, weights, strict=True))
-    return [*(one.detach() for one in answers), *torch.autograd.grad(loss, [one for one in leaves if one is not None])]
+    weights = [torch.randn(answer.shape, generator=generator, dtype=torch.float64).to(device) for answer in answers]
+    loss: Any = sum((answer.double() * weight).sum() for answer, weight in zip(answers, weights, strict=True))
+    return [
+        *(tensor.detach() for tensor in answers),
+        *torch.autograd.grad(loss, [tensor for tensor in leaves if tensor is not None]),
+    ]
 
 
 def skip_where_refused() -> None:

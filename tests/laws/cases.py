@@ -67,9 +67,9 @@ def every_spec() -> dict[str, Resolved]:
             if hasattr(memory, "size")
         ]
         case = resolve(load_spec(name, small + (["trunk=null"] if spec.trunk else [])), SMALL)
-        found = case.hash
-        if found not in seen:
-            seen.add(found)
+        spec_hash = case.hash
+        if spec_hash not in seen:
+            seen.add(spec_hash)
             resolved[name.replace(":", ": ")] = case
     return resolved
 

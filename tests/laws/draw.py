@@ -36,7 +36,7 @@ def _values(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrateg
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)
-        bounds = [bound for one in more for bound in getattr(one, "metadata", (one,))]
+        bounds = [bound for constraint in more for bound in getattr(constraint, "metadata", (constraint,))]
         return _values(inner, (*metadata, *bounds))
     if origin is Literal:
         return st.sampled_from(get_args(annotation))

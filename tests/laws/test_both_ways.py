@@ -50,13 +50,13 @@ def test_there_is_something_to_look_at() -> None:
 def test_the_fast_form_is_the_definition(name: str) -> None:
     data = inputs(SHAPE, 2, 70)
     expected, state = run(built(HEADS[name], SHAPE), data, backend="reference")
-    found, _ = run(built(HEADS[name], SHAPE), data)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    actual, _ = run(built(HEADS[name], SHAPE), data)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
     assert expected.abs().max() > 1e-3
     assert state == {}
     assert state_size(checked_graph(HEADS[name], SHAPE, ()), 70) == {}
-    for one, other in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    for first, other in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -76,10 +76,10 @@ def test_what_stands_behind_a_norm_is_finite_in_float16(name: str) -> None:
     """Queries and keys 50 times as large: raw numerators pass float16's 65,504, and the norm takes them back."""
     shape = SMALL.shape(4)
     head, data = built(steady(HEADS[name]), shape).half(), inputs(shape, 2, 70, scale=50.0).to(torch.float16)
-    found, _ = run(head, data)
+    actual, _ = run(head, data)
     expected, _ = run(head.double(), data.to(torch.float64), backend="reference")
-    assert found.dtype == torch.float16
-    assert (found.double() - expected).norm() <= 0.03 * expected.norm()
+    assert actual.dtype == torch.float16
+    assert (actual.double() - expected).norm() <= 0.03 * expected.norm()
 
 
 @pytest.mark.parametrize("name", ENDLESS)

@@ -43,6 +43,6 @@ def test_float32_stays_close_to_float64(name: str) -> None:
 def test_random_heads_are_their_definition(drawn: tuple[HeadSpec, Shape], length: int) -> None:
     head, data = built(*drawn), inputs(drawn[1], 1, length)
     expected, _ = run(head, data, backend="reference")
-    found, _ = run(head, data)
+    actual, _ = run(head, data)
     scale = max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10 * scale)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10 * scale)

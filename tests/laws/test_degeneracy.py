@@ -72,7 +72,7 @@ def test_a_state_recalls_as_many_orthonormal_keys_as_it_has_dimensions(form: str
         pairs = Features(stored.view(1, count, 1, size), values.view(1, count, 1, size), torch.ones(1, count, dtype=torch.bool))
         empty = {name: torch.zeros(1, *slot.shape, dtype=torch.float64) for name, slot in memory.state(shape).items()}
         _, full = recalled(memory, form, torch.zeros_like(pairs.key), pairs, None, Tokens(torch.arange(count)[None]), empty)
-        asked = Features(torch.zeros_like(pairs.key), pairs.value, torch.zeros_like(pairs.present))
-        answer, _ = recalled(memory, form, pairs.key, asked, None, Tokens(torch.arange(count)[None]), full)
+        features = Features(torch.zeros_like(pairs.key), pairs.value, torch.zeros_like(pairs.present))
+        answer, _ = recalled(memory, form, pairs.key, features, None, Tokens(torch.arange(count)[None]), full)
         error = (answer.output[0, :, 0] - values).abs().amax(-1)
         assert (error < 1e-12).all() if exact else (error > 1e-3).any()

@@ -62,13 +62,13 @@ def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backe
             for own, parameter in part._parameters.items():
                 if own == "value" and parameter is not None:
                     parameter += 1.0
-    found = implicit_attention(head, head_call(head, data), (9, 40, LENGTH - 1), backend)
-    assert found.error() < 1e-9
-    assert found.brought is not None
-    assert float(found.brought.abs().max()) > 1e-2 * float(found.answer.abs().max())
-    assert not found.brought.requires_grad
+    weights = implicit_attention(head, head_call(head, data), (9, 40, LENGTH - 1), backend)
+    assert weights.error() < 1e-9
+    assert weights.brought is not None
+    assert float(weights.brought.abs().max()) > 1e-2 * float(weights.answer.abs().max())
+    assert not weights.brought.requires_grad
     without = head_call(head, data)
     without.value.zero_()
     with torch.no_grad():
         alone = implicit_attention(head, without, (9, 40, LENGTH - 1), backend).answer
-    assert torch.allclose(alone, found.brought, rtol=1e-3) == ("delta" in found.own)
+    assert torch.allclose(alone, weights.brought, rtol=1e-3) == ("delta" in weights.own)

@@ -23,7 +23,7 @@ from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_paddi
 def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:
     """The shipped heads that have a form of the backend; of those that run the same programs, one. With each, the backend, and
     whether several tokens run alike with gradients and without."""
-    found: dict[tuple[object, ...], tuple[str, tuple[HeadSpec, Shape, str, bool]]] = {}
+    by_program: dict[tuple[object, ...], tuple[str, tuple[HeadSpec, Shape, str, bool]]] = {}
     for name, resolved in every_spec().items():
         shape = replace(SMALL.shape(2), both_ways=resolved.direction == "bidirectional")
         for own, spec in resolved.heads.items():
@@ -33,8 +33,8 @@ def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:
                 if any(step.form.backend == backend for program in lowered for step in program.steps):
                     alike = [tuple(listing(program)) for program in lowered]
                     case = spec, shape, backend, alike[0] == alike[1]
-                    found.setdefault((backend, *alike), (f"{backend}, {name}: {own}", case))
-    return dict(found.values())
+                    by_program.setdefault((backend, *alike), (f"{backend}, {name}: {own}", case))
+    return dict(by_program.values())
 
 
 PROGRAMS = programs()

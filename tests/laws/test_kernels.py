@@ -59,16 +59,16 @@ def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
     )
 
     def answer(module: Head, backend: str, dtype: torch.dtype) -> torch.Tensor:
-        given, state, outputs = data.to(dtype), None, []
+        inputs, state, outputs = data.to(dtype), None, []
         for columns, of in zip((slice(0, 9), slice(9, LENGTH)), tokens, strict=True):
-            output, state = run(module, replace(given.cut(columns), tokens=of), state, backend)
+            output, state = run(module, replace(inputs.cut(columns), tokens=of), state, backend)
             outputs.append(output if of.valid is None else output * of.valid[..., None, None])
         return torch.cat(outputs, dim=1)
 
     wanted = answer(head, "reference", torch.float64)
     with nothing_refused():
-        found = answer(copy.deepcopy(head).float(), "fla", torch.float32)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
+        actual = answer(copy.deepcopy(head).float(), "fla", torch.float32)
+    torch.testing.assert_close(actual.double(), wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["pairs that fade", "all pairs"])

@@ -18,20 +18,20 @@ from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
 
-def around(head: HeadSpec, shape: Shape, **said: Any) -> Resolved:
+def around(head: HeadSpec, shape: Shape, **options: Any) -> Resolved:
     """A model of one layer that has this head alone."""
     sizes = {name: getattr(shape, name) for name in ("hidden_size", "heads", "key_heads", "head_dim")}
     size = Dimensions(layers=1, rope_theta=1e4, **sizes)
     group = Group(head="head", heads=shape.heads, key_heads=shape.key_heads)
-    return Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),), **said)
+    return Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),), **options)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_specs_are_legible(name: str) -> None:
     spec = load_spec(name)
-    found = picture(resolve(spec, None if spec.trunk else TYPICAL), on="somebody's model")
-    assert_legible(found)
-    assert found.width <= 830, "a README makes it smaller than it is"
+    drawn = picture(resolve(spec, None if spec.trunk else TYPICAL), on="somebody's model")
+    assert_legible(drawn)
+    assert drawn.width <= 830, "a README makes it smaller than it is"
 
 
 @given(drawn=random_heads())

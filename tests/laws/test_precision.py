@@ -53,5 +53,5 @@ def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
     hidden = inputs(shape, 1, LENGTH).hidden.to(torch.bfloat16)
     with torch.no_grad():
         expected = gate(part.log_decay, hidden.double(), shape).sum(1)
-        found = gate.bfloat16()(part.log_decay, hidden, shape).sum(1, dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=0.005, atol=0)
+        actual = gate.bfloat16()(part.log_decay, hidden, shape).sum(1, dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=0.005, atol=0)

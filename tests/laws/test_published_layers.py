@@ -76,9 +76,9 @@ def composed(head: Head, layer: Layer, backend: str) -> torch.Tensor:
     return output[0]
 
 
-def relative_difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_difference(actual: torch.Tensor, wanted: torch.Tensor) -> float:
     """The largest difference at any token and head, over the root mean square of all that is wanted."""
-    return ((found - wanted).abs().max() / wanted.square().mean().sqrt()).item()
+    return ((actual - wanted).abs().max() / wanted.square().mean().sqrt()).item()
 
 
 def test_every_shipped_spec_is_compared() -> None:

@@ -71,9 +71,9 @@ def test_of_pairs_with_equal_numbers_the_older_stay(keep: str, dtype: torch.dtyp
     assert state["sparse.position"][0].T.tolist() == [[0, 1, 2, 3, 4]] * 4
 
 
-def strictly(score: torch.Tensor, _: torch.Tensor, there: torch.Tensor, gone: torch.Tensor, count: int) -> torch.Tensor:
+def strictly(score: torch.Tensor, _: torch.Tensor, present: torch.Tensor, gone: torch.Tensor, count: int) -> torch.Tensor:
     """``pairs_to_evict`` without a rounding error: the smallest scores fall, and of equal scores the youngest."""
-    worth = score.masked_fill(~there, -math.inf).masked_fill(gone, math.inf).flip(1)
+    worth = score.masked_fill(~present, -math.inf).masked_fill(gone, math.inf).flip(1)
     return (score.shape[1] - 1 - worth.argsort(dim=1, stable=True)[:, :count]).sort(dim=1).values
 
 
@@ -83,10 +83,10 @@ def test_choices_are_those_of_a_strict_float64_order(keep: str, shape: str, monk
     """In both dtypes, over a thousand choices of random pairs. Some scores differ by less than a 1024th part."""
     head, data = cache_of_five(keep, shape).float(), inputs(SMALL.shape(4), 6, LENGTH, seed=5).to(torch.float32)
     with torch.no_grad():
-        found = [run(head.to(dtype), data.to(dtype)) for dtype in (torch.float32, torch.float64)]
+        actual = [run(head.to(dtype), data.to(dtype)) for dtype in (torch.float32, torch.float64)]
         monkeypatch.setattr(sparse, "pairs_to_evict", strictly)
         wanted, strict = run(head, data.to(torch.float64))
-    for output, state in found:
+    for output, state in actual:
         assert torch.equal(state["sparse.position"], strict["sparse.position"])
         torch.testing.assert_close(output.double(), wanted, rtol=0, atol=1e-5)
 
@@ -119,8 +119,10 @@ def test_scores_that_are_a_512th_part_apart_are_not_equal(keep: str, share: floa
     """One value is longer by a share at which two scores differ by just that part: a tolerance of a 1024th part of each of the two
     would make rounding decide whether they are equal, in one row or another, and splits would choose differently."""
     shares = 1 + share + torch.linspace(-2e-6, 2e-6, 81, dtype=torch.float64)
-    one = inputs(SMALL.shape(4), 1, 40, seed=0)
-    data = Inputs(*(tensor.expand(81, *tensor.shape[1:]).clone() for tensor in one.tensors), inputs(SMALL.shape(4), 81, 40).tokens)
+    sample = inputs(SMALL.shape(4), 1, 40, seed=0)
+    data = Inputs(
+        *(tensor.expand(81, *tensor.shape[1:]).clone() for tensor in sample.tensors), inputs(SMALL.shape(4), 81, 40).tokens
+    )
     data.value[:, 12] *= shares[:, None, None]
     memory = [{"kind": "window", "size": 4}, {"kind": "sparse", "size": 5, "keep": keep}, "state"]
     head = built(complete({"position": "rope", "feature_map": "hedgehog", "memory": memory}), SMALL.shape(4)).float()

@@ -21,11 +21,11 @@ IDS = torch.randint(3, 64, (2, LENGTH), generator=torch.Generator().manual_seed(
 class Seen:
     """Hidden states that went into a layer's attention, and what came out, call by call."""
 
-    given: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
     gave: list[Tensor] = field(default_factory=list)
 
     def joined(self) -> tuple[Tensor, Tensor]:
-        return torch.cat(self.given, 1), torch.cat(self.gave, 1)
+        return torch.cat(self.inputs, 1), torch.cat(self.gave, 1)
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def watched(model: PreTrainedModel) -> Iterator[list[Seen]]:
     for layer in model.model.layers:
         seen.append(note := Seen())
 
-        def listen(_: Any, given: tuple[Any, ...], named: Mapping[str, Any], gave: Any, note: Seen = note) -> None:
-            note.given.append(given[0] if given else named["hidden_states"])
+        def listen(_: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], gave: Any, note: Seen = note) -> None:
+            note.inputs.append(inputs[0] if inputs else named["hidden_states"])
             note.gave.append(gave[0] if isinstance(gave, tuple) else gave)
 
         hooks.append(layer.self_attn.register_forward_hook(listen, with_kwargs=True))
@@ -81,8 +81,8 @@ def rotated(states: Tensor, theta: float = 10000.0) -> Tensor:
     frequency = 1.0 / theta ** (torch.arange(half, dtype=torch.float32) / half)
     angles = torch.arange(LENGTH, dtype=torch.float32)[:, None] * frequency
     cos, sin = angles.cos().double(), angles.sin().double()
-    one, other = states[..., :half], states[..., half:]
-    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+    first, other = states[..., :half], states[..., half:]
+    return torch.cat((first * cos - other * sin, other * cos + first * sin), -1)
 
 
 def put_out(weights: Mapping[str, Tensor], layer: int, answer: Tensor) -> Tensor:

@@ -73,12 +73,12 @@ def options(files: list[Path]) -> list[str]:
 
 def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """W + α/r · B A, in float64."""
-    found, low = dict(weights), adapters()
+    merged_weights, low = dict(weights), adapters()
     for name in [name for name in low if ".lora_A." in name]:
         matrix = name.removeprefix(PEFT).replace(".lora_A.default", "")
         product = low[name.replace("lora_A", "lora_B")].double() @ low[name].double()
-        found[matrix] = found[matrix].double() + ALPHA / RANK * product
-    return found
+        merged_weights[matrix] = merged_weights[matrix].double() + ALPHA / RANK * product
+    return merged_weights
 
 
 def masks() -> tuple[Tensor, Tensor]:

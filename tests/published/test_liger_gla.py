@@ -45,8 +45,8 @@ def formula(weights: dict[str, Tensor], layer: int, hidden: Tensor, window: int)
 
 
 def assert_are(seen: list[Seen], weights: dict[str, Tensor], window: int) -> None:
-    for layer, one in enumerate(seen):
-        hidden, gave = one.joined()
+    for layer, inputs_of_layer in enumerate(seen):
+        hidden, gave = inputs_of_layer.joined()
         assert gave.abs().max() > 0.1
         torch.testing.assert_close(gave, formula(weights, layer, hidden, window), rtol=1e-9, atol=1e-9)
 

@@ -42,9 +42,9 @@ def assert_defined(
     setting = Setting(
         documents=tokens.segment is not None, padded=tokens.valid is not None, gradients=gradients, one_token=one_token
     )
-    forms = {one.part: one for one in lowered(build_graph(spec, shape), "triton", setting)}
-    for part, said in parts.items():
-        assert (forms[part].backend, forms[part].form[: len(said)]) == ("triton", said), forms[part]
+    forms = {lowered_part.part: lowered_part for lowered_part in lowered(build_graph(spec, shape), "triton", setting)}
+    for part, expected_form in parts.items():
+        assert (forms[part].backend, forms[part].form[: len(expected_form)]) == ("triton", expected_form), forms[part]
 
     def answer(backend: str, dtype: torch.dtype) -> Answer:
         module = built(spec, shape).to(dtype).requires_grad_(gradients)
@@ -67,8 +67,8 @@ def assert_defined(
 
     expected, held, slopes = answer("reference", torch.float64)
     with nothing_refused():
-        found, kept, gave = answer("triton", torch.float32)
-    assert_close(found, expected)
+        actual, kept, gave = answer("triton", torch.float32)
+    assert_close(actual, expected)
     held, kept = unscaled(held), unscaled(kept)
     assert held.keys() == kept.keys()
     for name, entries in held.items():
@@ -87,9 +87,9 @@ def unscaled(state: State) -> State:
     return others
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
+def assert_close(actual: Tensor, expected: Tensor) -> None:
     """Up to a share of the largest number."""
     finite = expected.isfinite()
-    assert torch.equal(found.isfinite(), finite)
+    assert torch.equal(actual.isfinite(), finite)
     scale = expected[finite].abs().max().item() if finite.any() else 0.0
-    torch.testing.assert_close(found.double()[finite], expected.double()[finite], rtol=0, atol=CLOSE * max(scale, 1e-3))
+    torch.testing.assert_close(actual.double()[finite], expected.double()[finite], rtol=0, atol=CLOSE * max(scale, 1e-3))

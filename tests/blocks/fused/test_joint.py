@@ -48,18 +48,18 @@ def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> Non
     optional = dict.fromkeys(("decay", "clocks", "decay_now", "clocks_now", "evicted", "start"))
     fine = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, joint.BY_FEATURE, False, torch.bfloat16)
     step = (window_and_state_step, HEADS | {"G": 1, "E": 1, "BLOCK": 32, "EB": 1, "DB": 64, "FB": 64})
-    kernels = [(one, optional) for one in (*of_both(sizes).items(), ("step", step))]
-    kernels += [(one, optional.keys() - {"clocks", "clocks_now"}) for one in of_both(fine).items()]
-    kernels += [(one, {"clocks", "clocks_now", "start"}) for one in of_both(sizes).items()]
+    kernels = [(kernel, optional) for kernel in (*of_both(sizes).items(), ("step", step))]
+    kernels += [(kernel, optional.keys() - {"clocks", "clocks_now"}) for kernel in of_both(fine).items()]
+    kernels += [(kernel, {"clocks", "clocks_now", "start"}) for kernel in of_both(sizes).items()]
     builds = [
         build(module.__name__, name, getattr(module, name), torch.bfloat16, constants | dict.fromkeys(absent), 8)
         for (name, (module, constants)), absent in kernels
     ]
     builds += [build(cascade.__name__, "walk", cascade.walk, torch.bfloat16, WALK | others, 8) for others in WALKS]
-    found = built(builds)
-    assert len(found) == len(CAPABILITIES) * len(builds)
-    alone = len(found) - len(CAPABILITIES) * (len(WALKS) - 1)
-    for place, one in enumerate(found):
-        assert one.stack <= (SPILLED if place < alone else SPILLED_OF_SEVERAL), one
-        assert one.shared <= SHARED, one
-    assert capsys.readouterr().out.count("registers=") == len(found)
+    compiled = built(builds)
+    assert len(compiled) == len(CAPABILITIES) * len(builds)
+    alone = len(compiled) - len(CAPABILITIES) * (len(WALKS) - 1)
+    for place, kernel in enumerate(compiled):
+        assert kernel.stack <= (SPILLED if place < alone else SPILLED_OF_SEVERAL), kernel
+        assert kernel.shared <= SHARED, kernel
+    assert capsys.readouterr().out.count("registers=") == len(compiled)

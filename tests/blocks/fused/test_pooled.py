@@ -42,10 +42,10 @@ def test_a_document_is_walked_in_stretches(monkeypatch: pytest.MonkeyPatch) -> N
 def test_it_says_what_it_cannot_serve() -> None:
     assert pooling.fits(Setting()) is None
     wide = Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)
-    for setting, said in ((Setting(dtype="float16"), "range of float16"), (Setting(shape=wide), "256 numbers a value")):
-        found = pooling.fits(setting)
-        assert found is not None
-        assert said in found
+    for setting, message in ((Setting(dtype="float16"), "range of float16"), (Setting(shape=wide), "256 numbers a value")):
+        reason = pooling.fits(setting)
+        assert reason is not None
+        assert message in reason
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,14 +58,14 @@ def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
     assert lse[0, 2].isneginf().all()
     assert (output[0, 2] == 0).all()
     (output.sum() + lse[:, :2].sum()).backward()
-    for one in (query, key, value):
-        assert one.grad is not None
-        assert one.grad.isfinite().all()
-        assert (one.grad[0, 2] == 0).all()
+    for tensor in (query, key, value):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+        assert (tensor.grad[0, 2] == 0).all()
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"one_token": True}, "several tokens"),
         ({"needs_maximum": True}, "largest logit"),
@@ -74,11 +74,11 @@ def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
         ({"dtype": "float64"}, "do not support float64"),
     ],
 )
-def test_it_says_what_it_cannot_serve(setting: dict[str, Any], said: str) -> None:
+def test_it_says_what_it_cannot_serve(setting: dict[str, Any], message: str) -> None:
     assert triton.fits(Setting()) is None
-    found = triton.fits(Setting(**setting))
-    assert found is not None
-    assert said in found
+    reason = triton.fits(Setting(**setting))
+    assert reason is not None
+    assert message in reason
 
 
 def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:

@@ -61,10 +61,10 @@ def test_how_it_starts(gate: Any) -> None:
     shape = Shape(hidden_size=6, heads=400, key_heads=200, head_dim=4, features=3, state_heads=400)
     parameters = started(gate, shape)
     rate, step = parameters["rate"].exp(), torch.nn.functional.softplus(parameters["bias"])
-    for found, low, high, middle in ((rate, 1.0, 8.0, 4.5), (step, 0.001, 0.1, 0.01)):
-        assert low * (1 - 1e-5) <= found.min()
-        assert found.max() <= high * (1 + 1e-5)
-        assert found.median().item() == pytest.approx(middle, rel=0.3)
+    for values, low, high, middle in ((rate, 1.0, 8.0, 4.5), (step, 0.001, 0.1, 0.01)):
+        assert low * (1 - 1e-5) <= values.min()
+        assert values.max() <= high * (1 + 1e-5)
+        assert values.median().item() == pytest.approx(middle, rel=0.3)
     slowest = started(Softplus(fastest=0.5), shape)["rate"].exp()
     assert slowest.min() >= 0.5
     assert slowest.max() <= 1

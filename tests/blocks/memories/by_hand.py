@@ -105,7 +105,7 @@ class Stream:
 
         def rotated(states: Tensor, which: list[int]) -> Tensor:
             first, second = states[row, which].chunk(2, dim=-1)
-            return torch.complex(first, second) * turn[[places[one][1] for one in which]]
+            return torch.complex(first, second) * turn[[places[pair][1] for pair in which]]
 
         query, keys = rotated(self.query[:, :, head], [token]), rotated(self.key[:, :, key_head], held)
         scaled = (query * keys.conj()).real.sum(-1) / math.sqrt(self.shape.head_dim)

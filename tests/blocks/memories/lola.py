@@ -154,14 +154,14 @@ class Beneath:
         self.seen = {name: torch.cat([row[name] for row in rows]) for name in self.held}
 
     def distances(self) -> Tensor:
-        return torch.linalg.vector_norm(self.memory.predict(self.asked[0], self.seen) - self.asked[1], dim=-1)
+        return torch.linalg.vector_norm(self.memory.predict(self.looked_for[0], self.seen) - self.looked_for[1], dim=-1)
 
     def look(self, pairs: Pairs, keys: Tensor) -> None:
-        self.asked = keys, pairs.value
+        self.looked_for = keys, pairs.value
 
-    def evict(self, index: Tensor, there: Tensor, column: Tensor) -> None:
-        key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in self.asked)
-        self.evicted.append((key, value, there, column[:, None].expand(key.shape[:2])))
+    def evict(self, index: Tensor, present: Tensor, column: Tensor) -> None:
+        key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in self.looked_for)
+        self.evicted.append((key, value, present, column[:, None].expand(key.shape[:2])))
 
     def answer(self) -> Partial:
         evicted = replace(self._all(self.query), together=self.together)
@@ -228,8 +228,8 @@ def window(size: int, shape: str) -> Window:
     return Window.model_validate({"size": size, "shape": shape, "position": ROPE})
 
 
-def sparse(size: int, keep: str | dict[str, Any] = "self_recall", **said: Any) -> Sparse:
-    return Sparse.model_validate({"size": size, "keep": keep, "position": ROPE, **said})
+def sparse(size: int, keep: str | dict[str, Any] = "self_recall", **options: Any) -> Sparse:
+    return Sparse.model_validate({"size": size, "keep": keep, "position": ROPE, **options})
 
 
 def streamed(of: Cascade, rows: list[list[int]] = ROWS) -> Stream:

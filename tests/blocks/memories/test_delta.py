@@ -104,24 +104,24 @@ def drawn(shape: Shape, gated: bool, *, key_heads: int = 0, rates: int = 0, segm
 )
 def test_it_is_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: bool, form: str) -> None:
     shape, key_heads, rates = heads
-    given = drawn(shape, gated, key_heads=key_heads, rates=rates, segment=segment)
-    for got, wanted in zip(given.recalled(form), given.by_hand(), strict=True):
+    inputs = drawn(shape, gated, key_heads=key_heads, rates=rates, segment=segment)
+    for got, wanted in zip(inputs.recalled(form), inputs.by_hand(), strict=True):
         close(got, wanted)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_its_answer_may_be_over_the_root_of_the_features(form: str) -> None:
     """In many tokens, in one, and where a cache above asks."""
-    given = drawn(SHAPE, gated=True)
-    query, key = Identity().map({}, given.query, given.key, scale=UnitLength())
-    pairs = Features(key, given.value, given.present, rate=given.rate)
+    inputs = drawn(SHAPE, gated=True)
+    query, key = Identity().map({}, inputs.query, inputs.key, scale=UnitLength())
+    pairs = Features(key, inputs.value, inputs.present, rate=inputs.rate)
     state = empty(Delta(), SHAPE, 2, torch.float64)
-    wanted, after = recalled(Delta(), form, query, pairs, given.decay, given.tokens, state)
-    found, scaled = recalled(Delta(scale="root"), form, query, pairs, given.decay, given.tokens, state)
-    close(found.output, wanted.output / math.sqrt(5))
+    wanted, after = recalled(Delta(), form, query, pairs, inputs.decay, inputs.tokens, state)
+    actual, scaled = recalled(Delta(scale="root"), form, query, pairs, inputs.decay, inputs.tokens, state)
+    close(actual.output, wanted.output / math.sqrt(5))
     close(scaled["state"], after["state"])
-    asked = random(2, 3, 4, 5)
-    close(Delta(scale="root").predict(asked, after), Delta().predict(asked, after) / math.sqrt(5))
+    prediction_keys = random(2, 3, 4, 5)
+    close(Delta(scale="root").predict(prediction_keys, after), Delta().predict(prediction_keys, after) / math.sqrt(5))
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
@@ -151,12 +151,12 @@ def test_features_of_0_write_and_read_nothing_with_an_epsilon_or_without() -> No
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_any_split_is_the_whole(gated: bool, form: str) -> None:
-    given = drawn(SHAPE, gated, segment=True)
-    wanted, last = given.recalled(form)
+    inputs = drawn(SHAPE, gated, segment=True)
+    wanted, last = inputs.recalled(form)
     for bounds in ([0, 4, 9], [0, 1, 2, 8, 9], list(range(10))):
         outputs, state = [], None
         for start, end in pairwise(bounds):
-            output, matrix = given.cut(slice(start, end)).recalled(form, state)
+            output, matrix = inputs.cut(slice(start, end)).recalled(form, state)
             state = {"state": matrix}
             outputs.append(output)
         close(torch.cat(outputs, dim=1), wanted)
@@ -166,11 +166,11 @@ def test_any_split_is_the_whole(gated: bool, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_the_loops(form: str) -> None:
-    given = drawn(SHAPE, gated=True, segment=True)
-    assert given.decay is not None
-    leaves = [tensor.requires_grad_() for tensor in (given.query, given.key, given.value, given.rate, given.decay)]
+    inputs = drawn(SHAPE, gated=True, segment=True)
+    assert inputs.decay is not None
+    leaves = [tensor.requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value, inputs.rate, inputs.decay)]
     answers = []
-    for output, matrix in (given.by_hand(), given.recalled(form)):
+    for output, matrix in (inputs.by_hand(), inputs.recalled(form)):
         answers.append(torch.autograd.grad(output.square().sum() + matrix.sin().sum(), leaves))
     for wanted, got in zip(*answers, strict=True):
         close(got, wanted)
@@ -181,12 +181,12 @@ def stored(keys: Tensor, values: Tensor, form: str, rate: float = 1.0) -> tuple[
     """The state of one head after these pairs, written at one rate."""
     count, size = keys.shape
     shape = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=values.shape[1], features=size, state_heads=1)
-    there, rates = torch.ones(1, count, dtype=torch.bool), torch.full((1, count, 1), rate, dtype=torch.float64)
-    pairs = Features(keys.view(1, count, 1, size), values.view(1, count, 1, -1), there, rate=rates)
+    present, rates = torch.ones(1, count, dtype=torch.bool), torch.full((1, count, 1), rate, dtype=torch.float64)
+    pairs = Features(keys.view(1, count, 1, size), values.view(1, count, 1, -1), present, rate=rates)
     return recalled(Delta(), form, pairs.key, pairs, None, counted(1, count), empty(Delta(), shape, 1))[1], shape
 
 
-def asked(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
+def predict(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
     return Delta().predict(keys[None, :, None], state)[0, :, 0]
 
 
@@ -194,12 +194,12 @@ def asked(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
 def test_it_recalls_as_many_orthonormal_keys_as_it_has_features(form: str) -> None:
     keys, values = torch.linalg.qr(random(8, 8)).Q, random(9, 3)
     state, _ = stored(keys, values[:8], form)
-    close(asked(keys, state), values[:8])
+    close(predict(keys, state), values[:8])
     # The ninth key is a mixture of the eight: it finds its own value, and they no longer all theirs.
     extra = torch.nn.functional.normalize(random(1, 8), dim=-1)
     state, _ = stored(torch.cat((keys, extra)), values, form)
-    close(asked(extra, state), values[8:])
-    assert (asked(keys, state) - values[:8]).abs().max() > 1e-3
+    close(predict(extra, state), values[8:])
+    assert (predict(keys, state) - values[:8]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -208,28 +208,28 @@ def test_the_rate_is_how_much_of_what_a_key_finds_is_replaced(form: str) -> None
     key, values = torch.nn.functional.normalize(random(1, 8), dim=-1), random(2, 3)
     for rate, wanted in ((1.0, values[1]), (0.5, values[0] / 4 + values[1] / 2), (2.0, 2 * values[1] - 2 * values[0])):
         state, _ = stored(key.expand(2, -1), values, form, rate)
-        close(asked(key, state)[0], wanted)
+        close(predict(key, state)[0], wanted)
     state, _ = stored(key, values[:1], form, 0.0)
     assert not state["state"].any()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_features_of_nothing_write_and_read_nothing(form: str) -> None:
-    given = drawn(SHAPE, gated=False)
-    given.key[:, 2], given.query[:, 4] = 0, 0
-    output, state = given.recalled(form)
+    inputs = drawn(SHAPE, gated=False)
+    inputs.key[:, 2], inputs.query[:, 4] = 0, 0
+    output, state = inputs.recalled(form)
     assert not output[:, 4].any()
-    given.present[:, 2] = False
-    close(state, given.recalled(form)[1])
+    inputs.present[:, 2] = False
+    close(state, inputs.recalled(form)[1])
 
 
 def test_it_predicts_what_it_would_answer() -> None:
     """Of each pair's key, by the state as it stands: the answer to the same query when nothing falls."""
-    given = drawn(SHAPE, gated=True)
-    _, matrix = given.recalled("torch")
-    query, key = Identity().map({}, given.key, given.key, scale=UnitLength())
-    nothing = Features(key, given.value, torch.zeros_like(given.present), rate=given.rate)
-    answer, _ = recalled(Delta(), "reference", query, nothing, None, given.tokens, {"state": matrix})
+    inputs = drawn(SHAPE, gated=True)
+    _, matrix = inputs.recalled("torch")
+    query, key = Identity().map({}, inputs.key, inputs.key, scale=UnitLength())
+    nothing = Features(key, inputs.value, torch.zeros_like(inputs.present), rate=inputs.rate)
+    answer, _ = recalled(Delta(), "reference", query, nothing, None, inputs.tokens, {"state": matrix})
     close(Delta().predict(key, {"state": matrix}), answer.output)
 
 
@@ -237,10 +237,10 @@ def test_it_predicts_what_it_would_answer() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [SHAPE, SHARED], ids=["one a query head", "shared"])
 def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) -> None:
-    given, kind = drawn(shape, gated=True), torch.promote_types(dtype, torch.float32)
-    given.query, given.key, given.value = (states.to(dtype) for states in (given.query, given.key, given.value))
-    given.rate, given.decay = given.rate.to(kind), None if given.decay is None else given.decay.to(kind)
-    output, matrix = given.recalled(form)
+    inputs, kind = drawn(shape, gated=True), torch.promote_types(dtype, torch.float32)
+    inputs.query, inputs.key, inputs.value = (states.to(dtype) for states in (inputs.query, inputs.key, inputs.value))
+    inputs.rate, inputs.decay = inputs.rate.to(kind), None if inputs.decay is None else inputs.decay.to(kind)
+    output, matrix = inputs.recalled(form)
     assert (output.dtype, matrix.dtype) == (kind, kind)
     # A number for each of 5 features and 3 columns of a head; never in half precision.
     numbers = shape.state_heads * 5 * 3

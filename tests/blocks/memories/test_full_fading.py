@@ -44,8 +44,8 @@ def called(
     part: Full, form: str, tokens: Tokens, state: Any, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None
 ) -> Any:
     pairs = Pairs(key, key, value, tokens.position, of=tokens)
-    given = {} if decay is None else {"decay": decay}
-    return computed(part, form, GROUPED, {}, tokens, state, query=query, pairs=pairs, **given)
+    decays = {} if decay is None else {"decay": decay}
+    return computed(part, form, GROUPED, {}, tokens, state, query=query, pairs=pairs, **decays)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -57,16 +57,16 @@ def test_every_logit_falls_by_what_the_gate_takes_since(form: str) -> None:
     (partial,), _ = called(FADING, form, tokens, empty(FADING, GROUPED, 2), *mine)
     (partial.output.square().sum() + partial.lse.square().sum()).backward()
     theirs = [tensor.clone().requires_grad_() for tensor in tensors]
-    one = torch.ones(9, dtype=torch.float64)
-    rows = [by_hand(*(tensor[row] for tensor in theirs), tokens.segment[row], one) for row in range(2)]
+    first = torch.ones(9, dtype=torch.float64)
+    rows = [by_hand(*(tensor[row] for tensor in theirs), tokens.segment[row], first) for row in range(2)]
     output, mass = (torch.stack(of) for of in zip(*rows, strict=True))
     (output.square().sum() + mass.square().sum()).backward()
     close(partial.output, output)
     close(partial.lse, mass)
-    for one, other in zip(mine, theirs, strict=True):
-        assert one.grad is not None
+    for first, other in zip(mine, theirs, strict=True):
+        assert first.grad is not None
         assert other.grad is not None
-        close(one.grad, other.grad)
+        close(first.grad, other.grad)
 
 
 def test_it_is_the_forgetting_attention_of_flash_linear_attention() -> None:
@@ -108,13 +108,13 @@ def test_slopes_are_alibi() -> None:
     """The distance to each pair times 2^(-8h/H) is taken from its logit."""
     shape = SMALL.shape(4)
     data = inputs(shape, 1, 11)
-    found, _ = run(built(complete({"position": "none", "memory": [{"kind": "full", "gate": "slopes"}]}), shape), data)
+    output, _ = run(built(complete({"position": "none", "memory": [{"kind": "full", "gate": "slopes"}]}), shape), data)
     places = torch.arange(11)
     far = (places[:, None] - places).clamp(min=0)
     for head in range(4):
         logits = data.query[0, :, head] @ data.key[0, :, head // 2].T / math.sqrt(8) - 4.0 ** -(head + 1) * far
         logits = logits.masked_fill(places[:, None] < places, -math.inf)
-        close(found[0, :, head], logits.softmax(-1) @ data.value[0, :, head // 2])
+        close(output[0, :, head], logits.softmax(-1) @ data.value[0, :, head // 2])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -147,7 +147,7 @@ def test_features_have_no_place_in_it(gate: str) -> None:
         complete({"memory": [{"kind": "full", "gate": gate}]})
 
 
-@pytest.mark.parametrize("said", [{"gate": "head"}, {"length_scale": 2.0}], ids=str)
-def test_both_only_look_back(said: dict[str, Any]) -> None:
-    assert "is causal" in str(Full.model_validate(said).problem_both_ways())
+@pytest.mark.parametrize("options", [{"gate": "head"}, {"length_scale": 2.0}], ids=str)
+def test_both_only_look_back(options: dict[str, Any]) -> None:
+    assert "is causal" in str(Full.model_validate(options).problem_both_ways())
     assert Full().problem_both_ways() is None

@@ -163,9 +163,11 @@ def test_padding_changes_nothing(form: str) -> None:
     for row, length in enumerate(lengths):
         own = {name: tensor[row, None] for name, tensor in held.items()}
         if length:
-            one = slice(row, row + 1)
-            alone, own = recalled(parameters, GROUPED, inputs[one, :length], value[one, :length], counted(1, length), form, own)
-            close(partial.output[one, :length], alone.output)
+            single_row = slice(row, row + 1)
+            alone, own = recalled(
+                parameters, GROUPED, inputs[single_row, :length], value[single_row, :length], counted(1, length), form, own
+            )
+            close(partial.output[single_row, :length], alone.output)
         for name, tensor in own.items():
             close(after[name][row, None], tensor, 1e-14)
 
@@ -234,8 +236,8 @@ def test_131072_tokens_in_float32() -> None:
     rounded, state, outputs = dict(zip(parameters, half, strict=False)), empty(part, shape, 1, torch.float32), []
     for start, end in ((0, 100_000), (100_000, length)):
         tokens = counted(1, end - start, start)
-        given = {"hidden": half[-2][:, start:end], "value": half[-1][:, start:end]}
-        (partial,), state = computed(part, "torch", shape, rounded, tokens, state, **given)
+        piece = {"hidden": half[-2][:, start:end], "value": half[-1][:, start:end]}
+        (partial,), state = computed(part, "torch", shape, rounded, tokens, state, **piece)
         outputs.append(partial.output)
     logits = half[-2].double() @ half[1].double().T
     shares = (half[-2].double() @ half[0].double().T).softmax(-1)
@@ -250,7 +252,11 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, form: str) -> None:
     """Logits and sums are never in half precision; the output has the values' dtype."""
     kind = torch.promote_types(dtype, torch.float32)
     parameters, inputs, value = inputs_of(GROUPED, 70)
-    parameters, inputs, value = {name: one.to(dtype) for name, one in parameters.items()}, inputs.to(dtype), value.to(dtype)
+    parameters, inputs, value = (
+        {name: parameter.to(dtype) for name, parameter in parameters.items()},
+        inputs.to(dtype),
+        value.to(dtype),
+    )
     before = empty(PART, GROUPED, 2, dtype)
     partial, after = recalled(parameters, GROUPED, inputs, value, counted(2, 70), form)
     assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
@@ -259,7 +265,7 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, form: str) -> None:
     assert partial.output.dtype == dtype
     assert partial.logit is not None
     assert partial.logit.dtype == kind
-    exact = {name: one.double() for name, one in parameters.items()}
+    exact = {name: parameter.double() for name, parameter in parameters.items()}
     wanted, _ = definition(exact, GROUPED, inputs.double(), value.double(), counted(2, 70), causal=True)
     close(partial.output.double(), wanted, {torch.bfloat16: 4e-3, torch.float32: 1e-5, torch.float64: 1e-10}[dtype])
     # 4 heads of 3 latents: a mean of 4 numbers, a maximum and a sum each.

@@ -24,28 +24,28 @@ def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) ->
     looks, evicted = memory.looks(state, SHAPE), None
     assert looks is not None
     for _ in range(2):
-        asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
-        looks.look(asked, evicted)
+        features = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
+        looks.look(features, evicted)
         places = torch.stack([torch.randperm(9) for _ in range(6)]).view(2, 3, 9).transpose(1, 2)
-        close(looks.distances(), distances(memory, asked, state))
+        close(looks.distances(), distances(memory, features, state))
         for first in range(0, 8, falling):
             index = places[:, first : first + falling]
             looks.evict(index)
-            new = those(asked, index)
+            new = those(features, index)
             _, state = recalled(memory, "reference", torch.zeros_like(new.key), new, None, counted(2, falling), state)
             if first == 8 - falling:
-                evicted = those(asked, places[:, :8])
+                evicted = those(features, places[:, :8])
             if first:  # The first to fall are seen together with the second.
-                close(looks.distances(), distances(memory, asked, state))
+                close(looks.distances(), distances(memory, features, state))
 
 
 @pytest.mark.parametrize("memory", [StateMemory(), StateMemory(normalise=False)], ids=str)
 def test_an_empty_matrix_is_as_far_from_each_value_as_0(memory: StateMemory) -> None:
     looks = memory.looks(empty(memory, SHAPE, 2), SHAPE)
     assert looks is not None
-    asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
-    looks.look(asked, None)
-    close(looks.distances(), asked.value.norm(dim=-1))
+    features = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
+    looks.look(features, None)
+    close(looks.distances(), features.value.norm(dim=-1))
 
 
 def those(pairs: Features, index: Tensor) -> Features:

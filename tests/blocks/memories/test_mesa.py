@@ -23,7 +23,7 @@ def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
     memory = {"kind": "mesa", "gate": "none", "rate": {"kind": "fixed", "value": 0.5}}
     head, data = built(complete(HEAD | {"memory": [WINDOW, memory], "read": "sum"}), SMALL.shape(4)), inputs(SMALL.shape(4), 1, 30)
     alone = built(complete({"position": "none", "memory": [WINDOW | {"evict": "drop"}]}), SMALL.shape(4))
-    found = (run(head, data)[0] - run(alone, data)[0])[0, -1]
+    actual = (run(head, data)[0] - run(alone, data)[0])[0, -1]
     penalty = 0.25 + torch.nn.functional.softplus(head.get_parameter("mesa.penalty"))
     for query_head in range(4):
         own = query_head // 2
@@ -31,7 +31,7 @@ def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
         rows = torch.cat((0.5**0.5 * key, torch.diag(penalty[own].sqrt())))
         values = torch.cat((0.5**0.5 * data.value[0, :25, own], torch.zeros(8, 8, dtype=torch.float64)))
         wanted = torch.nn.functional.normalize(data.query[0, -1, query_head], dim=-1) @ torch.linalg.lstsq(rows, values).solution
-        close(found[query_head], wanted)
+        close(actual[query_head], wanted)
 
 
 def test_penalty_state_and_operations() -> None:

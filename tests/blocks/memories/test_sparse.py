@@ -56,18 +56,18 @@ def assert_by_hand(of: Cascade) -> None:
             for head, hand in enumerate(row):
                 close(states["state"]["state"][index, head], torch.cat((hand.H, hand.s[:, None]), dim=1))
                 position = states["sparse"]["position"][index, :, head]
-                there = position >= 0
-                assert position[there].tolist() == [hand.places[pair][1] for pair in hand.cache]
+                present = position >= 0
+                assert position[present].tolist() == [hand.places[pair][1] for pair in hand.cache]
                 own = head // (of.shape.heads // of.shape.key_heads)
-                rotated = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, there])[0, :, 0]
-                assert torch.equal(states["sparse"]["key"][index, there, head], rotated)
-                assert torch.equal(states["sparse"]["value"][index, there, head], stream.value[index, hand.cache, own])
+                rotated = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, present])[0, :, 0]
+                assert torch.equal(states["sparse"]["key"][index, present, head], rotated)
+                assert torch.equal(states["sparse"]["value"][index, present, head], stream.value[index, hand.cache, own])
                 if of.shape.convolved_heads:
                     convolved = stream.convolved[index, hand.cache, head]
-                    assert torch.equal(states["sparse"]["convolved"][index, there, head], convolved)
+                    assert torch.equal(states["sparse"]["convolved"][index, present, head], convolved)
                 if of.sparse.keep.reads == "window":
                     sums = torch.tensor([hand.errors[pair] for pair in hand.cache], dtype=torch.float64)
-                    close(states["sparse"]["sparse_error"][index, there, head], sums)
+                    close(states["sparse"]["sparse_error"][index, present, head], sums)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_without_room_it_is_lolcats_of_the_same_window(shape: str, keep: str) ->
     stream = streamed(of)
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
     output, after, kept = of.call(query, pairs, tokens, of.start(3))
-    given = {"query": query, "pairs": pairs}
-    (near, evicted), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **given)
+    inputs = {"query": query, "pairs": pairs}
+    (near, evicted), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **inputs)
     evictions = Features(features(evicted.mappable(NoPosition())), evicted.value, evicted.present, evicted.arrival)
     below = empty(StateMemory(), replace(CONVOLVED, features=4, state_heads=4), 3)
     far, state = recalled(StateMemory(), "torch", features(query), evictions, None, tokens, below)
@@ -153,8 +153,8 @@ def test_with_room_for_all_and_one_weight_it_is_softmax(shape: str, keep: str) -
     of = Cascade(window(2, shape), sparse(11, keep), GROUPED, factor=random(4))
     stream = streamed(of)
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
-    given = {"query": query, "pairs": pairs}
-    (softmax,), _ = computed(Full(position=ROPE), "reference", GROUPED, {}, tokens, empty(Full(), GROUPED, 3), **given)
+    inputs = {"query": query, "pairs": pairs}
+    (softmax,), _ = computed(Full(position=ROPE), "reference", GROUPED, {}, tokens, empty(Full(), GROUPED, 3), **inputs)
     outputs, states = run(of, stream, "ragged")
     for index, output in enumerate(outputs):
         close(output, softmax.output[index, : len(output)])
@@ -167,8 +167,8 @@ def test_the_latest_are_a_larger_window() -> None:
     larger = Cascade(window(5, "sliding"), sparse(0), CONVOLVED, factor=factor)
     stream = streamed(kept)
     (outputs, states), (wanted, alone) = (run(of, stream, "ragged") for of in (kept, larger))
-    for one, other in zip(outputs, wanted, strict=True):
-        close(one, other)
+    for first, other in zip(outputs, wanted, strict=True):
+        close(first, other)
     close(states["state"]["state"], alone["state"]["state"])
 
 
@@ -177,8 +177,8 @@ def test_chance_does_not_look_at_the_pairs() -> None:
     kept = []
     for seed, place in ((1, (0, 0)), (1, (0, 0)), (2, (0, 0)), (1, (1, 0)), (1, (0, 1))):
         part, states = sparse(6, {"kind": "random", "seed": seed}, evict="drop"), random(1, 40, 2, 4)
-        given = {"query": random(1, 40, 4, 4), "pairs": pairs_at(states, [[*range(40)]])}
-        (_, evicted), after = computed(part, "torch", GROUPED, {}, counted(1, 40), empty(part, GROUPED, 1), place=place, **given)
+        inputs = {"query": random(1, 40, 4, 4), "pairs": pairs_at(states, [[*range(40)]])}
+        (_, evicted), after = computed(part, "torch", GROUPED, {}, counted(1, 40), empty(part, GROUPED, 1), place=place, **inputs)
         assert evicted is None, "what falls out of it goes nowhere"
         kept.append(after["position"][0].T.tolist())
     assert kept[0] == kept[1]
@@ -199,8 +199,8 @@ def test_gradients_are_those_of_the_choice_that_was_made(keep: str, shape: str) 
     for outputs in (wanted, run(of, stream, "whole")[0], run(of, stream, "ragged")[0]):
         answers.append(torch.autograd.grad(torch.cat(outputs).square().sum(), leaves))
     for got in answers[1:]:
-        for one, other in zip(got, answers[0], strict=True):
-            close(one, other)
+        for first, other in zip(got, answers[0], strict=True):
+            close(first, other)
             assert other.any()
 
 
@@ -230,8 +230,8 @@ def test_its_state_is_what_it_says(heads: Shape, keep: str, dtype: torch.dtype) 
     of = Cascade(window(2, "sliding"), sparse(3, keep), heads)
     before, states = of.start(2, dtype), random(2, 9, 2, 4, dtype=dtype)
     convolved = random(2, 9, 4, 4, dtype=dtype) if heads.convolved_heads else None
-    given = pairs_at(states, [[*range(9)]] * 2, convolved), counted(2, 9), before
-    output, after, kept = of.call(random(2, 9, 4, 4, dtype=dtype), *given)
+    inputs = pairs_at(states, [[*range(9)]] * 2, convolved), counted(2, 9), before
+    output, after, kept = of.call(random(2, 9, 4, 4, dtype=dtype), *inputs)
     assert output.dtype == kept.output.dtype == dtype
     assert kept.lse is not None
     assert kept.lse.dtype == torch.promote_types(dtype, torch.float32)

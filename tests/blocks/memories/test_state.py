@@ -111,14 +111,14 @@ def test_a_raw_numerator_may_be_divided_by_the_root_of_the_features() -> None:
     plain, scaled = StateMemory(normalise=False), StateMemory(normalise=False, scale="root")
     for form in FORMS:
         wanted, state = recalled(plain, shape, (query, key, value), form)
-        found, same = recalled(scaled, shape, (query, key, value), form)
-        close(found.output, wanted.output / 4)
+        actual, same = recalled(scaled, shape, (query, key, value), form)
+        close(actual.output, wanted.output / 4)
         close(same["state"], state["state"])
         close(scaled.predict(key, state), plain.predict(key, state) / 4)
     tokens, both_ways = counted(2, 7), replace(shape, both_ways=True)
     inputs = {"features": Mapped(query, lambda _: key, False), "pairs": Pairs(value, value, value, tokens.position)}
-    one, other = (computed(part, "torch", both_ways, {}, tokens, {}, **inputs)[0][0] for part in (plain, scaled))
-    close(other.output, one.output / 4)
+    first, other = (computed(part, "torch", both_ways, {}, tokens, {}, **inputs)[0][0] for part in (plain, scaled))
+    close(other.output, first.output / 4)
     with pytest.raises(ValidationError, match="normalise: false"):
         StateMemory(scale="root")
 
@@ -133,8 +133,8 @@ def test_decay_runs_on_clock_time_and_stands_still_for_padding(form: str) -> Non
     tokens = Tokens(torch.arange(6)[None], None, valid)
     partial, state = recalled(StateMemory(), SHAPE, (query, key, value), form, decay, tokens, present=present)
     for head in range(4):
-        since = [decay[0, one + 1 : 4, head].sum().exp() for one in (0, 2)]
-        weights = torch.stack([query[0, 3, head] @ key[0, one, head] * left for one, left in zip((0, 2), since, strict=True)])
+        since = [decay[0, token + 1 : 4, head].sum().exp() for token in (0, 2)]
+        weights = torch.stack([query[0, 3, head] @ key[0, token, head] * left for token, left in zip((0, 2), since, strict=True)])
         close(partial.output[0, 3, head], weights / weights.sum() @ value[0, [0, 2], head // 2])
         close(state["state"][0, head, :, 3], since[0] * key[0, 0, head] + since[1] * key[0, 2, head])
 
@@ -206,18 +206,18 @@ def test_exponential_features_by_their_logarithms(normalise: bool, size: float) 
         inputs = query[:, piece], key[:, piece], value[:, piece]
         partial, state = recalled(part, shape, inputs, "torch", decay[:, piece], present=present[:, piece], state=state)
         partials.append(partial)
-    output = torch.cat([one.output for one in partials], dim=1)
+    output = torch.cat([partial.output for partial in partials], dim=1)
     assert not output[:, 0].any()
     for t in range(1, 9):
         for head in range(4):
             seen = [s for s in range(t + 1) if present[0, s]]
             own = owner(head, 4, 2)
             logs = [query[0, t, head] + key[0, s, own] + decay[0, s + 1 : t + 1, own].sum(0) for s in seen]
-            weights = torch.stack([one.logsumexp(-1) for one in logs])
+            weights = torch.stack([token.logsumexp(-1) for token in logs])
             wanted = weights.softmax(0) @ value[0, seen, own]
             close(output[0, t, head], wanted if normalise else wanted * weights.logsumexp(0).exp(), 1e-8)
             if normalise:
-                lse = torch.cat([one.lse for one in partials if one.lse is not None], dim=1)
+                lse = torch.cat([partial.lse for partial in partials if partial.lse is not None], dim=1)
                 close(lse[0, t, head], weights.logsumexp(0), 1e-8)
 
 

@@ -23,8 +23,8 @@ ROPE = Rope(theta=20.0)
 CONVOLVED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=4, numbers=(Number("delta_rate", 1),))
 
 
-def terraced(size: int, **said: object) -> Window:
-    return Window.model_validate({"size": size, "shape": "terraced", **said})
+def terraced(size: int, **options: object) -> Window:
+    return Window.model_validate({"size": size, "shape": "terraced", **options})
 
 
 def falling(pairs: Pairs, row: int, column: int) -> list[int]:
@@ -53,7 +53,7 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
                 places = falling(evicted, index, column)
-                assert evicted.position[index, places].tolist() == [row.tokens[one][1] for one in gone]
+                assert evicted.position[index, places].tolist() == [row.tokens[pair][1] for pair in gone]
                 close(raw[index, places], stream.key[index, gone])
                 assert torch.equal(evicted.convolved[index, places], stream.convolved[index, gone])
                 assert torch.equal(evicted.value[index, places], stream.value[index, gone])
@@ -66,8 +66,8 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
 
 def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> None:
     part, states = terraced(3), random(1, 10, 2, 4)
-    given = {"query": random(1, 10, 4, 4), "pairs": pairs_at(states, [[*range(10)]])}
-    (_, evicted), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **given)
+    inputs = {"query": random(1, 10, 4, 4), "pairs": pairs_at(states, [[*range(10)]])}
+    (_, evicted), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **inputs)
     assert evicted.arrival is not None
     assert evicted.position[evicted.present].tolist() == [0, 1, 2, 3, 4, 5]
     assert evicted.arrival[evicted.present].tolist() == [6, 6, 6, 9, 9, 9]

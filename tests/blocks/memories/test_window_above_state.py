@@ -143,10 +143,13 @@ def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) 
     spec, data = complete(head), inputs(shape, 2, 17)
     ends = torch.tensor([[9], [5]])
     position = torch.arange(9).expand(2, -1)
-    calls = [Inputs(*(one[:, :9] for one in data.tensors), Tokens(position, None, position < ends, position + 3))]
+    calls = [Inputs(*(tensor[:, :9] for tensor in data.tensors), Tokens(position, None, position < ends, position + 3))]
     steps = [Tokens(ends + t - 9, index=ends + t - 9 + 3) for t in range(9, 17)]
-    calls += [Inputs(*(one[:, t : t + 1] for one in data.tensors), tokens) for t, tokens in enumerate(steps, 9)]
-    forms = {one.part: one.form for one in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))}
+    calls += [Inputs(*(tensor[:, t : t + 1] for tensor in data.tensors), tokens) for t, tokens in enumerate(steps, 9)]
+    forms = {
+        lowered_part.part: lowered_part.form
+        for lowered_part in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))
+    }
     assert {forms["window"], forms["state"]} == {STEP}
     answers = []
     with torch.no_grad(), nothing_refused():
@@ -156,8 +159,8 @@ def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) 
                 output, state = run(module, call.to(kind), state, backend if number else "reference")
                 outputs.append(output)
             answers.append((torch.cat(outputs[1:], dim=1), state))
-    (expected, held), (found, kept) = answers
-    assert_close(found, expected)
+    (expected, held), (actual, kept) = answers
+    assert_close(actual, expected)
     for name in held if "state.maximum" not in held else ():  # which have another scale there
         assert_close(kept[name], held[name])
 
@@ -168,11 +171,11 @@ def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
     module = built(spec, GROUPED).float()
     with torch.no_grad(), nothing_refused():
         _, state = run(module, data.cut(slice(0, 7)), backend="torch")
-        before, last = {name: one.clone() for name, one in state.items()}, data.cut(slice(7, 8))
+        before, last = {name: value.clone() for name, value in state.items()}, data.cut(slice(7, 8))
         _, after = module(*last.tensors, last.tokens, state, "triton", in_place)
-    same = {name: torch.equal(before[name], one) for name, one in state.items()}
+    same = {name: torch.equal(before[name], value) for name, value in state.items()}
     assert all(same.values()) is not in_place
-    assert all((after[name] is one) is in_place for name, one in state.items())
+    assert all((after[name] is value) is in_place for name, value in state.items())
 
 
 def test_large_logits_stay_finite_and_right() -> None:
@@ -184,12 +187,12 @@ def test_large_logits_stay_finite_and_right() -> None:
     key, value = (torch.cat((torch.zeros(1, 4, 1, 8), states), dim=1) for states in (key, value))
     for size in (1.0, 30.0, -30.0):
         weight = torch.full((1, LENGTH, 1), size)
-        found, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Evictions(4, 1, LENGTH, rows))
+        result, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Evictions(4, 1, LENGTH, rows))
         for token in (0, 6, 20):
             near = key[0, max(token + 1, 4) : token + 5, 0] @ query[0, token, 0] * 20 / math.sqrt(8) + size
             far = (mapped[1, 0, 4 : token + 1, 0] @ mapped[0, 0, token, 0]).log()
             shares = torch.cat((far, near)).double().softmax(0).float()
-            torch.testing.assert_close(found[0, token, 0], shares @ value[0, 4 : token + 5, 0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result[0, token, 0], shares @ value[0, 4 : token + 5, 0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 6])
@@ -217,7 +220,7 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
 
     answers = []
     for kind in (torch.float64, torch.float32):
-        leaves = [one.to(kind, copy=True).requires_grad_() for one in (query, key, value, asking, mapped, decay)]
+        leaves = [tensor.to(kind, copy=True).requires_grad_() for tensor in (query, key, value, asking, mapped, decay)]
         if kind is torch.float64:
             output = defined(*leaves)
         else:
@@ -226,10 +229,10 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
             output, _ = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         (output * torch.arange(8)).sum().backward()
         answers.append([output.detach(), *(leaf.grad for leaf in leaves)])
-    for found, expected in zip(answers[1], answers[0], strict=True):
-        assert found is not None
+    for actual, expected in zip(answers[1], answers[0], strict=True):
+        assert actual is not None
         assert expected is not None
-        assert_close(found, expected)
+        assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("chunk", [1, 6])
@@ -247,12 +250,12 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
     for steepest in (-math.inf, -100.0):
         decay = torch.full((1, LENGTH, 1, *own), -0.1)
         decay[:, 12:14] = steepest
-        leaves = [one.clone().requires_grad_() for one in (query, key, value, asking, mapped, decay)]
+        leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value, asking, mapped, decay)]
         output, last = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         answers.append([output, last, *torch.autograd.grad(output.sum() + last.sum(), leaves)])
-    for found, expected in zip(*answers, strict=True):
+    for actual, expected in zip(*answers, strict=True):
         assert expected.isfinite().all()
-        assert_close(found, expected)
+        assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +271,7 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
     ids=["decode", "gradients", "documents", "exponential", "float64", "wide"],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
-    forms = {one.part: one for one in lowered(graph_of(head), "triton", setting)}
+    forms = {lowered_part.part: lowered_part for lowered_part in lowered(graph_of(head), "triton", setting)}
     assert not forms["state"].form.startswith(SAYS)
     assert why in next(step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "state")
 

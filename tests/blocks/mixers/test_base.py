@@ -71,8 +71,8 @@ def test_the_fast_form_is_the_definition(part: Mixer) -> None:
         own = hidden.clone().requires_grad_()
         output, state = mixed(part, form, leaves, own, tokens, earlier)
         total = output[tokens.valid].square().sum() + sum(tensor.square().sum() for tensor in state.values())
-        given = [own, *leaves.values(), *(tensor for tensor in earlier.values() if tensor.numel())]
-        answers.append([output, *state.values(), *torch.autograd.grad(total, given)])
+        inputs = [own, *leaves.values(), *(tensor for tensor in earlier.values() if tensor.numel())]
+        answers.append([output, *state.values(), *torch.autograd.grad(total, inputs)])
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted, 1e-9)
 

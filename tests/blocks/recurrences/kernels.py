@@ -18,11 +18,11 @@ def compared(definition: Recurrence, form: Recurrence, tensors: Sequence[Tensor 
     cut: where the form's call is split in two, the second of which begins with what the first has left; 0: nowhere.
     """
     wanted = _computed(definition, tensors, segment, 0, torch.float64)
-    found = _computed(form, tensors, segment, cut, torch.float32)
-    for one, other in zip(found, wanted, strict=True):
+    actual = _computed(form, tensors, segment, cut, torch.float32)
+    for first, other in zip(actual, wanted, strict=True):
         scale = other.abs().max().item()
         assert scale > 0
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=CLOSE * scale)
+        torch.testing.assert_close(first.double(), other, rtol=0, atol=CLOSE * scale)
 
 
 def _computed(

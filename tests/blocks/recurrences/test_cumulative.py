@@ -38,9 +38,9 @@ def running(logits: Tensor, segment: Tensor | None, before: Tensor) -> tuple[Ten
 
 def check(got: Cumulative, logits: Tensor, segment: Tensor | None, before: Tensor, tolerance: float = 1e-10) -> None:
     earlier, later = running(logits, segment, before)
-    there = ~later.isneginf()
-    close(got.key, torch.where(there, logits - later, -math.inf).exp(), tolerance)
-    close(got.log_decay, torch.where(earlier.isneginf(), 0.0, earlier - later.masked_fill(~there, 0.0)), tolerance)
+    present = ~later.isneginf()
+    close(got.key, torch.where(present, logits - later, -math.inf).exp(), tolerance)
+    close(got.log_decay, torch.where(earlier.isneginf(), 0.0, earlier - later.masked_fill(~present, 0.0)), tolerance)
     close(got.maximum + got.total.log(), later[:, -1], tolerance)
     assert got.key.min() >= 0
     assert got.key.max() <= 1

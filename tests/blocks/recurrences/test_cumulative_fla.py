@@ -38,7 +38,7 @@ def test_the_first_token_of_a_document_drops_nothing() -> None:
     for segment in (None, (torch.arange(LENGTH)[None] >= 6).long()):
         wanted = answers(torch.float64, segment, kernel=False)
         with nothing_refused():
-            found = answers(torch.float32, segment, kernel=True)
-        assert len(found) == len(wanted) == 4
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-6 * other.abs().max().item())
+            actual = answers(torch.float32, segment, kernel=True)
+        assert len(actual) == len(wanted) == 4
+        for first, other in zip(actual, wanted, strict=True):
+            torch.testing.assert_close(first.double(), other, rtol=0, atol=1e-6 * other.abs().max().item())

@@ -61,11 +61,11 @@ def test_outputs_are_those_of_exp(heads: tuple[int, int], kind: str, documents: 
             weights = log_weights(log_query[row], log_key[row], None if decay is None else decay[row], own, head, heads)
             log_mass = weights.logsumexp(-1)
             numerator, mass = output[row, :, head, :2], output[row, :, head, 2]
-            there = log_mass > -math.inf
+            present = log_mass > -math.inf
             close(mass.log() + got.log_scale[row, :, head], log_mass, 1e-9)
-            share = (weights[there] - log_mass[there, None]).exp()
-            close(numerator[there] / mass[there, None], share @ value[row, :, owner(head, *heads), :2], 1e-9)
-            assert not numerator[~there].any()
+            share = (weights[present] - log_mass[present, None]).exp()
+            close(numerator[present] / mass[present, None], share @ value[row, :, owner(head, *heads), :2], 1e-9)
+            assert not numerator[~present].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,9 +149,9 @@ def test_gradients_one_token_after_the_other_are_those_of_exp(kind: str) -> None
     wanted = torch.autograd.grad(output.square().sum(), tensors)
     outputs, state = [], start
     for t in range(7):
-        one, begins = slice(t, t + 1), torch.tensor([[int(t == 4)]])
-        got = stabilise_step(log_query[:, one], log_key[:, one], None if decay is None else decay[:, one], begins, maximum)
-        answer, state = FORMS["reference"](got.query, got.key, value[:, one], got.log_decay, begins, state)
+        token, begins = slice(t, t + 1), torch.tensor([[int(t == 4)]])
+        got = stabilise_step(log_query[:, token], log_key[:, token], None if decay is None else decay[:, token], begins, maximum)
+        answer, state = FORMS["reference"](got.query, got.key, value[:, token], got.log_decay, begins, state)
         maximum = got.maximum
         assert not maximum.requires_grad
         outputs.append(answer * got.log_scale.exp()[..., None])

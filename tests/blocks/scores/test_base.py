@@ -38,11 +38,15 @@ def test_falling(pairs: list[tuple[float, bool]], data: strategies.DataObject) -
         return
     count = data.draw(strategies.integers(1, compete - 1))
     heads = [(score, gone), (score[::-1], gone[::-1])]
-    given = torch.tensor([one for one, _ in heads], dtype=torch.float64).T[None]
-    found = pairs_to_evict(
-        given, RESOLUTION * given.abs(), given > -math.inf, torch.tensor([out for _, out in heads]).T[None], count
+    given_scores = torch.tensor([given_scores for given_scores, _ in heads], dtype=torch.float64).T[None]
+    chosen = pairs_to_evict(
+        given_scores,
+        RESOLUTION * given_scores.abs(),
+        given_scores > -math.inf,
+        torch.tensor([out for _, out in heads]).T[None],
+        count,
     )
-    assert found[0].T.tolist() == [by_the_words(*head, count) for head in heads]
+    assert chosen[0].T.tolist() == [by_the_words(*head, count) for head in heads]
 
 
 def test_all_fall_where_none_may_stay() -> None:

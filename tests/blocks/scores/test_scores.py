@@ -61,9 +61,9 @@ def test_what_it_reads_is_all_that_it_takes(kind: str) -> None:
     position = torch.arange(5)[None, :, None].expand(2, -1, 3)
     distance, norm = (random(2, 5, 3).abs(), value.norm(dim=-1)) if score.reads == "state" else (None, None)
     errors = random(2, 5, 3).abs() if score.reads == "window" else None
-    found = score.score(Contenders(position, value, distance, norm, errors, (1, 2)))
-    assert found.shape == (2, 5, 3)
-    assert found.isfinite().all()
+    scored = score.score(Contenders(position, value, distance, norm, errors, (1, 2)))
+    assert scored.shape == (2, 5, 3)
+    assert scored.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -31,11 +31,11 @@ def masked(
     """Query t sees entries t + 1 … t + size, or the last of them: written as a mask, entry by entry."""
     batch, entries = key.shape[:2]
     visible = [[[False] * entries for _ in range(query.shape[1])] for _ in range(batch)]
-    there, document, reaches = (None if of is None else of.tolist() for of in (present, segment, reach))
+    is_present, document, reaches = (None if of is None else of.tolist() for of in (present, segment, reach))
     for row, t in product(range(batch), range(query.shape[1])):
         for entry in range(t + 1 if reaches is None else t + size - reaches[row][t], t + size + 1):
             own = document is None or document[row][entry] == document[row][size + t]
-            visible[row][t][entry] = own and (there is None or there[row][entry])
+            visible[row][t][entry] = own and (is_present is None or is_present[row][entry])
     return dense(query, key, value, torch.tensor(visible))
 
 
@@ -133,14 +133,14 @@ def test_gradients_where_tensors_are_used_twice(monkeypatch: pytest.MonkeyPatch)
     query, key, _, present, segment, size, _ = problem(11, 3, (4, 2), True, True)
     answers = []
     for form in (windowed, masked):
-        asked, entries = tensors = [of.clone().requires_grad_() for of in (query, key)]
-        first = form(asked, entries, entries, present, segment, size)
-        second = form(first.output + asked, entries, entries, present, segment, size)
+        queries, entries = tensors = [of.clone().requires_grad_() for of in (query, key)]
+        first = form(queries, entries, entries, present, segment, size)
+        second = form(first.output + queries, entries, entries, present, segment, size)
         assert second.lse is not None
         loss = (first.output * second.output).sum() + second.lse.exp().sum()
-        found = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
+        actual = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
         alone = form(query, key, entries, present, segment, size).output.square().sum()
-        answers.append([*found, *torch.autograd.grad(alone, entries)])
+        answers.append([*actual, *torch.autograd.grad(alone, entries)])
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)
 

@@ -28,6 +28,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def asked(teacher: Path, texts: Path) -> object:
+def ablation_request(teacher: Path, texts: Path) -> object:
     """Both stages, the comparison, and a task."""
     return request_for(teacher, texts)

@@ -23,7 +23,7 @@ SIZES, MAPS = (8, 16, 32), ("elu", "relu")
 
 def variant(size: Any, feature_map: str, **more: Any) -> VariantReport:
     figures = {"perplexity": Figure(mean=100 / size, spread=None, values={}), "recall 64": Figure(mean=0.25, spread=0.1, values={})}
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": f"x-{size}-{feature_map}",
         "values": {"head.memory.0.size": size, "head.feature_map": feature_map},
         "spec": {},
@@ -36,7 +36,7 @@ def variant(size: Any, feature_map: str, **more: Any) -> VariantReport:
         "state_bytes": size * 1024 if isinstance(size, int) else 0,
         "kv_cache_bytes": 65536,
     }
-    return VariantReport(**(told | more))
+    return VariantReport(**(fields | more))
 
 
 def report(*variants: VariantReport) -> AblationReport:
@@ -134,10 +134,10 @@ def test_states_that_are_all_the_same_are_no_picture(tmp_path: Path) -> None:
 
 def test_a_report_of_before_is_read() -> None:
     """It knows neither models nor states."""
-    told = report().model_dump(mode="json")
-    del told["state_length"]
-    for one in told["variants"]:
+    report_data = report().model_dump(mode="json")
+    del report_data["state_length"]
+    for variant_data in report_data["variants"]:
         for key in ("models", "state_bytes", "kv_cache_bytes"):
-            del one[key]
-    before = AblationReport.model_validate(told)
+            del variant_data[key]
+    before = AblationReport.model_validate(report_data)
     assert (before.state_length, before.variants[0].models, before.variants[0].state_bytes) == (None, {}, None)

@@ -27,24 +27,24 @@ CELL = {"task": "recall", "length": 2048, "scored": "tokens", "mean": 0.25}
 
 
 @pytest.fixture
-def chains(asked: Request, tmp_path: Path) -> list[Chain]:
+def chains(ablation_request: Request, tmp_path: Path) -> list[Chain]:
     """Two variants, two seeds each."""
     spec = write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)
-    return list(chains_of([spec], replace(asked, seeds=(0, 1)), tmp_path).values())
+    return list(chains_of([spec], replace(ablation_request, seeds=(0, 1)), tmp_path).values())
 
 
 def figures_of(step: Any) -> Figures:
     """What each step could have found."""
     seed = step.seed
     faster = step.variant.name == "tiny-fast"
-    found: dict[str, Figures] = {
+    figures: dict[str, Figures] = {
         "build": {"spec_hash": "abc"},
         "transfer": {"loss": None, "teacher_loss": None},
         "compare": {"loss": math.log(10 + seed), "teacher_loss": math.log(2), "layers": LAYERS},
         "finetune": {"loss": math.log(4 + 2 * seed + faster), "teacher_loss": math.log(2)},
         "evaluate": {"cells": [CELL, CELL | {"task": "stories", "scored": "loss", "mean": math.log(3)}]},
     }
-    return {**found[step.kind], "seconds": 1.0}
+    return {**figures[step.kind], "seconds": 1.0}
 
 
 def results_of(chains: list[Chain], **instead: Figures) -> dict[str, Figures]:
@@ -81,7 +81,7 @@ def test_the_spread_is_a_samples_standard_deviation(numbers: list[float]) -> Non
     figure = report._figure(dict(enumerate(numbers)))
     mean = sum(numbers) / len(numbers)
     assert figure.mean == pytest.approx(mean)
-    assert figure.spread == pytest.approx(math.sqrt(sum((one - mean) ** 2 for one in numbers) / (len(numbers) - 1)), abs=1e-9)
+    assert figure.spread == pytest.approx(math.sqrt(sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)), abs=1e-9)
 
 
 def test_heads_without_weights_have_no_divergence(chains: list[Chain]) -> None:
@@ -107,9 +107,9 @@ def test_what_failed(chains: list[Chain]) -> None:
     assert set(partly.variants[0].figures["stories 2,048 perplexity"].values) == {0}
 
 
-def test_without_a_second_stage_the_model_is_the_one_compared(asked: Request, tmp_path: Path) -> None:
+def test_without_a_second_stage_the_model_is_the_one_compared(ablation_request: Request, tmp_path: Path) -> None:
     spec = write_spec(tmp_path / "s.yaml")
-    chains = list(chains_of([spec], replace(asked, seeds=(0, 1)), tmp_path, "recipe.finetune=null").values())
+    chains = list(chains_of([spec], replace(ablation_request, seeds=(0, 1)), tmp_path, "recipe.finetune=null").values())
     (variant,) = report_of(chains).variants
     assert variant.figures["perplexity"] == variant.figures["perplexity before stage 2"]
     assert variant.trained == ("transfer",)

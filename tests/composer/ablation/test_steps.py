@@ -33,8 +33,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def steps(asked: Request, tmp_path: Path) -> Steps:
-    (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], asked, tmp_path).values()
+def steps(ablation_request: Request, tmp_path: Path) -> Steps:
+    (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], ablation_request, tmp_path).values()
     return {step.kind: step for step in chain.steps}
 
 
@@ -92,7 +92,7 @@ def test_figures_are_read_by_the_schema_of_their_step(steps: Steps, folder: Path
             with pytest.raises(AblationError, match=r"\.json is damaged: .*\. Remove it: the step is then run again\."):
                 kept(step, folder, json.dumps(good | {name: bad}))
         with pytest.raises(AblationError, match=f"is damaged: {name}: the field is missing"):
-            kept(step, folder, json.dumps({key: one for key, one in good.items() if key != name}))
+            kept(step, folder, json.dumps({key: value for key, value in good.items() if key != name}))
 
 
 @pytest.mark.parametrize(

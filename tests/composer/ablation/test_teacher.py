@@ -24,15 +24,15 @@ def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path
     steps.mkdir()
     here.write_text("once upon a time there was a cat and it slept " * 9)
 
-    def asked(text: Path) -> Request:
+    def make_request(text: Path) -> Request:
         return request_for(teacher, texts, tasks=("perplexity",), text=text)
 
-    first, failure = teacher_scores(asked(here), steps)
+    first, failure = teacher_scores(make_request(here), steps)
     assert (list(first), failure) == ([TASK], None)
-    assert teacher_scores(asked(here), steps) == (first, None)
+    assert teacher_scores(make_request(here), steps) == (first, None)
     assert len(folders(steps)) == 1
     here.write_text("a dog ran home and the cat slept there once upon a time " * 9)
-    changed, failure = teacher_scores(asked(here), steps)
+    changed, failure = teacher_scores(make_request(here), steps)
     assert failure is None
     assert changed[TASK] != first[TASK]
     assert len(folders(steps)) == 2

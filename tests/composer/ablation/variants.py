@@ -49,8 +49,8 @@ def names(chain: Chain) -> dict[str, str]:
 def timeless(value: Any) -> Any:
     """Without what no two runs have alike."""
     if isinstance(value, dict):
-        return {key: timeless(one) for key, one in value.items() if key != "seconds"}
-    return [timeless(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: timeless(value) for key, value in value.items() if key != "seconds"}
+    return [timeless(value) for value in value] if isinstance(value, list | tuple) else value
 
 
 def stored(out: Path) -> Any:

@@ -37,9 +37,9 @@ def test_nothing_is_measured() -> None:
 def test_what_is_resident() -> None:
     """16 and 16 MiB at once, beside a cache of 4, each time; 8 were there before. To a MiB or so."""
     done = subprocess.run([sys.executable, "-c", RUN], env=os.environ | AT_ONCE, capture_output=True, text=True, check=True)
-    *found, (answer, least) = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
-    assert [one for one, _ in found] == [2 << 18] * 3
-    assert all(35 * MIB < peak < 38 * MIB for _, peak in found), found
+    *held, (answer, least) = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert [size for size, _ in held] == [2 << 18] * 3
+    assert all(35 * MIB < peak < 38 * MIB for _, peak in held), held
     assert answer == 7
     assert 5 <= least < 2 * MIB
 
@@ -65,8 +65,8 @@ def test_what_is_allocated() -> None:
     before, cache = (torch.ones(size << 18, device="cuda") for size in (8, 4))
 
     def run() -> int:
-        one = torch.ones(16 << 18, device="cuda")
-        del one
+        block = torch.ones(16 << 18, device="cuda")
+        del block
         return 7
 
     assert allocated("cuda")(run, cache.nbytes) == (7, 20 * MIB)

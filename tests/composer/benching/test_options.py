@@ -16,7 +16,7 @@ from composer.errors import BenchError
 def test_each_once_and_in_order(numbers: list[int]) -> None:
     kept = ordered(numbers, "--batch")
     assert set(kept) == set(numbers)
-    assert all(one < other for one, other in pairwise(kept))
+    assert all(option < other for option, other in pairwise(kept))
 
 
 def test_what_no_machine_holds_is_refused() -> None:

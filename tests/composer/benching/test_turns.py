@@ -74,7 +74,7 @@ def test_what_a_run_returns_is_gone_before_the_next() -> None:
         pass
 
     def run() -> Large:
-        assert all(one() is None for one in held)
+        assert all(reference() is None for reference in held)
         large = Large()
         held.append(weakref.ref(large))
         return large

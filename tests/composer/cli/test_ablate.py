@@ -53,11 +53,11 @@ def test_the_table(compose: Compose, inputs: Path) -> None:
         figures = [f"{variant['figures'][column]['mean']:.3g}" for column in titles(report)]
         assert line[2:] == [*figures, f"variants/{variant['name']}"]
     assert "The teacher's own perplexity on the held-out rows is" in result.stdout
-    told = result.stderr.splitlines()
-    ended = [line for line in told[:-1] if not line.startswith("tiny-")]
+    lines = result.stderr.splitlines()
+    ended = [line for line in lines[:-1] if not line.startswith("tiny-")]
     assert [line.split()[:2] for line in ended] == [[f"{done}/7", kind] for done, kind in enumerate(ORDER, 1)]
-    assert told[2].startswith("tiny-slow, transfer: "), "a warning follows its step"
-    assert told[-1] == "Scoring the teacher, teacher"
+    assert lines[2].startswith("tiny-slow, transfer: "), "a warning follows its step"
+    assert lines[-1] == "Scoring the teacher, teacher"
     again = compose(*arguments, "--json")
     assert (again.exit_code, again.stderr, json.loads(again.stdout)) == (0, "", report)
 

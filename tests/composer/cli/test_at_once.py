@@ -117,8 +117,8 @@ def test_two_builds_at_once(compose: Compose, here: Path, monkeypatch: pytest.Mo
     first, second = sorted(codes, key=lambda spec: codes[spec])
     assert verify(Path("out")).ok
     assert json.loads(Path("out/composition.json").read_text())["resolved"]["name"] == first
-    told = Path(f"{second}.told").read_text()
-    assert "Another build is at work on " in told or "Use --force to replace it, or choose another folder." in told
+    message = Path(f"{second}.told").read_text()
+    assert "Another build is at work on " in message or "Use --force to replace it, or choose another folder." in message
     assert not [path for path in here.iterdir() if path.name.startswith(".")]
 
 
@@ -131,9 +131,9 @@ def test_a_file_system_without_locks(compose: Compose, here: Path, monkeypatch: 
     monkeypatch.setattr(locks, "_unguarded", set())
     result = compose(*COMMANDS[command], *JOBS.get(command, ()))
     assert result.exit_code == 0, result.output
-    told = [line for line in result.stderr.splitlines() if line.startswith("Nothing guards ")]
-    assert len(told) == 1
-    assert told[0].endswith(" against a second run: its file system has no locks (Operation not supported).")
+    message = [line for line in result.stderr.splitlines() if line.startswith("Nothing guards ")]
+    assert len(message) == 1
+    assert message[0].endswith(" against a second run: its file system has no locks (Operation not supported).")
 
 
 def test_a_bench_that_came_meanwhile_stays(compose: Compose, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def tiny(compose: Compose, teacher: Path) -> Path:
 @pytest.mark.parametrize("command", WITH_PROGRESS)
 def test_every_command_that_shows_progress_can_be_quiet(command: str) -> None:
     parameters = typer.main.get_command(app).commands[command].params  # pyright: ignore[reportAttributeAccessIssue]
-    assert [one.name for one in parameters if "--quiet" in one.opts and "-q" in one.opts] == ["quiet"]
+    assert [parameter.name for parameter in parameters if "--quiet" in parameter.opts and "-q" in parameter.opts] == ["quiet"]
 
 
 def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
@@ -49,11 +49,11 @@ def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
 
 def test_the_first_line_comes_before_what_takes_seconds(compose: Compose, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, and only there: what is redirected has none."""
-    told: list[str] = []
+    messages: list[str] = []
 
     def at_once(what: str, *, quiet: bool) -> None:
         if not quiet:
-            told.append(what)
+            messages.append(what)
             raise KeyboardInterrupt
 
     for module in ("distill", "eval"):
@@ -62,7 +62,7 @@ def test_the_first_line_comes_before_what_takes_seconds(compose: Compose, tiny: 
     monkeypatch.setitem(sys.modules, "composer.evaluation.runner", None)
     assert compose("distill", tiny, "--data", "texts.jsonl").exit_code == 130
     assert compose("eval", tiny, "--tasks", "recall", "--lengths", 64).exit_code == 130
-    assert told == ["Distilling tiny", "Reading the models and their tasks"]
+    assert messages == ["Distilling tiny", "Reading the models and their tasks"]
 
 
 def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         ("compose dist", ["distill"]),
         ("compose distill --held", ["--held-out-rows", "--held-out"]),
@@ -81,7 +81,7 @@ def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
         ("compose build law", [name for name in shipped_specs() if name.startswith("law")]),
     ],
 )
-def test_a_shell_completes(words: str, found: list[str]) -> None:
+def test_a_shell_completes(words: str, completions: list[str]) -> None:
     """Without torch, which would take seconds at each press of the key."""
     environment = {"_COMPOSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = f"""
@@ -95,4 +95,4 @@ def test_a_shell_completes(words: str, found: list[str]) -> None:
             print(leaving.code or 0, {{"torch", "transformers"}} & sys.modules.keys())
     """
     *completed, last = printed_behind("import composer.cli.main", program).splitlines()
-    assert (completed, last) == (found, "0 set()")
+    assert (completed, last) == (completions, "0 set()")

@@ -54,7 +54,7 @@ def test_quiet_commands_print_warnings_alone(compose: Compose, monkeypatch: pyte
         raise TrainingError("So much for that.")
 
     monkeypatch.setattr(training, f"run_{command}", learn)
-    asked = (command, "student", "--data", "passkey", "-o", "out")
-    loud, quiet = (compose(*asked, *more).stderr.splitlines() for more in ((), ("-q",)))
+    arguments = (command, "student", "--data", "passkey", "-o", "out")
+    loud, quiet = (compose(*arguments, *more).stderr.splitlines() for more in ((), ("-q",)))
     assert loud == ["Evaluating on some rows.", "The data are few.", "So much for that."]
     assert quiet == loud[1:]

@@ -55,11 +55,11 @@ def test_a_copy_and_a_child(compose: Compose, here: Path) -> None:
 def test_a_locked_spec_through_a_file(compose: Compose, here: Path) -> None:
     text = compose("show", "lolcats", "--from", "teacher").stdout
     Path("locked.yaml").write_text(text)
-    found = text.splitlines()[0].rpartition(" ")[2]
+    named_hash = text.splitlines()[0].rpartition(" ")[2]
     assert compose("show", "locked.yaml", "--from", "teacher").stdout == text
     (answer,) = json.loads(compose("check", "locked.yaml", "--json").stdout)
-    assert (answer["ok"], answer["hash"]) == (True, found)
-    assert json.loads(compose("explain", "locked.yaml", "--json").stdout)["hash"] == found
+    assert (answer["ok"], answer["hash"]) == (True, named_hash)
+    assert json.loads(compose("explain", "locked.yaml", "--json").stdout)["hash"] == named_hash
     result = compose("build", "locked.yaml", "--fresh")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "this spec has no `trunk`" in result.stderr

@@ -62,11 +62,11 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 return line
             raise line
 
-        asked: list[str] = []
+        prompts: list[str] = []
         before = Chat.say
 
         def say(self: Chat, text: str, on_text: Any = None) -> Any:
-            asked.append(text)
+            prompts.append(text)
             if text == "stop":
                 raise KeyboardInterrupt
             return before(self, text, on_text)
@@ -77,7 +77,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         names = ("system", "temperature", "top_p", "seed", "device", "backend", "graph", "parts")
         left_out = dict.fromkeys(names)
         chat.chat.callback(model=str(chatty), max_new_tokens="4", **left_out)
-        return asked
+        return prompts
 
     return run
 

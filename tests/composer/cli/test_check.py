@@ -116,8 +116,8 @@ def test_all_that_is_wrong_is_told_in_one_go(compose: Compose, teacher: Path) ->
     alone = [line.partition("  ")[2].partition(": ")[0] for line in compose("check", "wrong.yaml").stderr.splitlines()[:-1]]
     assert alone == ["head.memory[0]", "heads.one.memory[0]"]
     on_source = compose("check", "wrong.yaml", "--from", teacher).stderr.splitlines()[:-1]
-    told = [line.partition("  ")[2].partition(": ")[0] for line in on_source]
-    assert told == [*alone, "layers[0].at", "layers[1].use"]
+    paths = [line.partition("  ")[2].partition(": ")[0] for line in on_source]
+    assert paths == [*alone, "layers[0].at", "layers[1].use"]
 
 
 def test_what_heads_share_out_needs_their_number(compose: Compose, teacher: Path) -> None:
@@ -222,8 +222,8 @@ def test_mistakes_have_their_place_in_fields(compose: Compose) -> None:
     assert first.pop("message").startswith('unknown key "sise"; did you mean "size"?')
     assert first == {"file": "wrong.yaml", "line": 3, "column": 32, "path": "head.memory[0].sise"}
     assert (second["line"], second["column"], second["path"]) == (3, 49, "head.read.kind")
-    told = compose("check", "wrong.yaml").stderr.splitlines()
-    assert told[1] == f"wrong.yaml:3:49  head.read.kind: {second['message']}"
+    paths = compose("check", "wrong.yaml").stderr.splitlines()
+    assert paths[1] == f"wrong.yaml:3:49  head.read.kind: {second['message']}"
     Path("tab.yaml").write_text(BEFORE + "head:\n\tmemory: [full]\n")
     (answer,) = json.loads(compose("check", "tab.yaml", "--json").stdout)
     assert answer["mistakes"] == [
@@ -247,8 +247,8 @@ def test_settings(compose: Compose, teacher: Path) -> None:
     result = compose("check", "lolcats", "lawcat", "--set", "head.memory.0.sise=8")
     assert result.exit_code == 2
     assert result.stderr.count('--set head.memory.0.sise=8  head.memory[0].sise: unknown key "sise"') == 2
-    (one,) = json.loads(compose("check", "ablations/lawcat-rope", "--set", "head.conv.kernel=0", "--json").stdout)
-    assert (one["spec"], one["ok"]) == ("ablations/lawcat-rope", False)
+    (variant,) = json.loads(compose("check", "ablations/lawcat-rope", "--set", "head.conv.kernel=0", "--json").stdout)
+    assert (variant["spec"], variant["ok"]) == ("ablations/lawcat-rope", False)
 
 
 def test_what_settings_complete_is_good(compose: Compose) -> None:
@@ -256,9 +256,9 @@ def test_what_settings_complete_is_good(compose: Compose) -> None:
         "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk: {width: 8, layers: 1, heads: 2, mlp: {kind: gated, width: 8}}\n"
     )
     Path("y.yaml").write_text(Path("x.yaml").read_text() + "vary: {grid: {trunk.layers: [1, 2]}}\n")
-    said = ["--set", "trunk.vocabulary=100"]
-    assert compose("show", "x.yaml", *said).exit_code == 0
-    result = compose("check", "x.yaml", "y.yaml", *said)
+    overrides = ["--set", "trunk.vocabulary=100"]
+    assert compose("show", "x.yaml", *overrides).exit_code == 0
+    result = compose("check", "x.yaml", "y.yaml", *overrides)
     assert (result.exit_code, result.stdout.count("ok ")) == (0, 3), result.stdout
     result = compose("check", "x.yaml", "y.yaml")
     assert result.exit_code == 2

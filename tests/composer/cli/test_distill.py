@@ -65,8 +65,8 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     merged = compose("merge", "tiny-distilled", "-o", "merged")
     assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
     assert "Loading weights" not in result.stderr + merged.stderr, "bars are for terminals"
-    told = compose("merge", "tiny-distilled", "-o", "told", "--json")
-    assert json.loads(told.stdout) == {"out": "told", "spec_hash": record.spec_hash}, told.output
+    report = compose("merge", "tiny-distilled", "-o", "told", "--json")
+    assert json.loads(report.stdout) == {"out": "told", "spec_hash": record.spec_hash}, report.output
     refused = compose("merge", "told", "-o", "again", "--json")
     assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
 
@@ -87,8 +87,8 @@ def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Pa
 def test_options_reach_the_run(
     compose: Compose, models: dict[str, Path], teacher: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(training, "prepare", lambda student, options: asked.append(options.gradient_checkpointing))
+    requested: list[bool] = []
+    monkeypatch.setattr(training, "prepare", lambda student, options: requested.append(options.gradient_checkpointing))
     other = write_texts(Path("held-out.jsonl"), 5, seed=1)
     arguments = ["--held-out", other, "--seed", 3, "--teacher", teacher, "--merge", "--bfloat16", "-o", "out"]
     arguments.append("--gradient-checkpointing")
@@ -99,7 +99,7 @@ def test_options_reach_the_run(
     assert {(stage.seed, stage.teacher) for stage in record.training} == {(3, str(teacher))}
     assert json.loads(result.stdout)["data"]["references"][0]["documents"] == 60, "nothing of the data is held out"
     assert not Path("out/adapter").exists()
-    assert asked == [True]
+    assert requested == [True]
 
 
 def test_nothing_held_out(compose: Compose, models: dict[str, Path], texts: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_origin_in_a_record_may_be_any_path(
     Path("student/composition.json").write_text(json.dumps(record))
     with no_waiting():
         result = compose("verify", "student", "--json")
-    (check,) = [one for one in json.loads(result.stdout)["checks"] if (one["what"], one["subject"]) == ("contents", linked)]
+    (check,) = [entry for entry in json.loads(result.stdout)["checks"] if (entry["what"], entry["subject"]) == ("contents", linked)]
     assert check["outcome"] == "unknown"
     assert "no longer the file that was linked" in check["detail"]
 
@@ -268,5 +268,5 @@ def evaluated(originals: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def evaluation(originals: Path, out: str) -> Any:
-    asked = ["--tasks", f"perplexity,text={originals / 'text.txt'}", "--lengths", "8", "--samples", "2", "-o", out]
-    return CliRunner().invoke(app, ["eval", str(originals / "student"), *asked])
+    arguments = ["--tasks", f"perplexity,text={originals / 'text.txt'}", "--lengths", "8", "--samples", "2", "-o", out]
+    return CliRunner().invoke(app, ["eval", str(originals / "student"), *arguments])

@@ -52,10 +52,10 @@ MISTAKES = [
 def test_a_source_without_its_option(compose: Compose) -> None:
     """Where a command has one; JSON says the same."""
     result = compose("build", "lawcat", "teacher", "--json")
-    said = "Got unexpected extra argument(s) (teacher). Name a source with --from."
+    message = "Got unexpected extra argument(s) (teacher). Name a source with --from."
     assert result.exit_code == 2
-    assert said in result.stderr
-    assert said in result.stdout
+    assert message in result.stderr
+    assert message in result.stdout
     other = compose("parts", "state", "teacher")
     assert "unexpected extra argument" in other.stderr
     assert "--from" not in other.stderr

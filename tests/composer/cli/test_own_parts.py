@@ -213,9 +213,9 @@ def test_processes_get_the_files(compose: Compose, built: Path, mine: Path) -> N
     assert not GATES.outside
     assert pickle.loads(sent).step == GATES["mine.slow"]()
     trial = Trial(prefill=(4,), decode=(), batches=(1,), repeats=1, steps=1, seed=0, vocabulary=11, device="cpu")
-    asked = {"folder": str(built), "dtype": "float32", "backend": "auto", "threads": 1, "parts": named}
+    request = {"folder": str(built), "dtype": "float32", "backend": "auto", "threads": 1, "parts": named}
     with restored(), redirect_stdout(io.StringIO()) as output:
-        memory.main({**asked, "trial": trial.model_dump()})
+        memory.main({**request, "trial": trial.model_dump()})
     assert output.getvalue().startswith('["prefill", 4, 1,')
 
 

@@ -74,9 +74,9 @@ def test_a_prompt_continues_the_text(compose: Compose, folder: Path) -> None:
 
 
 def test_in_python(folder: Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = composer.read(folder, "book.txt", "book.state", progress=lambda done, length: told.append((done, length)))
-    assert told == [(221, 221)]
+    progress: list[tuple[int, int]] = []
+    report = composer.read(folder, "book.txt", "book.state", progress=lambda done, length: progress.append((done, length)))
+    assert progress == [(221, 221)]
     assert (report.tokens, report.growing_layers) == (221, ())
     assert report.state_bytes == composer.explain("lolcats", folder, sequence=221).state_bytes
     assert report.file_bytes == Path("book.state").stat().st_size > report.state_bytes

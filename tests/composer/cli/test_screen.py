@@ -62,8 +62,8 @@ def silent() -> Iterator[str]:
         threading.Thread(target=accept, daemon=True).start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-        for one in held:
-            one.close()
+        for stream in held:
+            stream.close()
 
 
 def test_a_server_that_never_answers(silent: str, tmp_path: Path) -> None:
@@ -163,14 +163,14 @@ def test_bars_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_output_passes_through_one_module() -> None:
     """Whatever else prints would have to remember the escapes."""
-    found = {
+    calls = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "composer").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write")
     }
-    assert found == {
+    assert calls == {
         "composer/cli/screen.py",
         "composer/cli/entry.py",  # before any import
         "composer/benching/memory.py",  # to its parent process

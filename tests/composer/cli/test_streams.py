@@ -81,7 +81,7 @@ def without_reader() -> Iterator[int]:
 
 @pytest.mark.parametrize("command", QUICK)
 def test_every_command_on_any_streams(command: str, tmp_path: Path, student: Path) -> None:
-    arguments = [command, *(student if one == "STUDENT" else one for one in QUICK[command])]
+    arguments = [command, *(student if argument == "STUDENT" else argument for argument in QUICK[command])]
     for closed in ((0,), (1,), (2,), (0, 1, 2)) if command == "show" else ((0, 1, 2),):
         code, _, stderr = ended(tmp_path, *arguments, closed=closed)
         assert (code, "Traceback" in stderr) == (0, False), f"closed: {closed}: {stderr}"
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (OSError(28, "No space left on device", "/x/y"), "/x/y: No space left on device\n"),
         (PermissionError(13, "Permission denied", b"z"), "z: Permission denied\n"),
@@ -162,13 +162,15 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_of_the_machine_are_messages(compose: Compose, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str) -> None:
+def test_errors_of_the_machine_are_messages(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, error: OSError, message: str
+) -> None:
     def broken(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(checking, "variants_of", broken)
     result = compose("check", "lolcats")
-    assert (result.exit_code, result.stderr) == (MISTAKE, said)
+    assert (result.exit_code, result.stderr) == (MISTAKE, message)
 
 
 ENVIRONMENTS: list[dict[str, str | None]] = [

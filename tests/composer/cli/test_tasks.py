@@ -23,19 +23,19 @@ def test_the_list(compose: Compose) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_one(compose: Compose, name: str) -> None:
     """Each option that is listed is one that `--tasks` takes, with its default; samples, seed and length are for all tasks."""
-    (said,) = json.loads(compose("tasks", name, "--json").stdout)
+    (from_json,) = json.loads(compose("tasks", name, "--json").stdout)
     result = compose("tasks", name)
     assert result.exit_code == 0
-    for option in said["options"]:
+    for option in from_json["options"]:
         assert f"\n  {option['name']}: " in result.stdout
         assert option["type"]
         default = option["default"]
         if default is not None and not option["required"]:
             text = str(default).lower() if isinstance(default, bool) else default
             file = "" if name != "perplexity" else ",text=x"
-            (asked,) = read_tasks([f"{name}{file},{option['name']}={text}"], EvaluationOptions())
-            assert asked.task.name == name
-    assert {option["name"] for option in said["options"]}.isdisjoint({"samples", "seed", "length", "kind"})
+            (from_options,) = read_tasks([f"{name}{file},{option['name']}={text}"], EvaluationOptions())
+            assert from_options.task.name == name
+    assert {option["name"] for option in from_json["options"]}.isdisjoint({"samples", "seed", "length", "kind"})
 
 
 def test_a_task_that_there_is_not(compose: Compose) -> None:

@@ -68,10 +68,10 @@ def answers_anew(talk: Chat) -> list[str]:
 @pytest.mark.parametrize("name", ["teacher", "student"])
 def test_answers_are_those_of_the_whole_conversation(models: dict[str, Path], name: str, template: str) -> None:
     talk = begin(models[name], template)
-    said = [talk.say(line).text for line in LINES]
-    assert [message["content"] for message in talk.messages[1::2]] == said
-    assert said == answers_anew(talk)
-    assert len(set(said)) == 3
+    answers = [talk.say(line).text for line in LINES]
+    assert [message["content"] for message in talk.messages[1::2]] == answers
+    assert answers == answers_anew(talk)
+    assert len(set(answers)) == 3
 
 
 @pytest.mark.parametrize("name", ["teacher", "student"])
@@ -113,9 +113,9 @@ def test_states_go_back_to_the_last_question(models: dict[str, Path]) -> None:
     """They cannot be cut, so there is a copy of them from before the answer."""
     talk = begin(models["student"])
     first = talk.say(LINES[0])
-    asked = talk._copied
-    assert len(asked) == first.tokens - 1
-    cache, known = talk._take_cache([*asked, 5, 6])
+    original_copy = talk._copied
+    assert len(original_copy) == first.tokens - 1
+    cache, known = talk._take_cache([*original_copy, 5, 6])
     assert known == cache.get_seq_length() == first.tokens - 1
 
 
@@ -155,13 +155,13 @@ def test_pieces_are_the_answer(models: dict[str, Path]) -> None:
 
 
 def test_each_answer_is_drawn_anew(models: dict[str, Path]) -> None:
-    def said(seed: int) -> list[str]:
+    def answers_with(seed: int) -> list[str]:
         talk = begin(models["student"], temperature=2.0, seed=seed)
         return [talk.say(LINES[0]).text for _ in range(2)]
 
-    assert said(1) == said(1) != said(2)
-    assert len(set(said(1))) == 2
-    assert len(said(2**63 - 1)) == 2
+    assert answers_with(1) == answers_with(1) != answers_with(2)
+    assert len(set(answers_with(1))) == 2
+    assert len(answers_with(2**63 - 1)) == 2
 
 
 def test_an_answer_ends_with_its_turn(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

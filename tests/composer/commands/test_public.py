@@ -63,8 +63,8 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 
 def _plain(default: object) -> object:
     """Numbers may be said between commas on a command line, and in thousands."""
-    said = isinstance(default, str) and re.fullmatch(r"[\dk,]+", default)
-    return read_tokens(cast("str", default), least=0) if said else default
+    is_number = isinstance(default, str) and re.fullmatch(r"[\dk,]+", default)
+    return read_tokens(cast("str", default), least=0) if is_number else default
 
 
 def test_the_length_that_states_are_counted_at_has_one_name() -> None:
@@ -81,7 +81,11 @@ def test_the_length_that_states_are_counted_at_has_one_name() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_is_typed_and_documented(name: str) -> None:
     function = inspect.unwrap(FUNCTIONS[name])
-    untyped = [one.name for one in inspect.signature(function).parameters.values() if one.annotation is inspect.Parameter.empty]
+    untyped = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.annotation is inspect.Parameter.empty
+    ]
     assert not untyped
     assert inspect.signature(function).return_annotation is not inspect.Signature.empty
     assert function.__doc__
@@ -155,8 +159,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("what", MISTAKES)
 def test_mistakes_are_told_in_words(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    call, said = MISTAKES[what]
+    call, message = MISTAKES[what]
     with pytest.raises(composer.ComposerError) as caught:
         call()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not list(tmp_path.iterdir())

@@ -107,7 +107,7 @@ def test_wrong_types(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             continue
         with pytest.raises(ComposerError) as caught:
             FUNCTIONS[name](**{**arguments, parameter: value})
-        said = str(caught.value)
+        message = str(caught.value)
         known = (
             parameter,
             parameter.replace("_", "-"),
@@ -119,7 +119,7 @@ def test_wrong_types(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             "task",
             "lm-eval",
         )
-        assert any(word in said for word in known), f"{name}({parameter}={value!r}): {said}"
+        assert any(word in message for word in known), f"{name}({parameter}={value!r}): {message}"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -131,7 +131,7 @@ def test_names_that_are_unknown_are_type_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (
             lambda: composer.load_spec("lolcats", anything([None])),
@@ -143,7 +143,7 @@ def test_names_that_are_unknown_are_type_errors() -> None:
         (lambda: composer.verify("~nobody_has_this_name"), "model: there is no home folder for"),
     ],
 )
-def test_messages_say_what_was_expected(call: Any, said: str) -> None:
+def test_messages_say_what_was_expected(call: Any, message: str) -> None:
     with pytest.raises(ComposerError) as caught:
         call()
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -37,7 +37,7 @@ CALLED: Messages = [
 
 def documents(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[Document]:
     made = drafts(DataRecord("here, record 1", fields), FileData(path="here", **options), tokenizer)
-    return [encode(one, tokenizer) for one in made]
+    return [encode(document, tokenizer) for document in made]
 
 
 def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> Document:
@@ -47,8 +47,8 @@ def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **optio
 
 def written(tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: Any) -> list[int]:
     """The tokens that transformers writes."""
-    found: Any = tokenizer.apply_chat_template(messages, date_string=DAY, return_dict=False, **options)
-    return list(found)
+    encoded: Any = tokenizer.apply_chat_template(messages, date_string=DAY, return_dict=False, **options)
+    return list(encoded)
 
 
 def learned(made: Document, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -56,8 +56,8 @@ def test_a_template_without_a_system_role_says_so() -> None:
 def test_the_templates_own_marks_are_the_mask() -> None:
     """As `return_assistant_tokens_mask` has it."""
     tokenizer = tokenizer_with("marked")
-    found: Any = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
-    assert document({"messages": TALK}, tokenizer).learned.tolist() == list(map(bool, found["assistant_masks"]))
+    encoded: Any = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    assert document({"messages": TALK}, tokenizer).learned.tolist() == list(map(bool, encoded["assistant_masks"]))
 
 
 def test_marks_that_mark_nothing_are_an_error() -> None:
@@ -76,9 +76,9 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_document_a_turn(talk: Me
     assert first.ids.tolist() == written(tokenizer, talk[:2])
     assert second.ids.tolist() == written(tokenizer, talk)
     for made, number in ((first, 1), (second, 3)):
-        asked = written(tokenizer, talk[:number], add_generation_prompt=True)
-        assert made.ids[: len(asked)].tolist() == asked
-        assert made.learned.tolist() == [False] * len(asked) + [True] * (len(made) - len(asked))
+        prompt = written(tokenizer, talk[:number], add_generation_prompt=True)
+        assert made.ids[: len(prompt)].tolist() == prompt
+        assert made.learned.tolist() == [False] * len(prompt) + [True] * (len(made) - len(prompt))
         thought = talk[number].get("reasoning_content", "")
         assert learned(made, tokenizer) == [f"<think>\n{thought}\n</think>\n\n{talk[number]['content']}<|im_end|>\n"]
 
@@ -168,7 +168,7 @@ def test_words_that_end_every_conversation() -> None:
     made = document({"messages": TALK[:2]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, TALK[:2])
     assert learned(made, tokenizer) == ["[assistant]he found a letter<eos>"]
-    assert [one.ids.tolist() for one in documents({"messages": TALK}, tokenizer)] == [
+    assert [made.ids.tolist() for made in documents({"messages": TALK}, tokenizer)] == [
         written(tokenizer, TALK[:2]),
         written(tokenizer, TALK),
     ]
@@ -196,9 +196,11 @@ def test_a_completion_may_use_tools() -> None:
 @pytest.mark.parametrize("name", set(TEMPLATES) - {"gemma"})
 def test_a_prompt_is_written_as_transformers_writes_it(name: str, talk: Messages) -> None:
     tokenizer = tokenizer_with(name)
-    for asked in (False, True):
-        found = render(tokenizer, talk, settings={"date_string": DAY}, generation_prompt=asked).text
-        assert found == tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=asked, date_string=DAY)
+    for generation_prompt in (False, True):
+        rendered = render(tokenizer, talk, settings={"date_string": DAY}, generation_prompt=generation_prompt).text
+        assert rendered == tokenizer.apply_chat_template(
+            talk, tokenize=False, add_generation_prompt=generation_prompt, date_string=DAY
+        )
 
 
 def test_a_token_that_reaches_into_an_answer_is_learned() -> None:
@@ -216,8 +218,8 @@ def test_characters_of_several_tokens() -> None:
     messages = [{"role": "user", "content": "é🙂"}, {"role": "assistant", "content": "🙂é"}]
     made = document({"messages": messages}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, messages)
-    asked = len(written(tokenizer, messages[:1], add_generation_prompt=True))
-    assert made.learned.tolist() == [False] * asked + [True] * (len(made) - asked)
+    prompt_length = len(written(tokenizer, messages[:1], add_generation_prompt=True))
+    assert made.learned.tolist() == [False] * prompt_length + [True] * (len(made) - prompt_length)
 
 
 @pytest.mark.parametrize(

@@ -30,21 +30,21 @@ def made(drawn: Drawn, *, all_learned: bool = False) -> list[Document]:
 
 def pieces(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
     """Ids and labels of each run of positions 0, 1, 2, …, through all rows."""
-    found: list[tuple[list[int], list[int]]] = []
+    runs: list[tuple[list[int], list[int]]] = []
     before = -1
     for ids, labels, position, valid in zip(rows.ids, rows.labels, rows.position, rows.valid, strict=True):
         for token, label, place, real in zip(ids, labels, position, valid, strict=True):
             if place == 0:
-                found.append(([], []))
+                runs.append(([], []))
                 before = -1
             assert place == before + 1
             before = place
             if real:
-                found[-1][0].append(int(token))
-                found[-1][1].append(int(label))
+                runs[-1][0].append(int(token))
+                runs[-1][1].append(int(label))
             else:
                 assert label == -100
-    return found
+    return runs
 
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
@@ -53,10 +53,10 @@ def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how:
     documents = made(drawn)
     rows = pack(documents, sequence, how=how)
     teaching = [document for document in documents if document.learned[1:].any()]
-    there = rows.ids[rows.valid].tolist()
-    assert set(there) <= {token for document in teaching for token in document.ids.tolist()}
-    assert there == sorted(set(there))
-    assert len(there) == rows.tokens
+    tokens = rows.ids[rows.valid].tolist()
+    assert set(tokens) <= {token for document in teaching for token in document.ids.tolist()}
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == rows.tokens
     assert rows.tokens + rows.dropped == sum(map(len, documents))
     assert all((labels != -100).any() for labels in rows.labels)
     assert rows.ids.shape == rows.labels.shape == rows.position.shape == rows.valid.shape == (len(rows), sequence)
@@ -124,8 +124,8 @@ def test_joined_rows_are_one_text_each(drawn: Drawn, sequence: int) -> None:
         [token for token, _ in row] for row in wanted
     ]
     for row, labels in zip(wanted, rows.labels.tolist(), strict=True):
-        asked = [-100, *(token if flag else -100 for token, flag in row[1:])]
-        assert labels == asked + [-100] * (sequence - len(row))
+        expected_labels = [-100, *(token if flag else -100 for token, flag in row[1:])]
+        assert labels == expected_labels + [-100] * (sequence - len(row))
     assert (rows.position == np.arange(sequence)).all()
     assert rows.tokens + rows.dropped == sum(map(len, documents))
 

@@ -24,14 +24,14 @@ def documents() -> list[Document]:
 
 def alone(model: torch.nn.Module, rows: PackedRows) -> Tensor:
     """Log-probabilities of all targets of the rows, each piece of a document in a call of its own."""
-    found = []
+    log_likelihoods = []
     for ids, labels, position, valid in zip(rows.ids, rows.labels, rows.position, rows.valid, strict=True):
         bounds = [*np.flatnonzero(position == 0), int(valid.sum())]
         for start, end in pairwise(bounds):
             logits = model(torch.tensor(ids[None, start:end]).long(), use_cache=False).logits[0]
-            asked = labels[start:end][1:]
-            found += [logits[column].log_softmax(-1)[label] for column, label in enumerate(asked) if label != -100]
-    return torch.stack(found)
+            targets = labels[start:end][1:]
+            log_likelihoods += [logits[column].log_softmax(-1)[label] for column, label in enumerate(targets) if label != -100]
+    return torch.stack(log_likelihoods)
 
 
 def together(model: torch.nn.Module, rows: PackedRows, *, mask: bool = False) -> Tensor:

@@ -62,13 +62,13 @@ def test_the_callers_random_numbers_go_on_as_before(model: Any, tokenizer: Any) 
     wanted = torch.rand(3)
     torch.manual_seed(5)
     texts = sample_texts(model, tokenizer, 5, 8, batch=4, seed=3)
-    found = []
+    drawn = []
     for place in range(3):
         next(texts)
-        found.append(torch.rand(1))
+        drawn.append(torch.rand(1))
         if place == 2:
             rest = list(texts)
-    assert torch.equal(torch.cat(found), wanted)
+    assert torch.equal(torch.cat(drawn), wanted)
     assert rest == list(sample_texts(model, tokenizer, 5, 8, batch=4, seed=3))[3:]
 
 

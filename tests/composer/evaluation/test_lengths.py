@@ -19,7 +19,7 @@ from tests.composer.evaluation.conftest import TEACHER
 COUNT, SHORT, LONG = 3, 72, 96
 
 
-def scored(monkeypatch: pytest.MonkeyPatch, most: int, asked: list[int]) -> tuple[Counter[int], EvaluationReport]:
+def scored(monkeypatch: pytest.MonkeyPatch, most: int, requested_lengths: list[int]) -> tuple[Counter[int], EvaluationReport]:
     """How many samples of each length were made, where so many tokens are kept, and the report."""
     made: list[int] = []
     original = Recall.sample
@@ -31,7 +31,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, most: int, asked: list[int]) -> tupl
     with monkeypatch.context() as patch:
         patch.setattr(Recall, "sample", sample)
         patch.setattr(lengths, "MOST_KEPT", most)
-        report = evaluate([TEACHER], ["recall"], asked, EvaluationOptions(samples=COUNT))
+        report = evaluate([TEACHER], ["recall"], requested_lengths, EvaluationOptions(samples=COUNT))
     return Counter(made), report
 
 

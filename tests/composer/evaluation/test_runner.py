@@ -36,8 +36,8 @@ def run(folders: dict[str, Path], out: Path | None = None, **options: Any) -> Ev
 def timeless(value: Any) -> Any:
     """Without what no two runs have alike."""
     if isinstance(value, dict):
-        return {key: timeless(one) for key, one in value.items() if key != "seconds"}
-    return [timeless(one) for one in value] if isinstance(value, list) else value
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def results(folder: Path) -> tuple[Any, list[Any], str]:
@@ -64,7 +64,7 @@ def test_every_cell_is_reported(folders: dict[str, Path], whole: Path, plain: An
     ]
     models = {"teacher": plain, "lawcat": composer.load(folders["lawcat"])}
     for name, model in models.items():
-        scores = [one.score for one in score_cell(model, tokenizer, Recall(samples=5), 128, batch_tokens=600)]
+        scores = [sample.score for sample in score_cell(model, tokenizer, Recall(samples=5), 128, batch_tokens=600)]
         assert report.cell(name, "recall", 128).mean == pytest.approx(sum(scores) / 5)
     assert report.cell("teacher", "passkey", 128).mean == 1.0
     assert all(cell.samples == 5 and cell.failure is None for cell in report.cells)
@@ -198,13 +198,13 @@ def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: 
 def test_progress(folders: dict[str, Path]) -> None:
     seen: list[EvaluationProgress] = []
     run(folders, watch=seen.append)
-    made = [one for one in seen if one.making]
+    made = [progress for progress in seen if progress.making]
     assert seen[: len(made)] == made, "first all samples are made"
-    assert all(1 <= one.done <= one.total for one in made)
+    assert all(1 <= progress.done <= progress.total for progress in made)
     seen = seen[len(made) :]
-    assert [one.done for one in seen] == sorted(one.done for one in seen)
-    assert (seen[0].done, seen[-1].done, {one.total for one in seen}) == (0, 60, {60})
-    assert [(one.model, one.task, one.length) for one in (seen[0], seen[-1])] == [
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert (seen[0].done, seen[-1].done, {progress.total for progress in seen}) == (0, 60, {60})
+    assert [(progress.model, progress.task, progress.length) for progress in (seen[0], seen[-1])] == [
         ("teacher", "passkey", 128),
         ("lawcat", "stories", 300),
     ]

@@ -57,20 +57,20 @@ class Document:
         answers: dict[str, list[Answer]] = {}
         for name, memory in self._memories().items():
             above = self._above()[name]
-            one = self._one(memory, head)
+            own = self._head(memory, head)
             if isinstance(memory, Window):
                 seen[name], evictions[name] = held_by_a_window(memory, evictions[above])
-                answers[name] = [exact(one, t, seen[name][t]) for t in tokens]
+                answers[name] = [exact(own, t, seen[name][t]) for t in tokens]
             elif isinstance(memory, Sparse):
                 below = next((other for other, source in self._above().items() if source == name), None)
                 state = None if below is None else self._started(below, head)
-                looking = self._one(self._memories()[above], head) if above != "pairs" else one
+                looking = self._head(self._memories()[above], head) if above != "pairs" else own
                 answers[name] = []
                 if below is not None:
                     answers[below] = []
                 place = self.place[0], self.place[1] + head
-                for t, held in enumerate(kept(memory, one, evictions[above], state, place, looking, seen.get(above, []))):
-                    answers[name].append(exact(one, t, held))
+                for t, held in enumerate(kept(memory, own, evictions[above], state, place, looking, seen.get(above, []))):
+                    answers[name].append(exact(own, t, held))
                     if below is not None and state is not None:
                         answers[below].append(state.answer(t))
             elif isinstance(memory, Recurrent):
@@ -82,7 +82,7 @@ class Document:
             elif isinstance(memory, Latents):
                 answers[name] = [self._of_latents(name, head, t) for t in tokens]
             else:
-                answers[name] = [exact(one, t, together(evictions[above][: t + 1])) for t in tokens]
+                answers[name] = [exact(own, t, together(evictions[above][: t + 1])) for t in tokens]
         return torch.stack([self._read({name: answers[name][t] for name in self._memories()}, head, t) for t in tokens])
 
     def _memories(self) -> dict[str, Memory]:
@@ -106,7 +106,7 @@ class Document:
         tensor = self.parameters[name]
         return tensor[self._shared(head, tensor.shape[0])]
 
-    def _one(self, memory: Memory, head: int) -> Head:
+    def _head(self, memory: Memory, head: int) -> Head:
         """Queries, keys and values of one query head, turned as this memory says."""
         own = self._shared(head, self.key.shape[1])
         query, key = (rotated(states, memory.position) for states in (self.query[:, head], self.key[:, own]))
@@ -121,14 +121,14 @@ class Document:
 
         def features(side: str) -> list[Tensor]:
             convolved = torch.stack([self._convolved(side[0], head, t) for t in tokens])
-            return [self._features(mapping, side, head, one) for one in rotated(convolved, memory.position)]
+            return [self._features(mapping, side, head, vector) for vector in rotated(convolved, memory.position)]
 
         query, key = features("query"), features("key")
         survives = [self._survives(name, memory, head, t, len(query[0])) for t in tokens]
-        one = Head(query, key, self._one(memory, head).value)
+        own = Head(query, key, self._head(memory, head).value)
         if isinstance(memory, Delta):
-            return Corrected(one, survives, [self._rate(name, memory, head, t) for t in tokens])
-        return Summed(one, survives, memory.normalise, memory.scale == "root")
+            return Corrected(own, survives, [self._rate(name, memory, head, t) for t in tokens])
+        return Summed(own, survives, memory.normalise, memory.scale == "root")
 
     @property
     def mixed(self) -> Tensor:
@@ -144,8 +144,8 @@ class Document:
         ask, take = (self.parameters[f"{name}.{side}"].chunk(self.query.shape[1])[head] for side in ("query", "key"))
         weights = (self.mixed[: t + 1] @ take.T).exp()
         means = (weights / weights.sum(0)).T @ self.value[: t + 1, self._shared(head, self.value.shape[1])]
-        asked = (ask @ self.mixed[t]).exp()
-        return Answer(asked / asked.sum() @ means, asked.sum())
+        exponentials = (ask @ self.mixed[t]).exp()
+        return Answer(exponentials / exponentials.sum() @ means, exponentials.sum())
 
     def _convolved(self, side: str, head: int, t: int) -> Tensor:
         states = self.query[:, head] if side == "q" else self.key[:, self._shared(head, self.key.shape[1])]

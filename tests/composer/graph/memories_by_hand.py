@@ -37,13 +37,13 @@ class Answer:
     exact: bool = False
 
 
-def exact(one: Head, t: int, pairs: list[int]) -> Answer:
+def exact(head: Head, t: int, pairs: list[int]) -> Answer:
     """Softmax over these pairs."""
     if not pairs:
-        return Answer(torch.zeros_like(one.value[0]), torch.zeros((), dtype=torch.float64), exact=True)
-    logits = torch.stack([one.key[pair] @ one.query[t] for pair in pairs]) / math.sqrt(len(one.query[t]))
+        return Answer(torch.zeros_like(head.value[0]), torch.zeros((), dtype=torch.float64), exact=True)
+    logits = torch.stack([head.key[pair] @ head.query[t] for pair in pairs]) / math.sqrt(len(head.query[t]))
     weights = logits.exp()
-    output = torch.stack([weight * one.value[pair] for weight, pair in zip(weights, pairs, strict=True)]).sum(0)
+    output = torch.stack([weight * head.value[pair] for weight, pair in zip(weights, pairs, strict=True)]).sum(0)
     return Answer(output / weights.sum(), weights.sum(), logits.max(), exact=True)
 
 
@@ -70,9 +70,9 @@ def together(entering: list[list[int]]) -> list[int]:
 class State:
     """A matrix that pairs fall into, and that loses ``survives`` of each feature's row at each token."""
 
-    def __init__(self, one: Head, survives: list[Tensor]) -> None:
-        self.one, self.survives = one, survives
-        self.matrix = torch.zeros(len(one.key[0]), len(one.value[0]), dtype=torch.float64)
+    def __init__(self, head: Head, survives: list[Tensor]) -> None:
+        self.head, self.survives = head, survives
+        self.matrix = torch.zeros(len(head.key[0]), len(head.value[0]), dtype=torch.float64)
 
     def take(self, t: int, pairs: list[int]) -> None:
         """Time passes, then the pairs fall in."""
@@ -92,30 +92,30 @@ class State:
 
     def product(self, t: int, pair: int) -> Tensor:
         """φ(q_t)·φ(k)."""
-        return self.one.query[t] @ self.one.key[pair]
+        return self.head.query[t] @ self.head.key[pair]
 
 
 class Summed(State):
     """Linear attention, divided by its mass or not."""
 
-    def __init__(self, one: Head, survives: list[Tensor], normalise: bool, root: bool) -> None:
-        super().__init__(one, survives)
-        self.share = 1 / math.sqrt(len(one.key[0])) if root else 1.0
-        self.normalise, self.total = normalise, torch.zeros(len(one.key[0]), dtype=torch.float64)
+    def __init__(self, head: Head, survives: list[Tensor], normalise: bool, root: bool) -> None:
+        super().__init__(head, survives)
+        self.share = 1 / math.sqrt(len(head.key[0])) if root else 1.0
+        self.normalise, self.total = normalise, torch.zeros(len(head.key[0]), dtype=torch.float64)
 
     def take(self, t: int, pairs: list[int]) -> None:
         self.total = self.survives[t] * self.total
         super().take(t, pairs)
 
     def enter(self, pair: int) -> None:
-        key = self.one.key[pair]
-        self.matrix, self.total = self.matrix + torch.outer(key, self.one.value[pair]), self.total + key
+        key = self.head.key[pair]
+        self.matrix, self.total = self.matrix + torch.outer(key, self.head.value[pair]), self.total + key
 
     def recall(self, pair: int) -> Tensor:
-        return self._ask(self.one.key[pair]).output
+        return self._ask(self.head.key[pair]).output
 
     def answer(self, t: int) -> Answer:
-        return self._ask(self.one.query[t])
+        return self._ask(self.head.query[t])
 
     def _ask(self, features: Tensor) -> Answer:
         numerator, mass = features @ self.matrix, features @ self.total
@@ -127,27 +127,27 @@ class Summed(State):
 class Corrected(State):
     """The delta rule on features of length 1: what a key finds is moved towards the value by the pair's own rate."""
 
-    def __init__(self, one: Head, survives: list[Tensor], rate: list[Tensor]) -> None:
+    def __init__(self, head: Head, survives: list[Tensor], rate: list[Tensor]) -> None:
         query, key = (
-            [features / features.norm() if features.any() else features for features in side] for side in (one.query, one.key)
+            [features / features.norm() if features.any() else features for features in side] for side in (head.query, head.key)
         )
-        super().__init__(Head(query, key, one.value), survives)
+        super().__init__(Head(query, key, head.value), survives)
         self.rate = rate
 
     def enter(self, pair: int) -> None:
-        key = self.one.key[pair]
-        self.matrix = self.matrix + self.rate[pair] * torch.outer(key, self.one.value[pair] - key @ self.matrix)
+        key = self.head.key[pair]
+        self.matrix = self.matrix + self.rate[pair] * torch.outer(key, self.head.value[pair] - key @ self.matrix)
 
     def recall(self, pair: int) -> Tensor:
-        return self.one.key[pair] @ self.matrix
+        return self.head.key[pair] @ self.matrix
 
     def answer(self, t: int) -> Answer:
-        return Answer(self.one.query[t] @ self.matrix, None)
+        return Answer(self.head.query[t] @ self.matrix, None)
 
 
 def kept(
     sparse: Sparse,
-    one: Head,
+    head: Head,
     entering: list[list[int]],
     state: State | None,
     place: tuple[int, int],
@@ -162,7 +162,7 @@ def kept(
     for t, evicted in enumerate(entering):
         eligible, dropped = [*cache, *evicted], []
         if evicted and len(eligible) > sparse.size:
-            scores = {pair: _score(sparse, one, state, place, window, seen, pair) for pair in eligible}
+            scores = {pair: _score(sparse, head, state, place, window, seen, pair) for pair in eligible}
             best = best_of(eligible, scores, sparse.size)
             dropped = [pair for pair in eligible if pair not in best]
         cache = [pair for pair in eligible if pair not in dropped]
@@ -187,7 +187,7 @@ def best_of(eligible: list[int], scores: dict[int, tuple[float, float]], size: i
 
 
 def _score(
-    sparse: Sparse, one: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
+    sparse: Sparse, head: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
 ) -> tuple[float, float]:
     """The pair's score, and its rounding error: 16 machine epsilons of float64 of what it is computed from."""
     if sparse.keep.kind == "recent":
@@ -196,7 +196,7 @@ def _score(
         return uniform(sparse.keep.seed, *place, pair), 0.0
     assert state is not None
     if sparse.keep.reads == "state":
-        value, recalled = one.value[pair], state.recall(pair)
+        value, recalled = head.value[pair], state.recall(pair)
         share = value.norm().item() if sparse.keep.kind == "relative_recall" else 1.0
         error = (recalled - value).norm().item()
         return error / share, ROUNDING * (error + value.norm().item()) / share

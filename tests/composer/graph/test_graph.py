@@ -167,10 +167,10 @@ def test_every_shipped_graph_flows_from_the_projections_to_the_output(name: str)
             if node.path is None:
                 assert node.kind in {"entry", "alone"} or not node.main, "what no spec says"
                 continue
-            found = document
+            document_node = document
             for step in node.path:
-                found = found[step]
-            assert found["kind"] == node.kind
+                document_node = document_node[step]
+            assert document_node["kind"] == node.kind
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -29,13 +29,13 @@ SHAPE = SMALL.shape(4)
 SAYS = "both in one pass"
 
 
-def in_turn(bound: Mapping[str, Bound], given: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+def in_turn(bound: Mapping[str, Bound], passed: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
     """The window by its own form, then what is fed, by its."""
 
     def compute(name: str, **more: Any) -> tuple[Any, State]:
-        one = bound[name]
-        form = form_of(one.part.operation(one.call.shape).forms, "torch")
-        return one.compute(form.run, one.call, **given[name], **more)
+        operation = bound[name]
+        form = form_of(operation.part.operation(operation.call.shape).forms, "torch")
+        return operation.compute(form.run, operation.call, **passed[name], **more)
 
     near = compute("near")
     return [near, compute("far", pairs=near[0][1])]
@@ -60,7 +60,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def covered(program: Program) -> list[tuple[str, ...]]:
-    return [tuple(one.node.name for one in step.covers) for step in program.steps if len(step.covers) > 1]
+    return [tuple(covered_part.node.name for covered_part in step.covers) for step in program.steps if len(step.covers) > 1]
 
 
 @pytest.mark.parametrize("bounds", [(), (1, 7), tuple(range(1, 12))], ids=["whole", "uneven", "one by one"])
@@ -81,7 +81,10 @@ def test_it_is_explained_and_listed_as_one(joined: Any) -> None:
     joined(pattern())
     graph = graph_of(LOLCATS)
     assert covered(lower(graph)) == [("window", "state")]
-    assert {one.part for one in lowered(graph, "auto", Setting()) if one.form == SAYS} == {"window", "state"}
+    assert {lowered_part.part for lowered_part in lowered(graph, "auto", Setting()) if lowered_part.form == SAYS} == {
+        "window",
+        "state",
+    }
     lines = listing(lower(graph))
     (first,) = (index for index, line in enumerate(lines) if SAYS in line)
     assert lines[first].startswith("window, window_evicted")
@@ -135,7 +138,11 @@ def test_a_backend_may_have_forms_of_patterns_alone(joined: Any) -> None:
     joined(pattern("own"))
     graph = graph_of(LOLCATS)
     assert check_backend("own", [graph]) == "own"
-    joint = {one.part for one in lowered(graph, "own", Setting()) if (one.backend, one.form) == ("own", SAYS)}
+    joint = {
+        lowered_part.part
+        for lowered_part in lowered(graph, "own", Setting())
+        if (lowered_part.backend, lowered_part.form) == ("own", SAYS)
+    }
     assert joint == {"window", "state"}
     with pytest.raises(BuildError, match=r"there are auto, fla, reference, torch, triton$"):
         check_backend("own", [graph_of({"memory": ["full"]})])

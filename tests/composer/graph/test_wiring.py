@@ -98,12 +98,12 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     context = CallContext(data.tokens, start, (0, 0), in_place=False)
     for step in program.steps:
         step.run(modules, values, context, carried)
-        for one in step.covers:
-            for port in one.node.operation.gives:
-                value = values[one.node.name, port.name]
+        for covered_part in step.covers:
+            for port in covered_part.node.operation.gives:
+                value = values[covered_part.node.name, port.name]
                 if port.name == "evicted" and value is None:
                     continue  # it has nowhere to go
-                sizes(port, value, one.node.shape)
+                sizes(port, value, covered_part.node.shape)
     assert carried.keys() == start.keys()
     assert values[program.output].shape == (*data.query.shape[:3], shape.value_dim)
 

@@ -124,10 +124,10 @@ def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
     make = host.config_class
     usual = make()
     known = set(usual.to_dict()) | set(getattr(usual, "attribute_map", {}))
-    said = {name: size for name, size in (SIZES | EXPERTS).items() if name in known or name in ALWAYS}
+    settings = {name: size for name, size in (SIZES | EXPERTS).items() if name in known or name in ALWAYS}
     if getattr(usual, "sliding_window", None):
-        said["sliding_window"] = 8
-    config = make(**(said | PECULIAR.get(family, {}) | more))
+        settings["sliding_window"] = 8
+    config = make(**(settings | PECULIAR.get(family, {}) | more))
     torch.manual_seed(seed)
     model = host._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -69,12 +69,12 @@ def test_what_routers_say_stands_in_the_order_of_the_call() -> None:
     student: Any = composer.build("softmax", source)
     ids, mask = tokens(), torch.ones(2, 14, dtype=torch.int64)
     mask[1, :6] = 0
-    given: dict[str, Any] = {"attention_mask": mask, "output_router_logits": True, "use_cache": False}
-    found, wanted = student(ids, **given), source(ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), **given)
-    torch.testing.assert_close(found.aux_loss, wanted.aux_loss, rtol=1e-5, atol=1e-5)
-    for one, other in zip(found.router_logits, wanted.router_logits, strict=True):
+    options: dict[str, Any] = {"attention_mask": mask, "output_router_logits": True, "use_cache": False}
+    call, wanted = student(ids, **options), source(ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), **options)
+    torch.testing.assert_close(call.aux_loss, wanted.aux_loss, rtol=1e-5, atol=1e-5)
+    for first, other in zip(call.router_logits, wanted.router_logits, strict=True):
         real = mask.flatten().bool()
-        torch.testing.assert_close(one[real], other[real], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(first[real], other[real], rtol=1e-4, atol=1e-4)
 
 
 def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> None:
@@ -87,16 +87,16 @@ def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> 
     with torch.no_grad():
         torch.testing.assert_close(student(ids, use_cache=False).logits, whole, rtol=1e-9, atol=1e-9)
     calls: list[tuple[Head, HeadCall]] = []
-    with torch.no_grad(), visiting_heads(student, lambda layer, name, head, given: calls.append((head, given))):
+    with torch.no_grad(), visiting_heads(student, lambda layer, name, head, call: calls.append((head, call))):
         student(ids[:1], use_cache=False)
     assert calls
-    for head, given in calls:
+    for head, call in calls:
         outputs = [
-            piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, given, "torch", bounds=(300,))
+            piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, call, "torch", bounds=(300,))
         ]
-        empty = head.empty_state(1, given.value.dtype, given.value.device)
+        empty = head.empty_state(1, call.value.dtype, call.value.device)
         with torch.no_grad():
-            answer, _ = head(given.hidden, given.query, given.key, given.value, given.tokens, empty, "torch")
+            answer, _ = head(call.hidden, call.query, call.key, call.value, call.tokens, empty, "torch")
         torch.testing.assert_close(torch.cat([only for (only,) in outputs], dim=1), answer, rtol=1e-9, atol=1e-9)
 
 
@@ -150,12 +150,12 @@ def test_a_window_of_the_source_counts_tokens_and_not_positions(backend: str) ->
     student.set_backend(backend)
     assert source.config.sliding_window == 8
     for bounds in ((0, 14), (0, 6, 14), (0, 7, *range(8, 15))):
-        cache, found = None, []
+        cache, call = None, []
         for start, end in pairwise(bounds):
             answer = student(ids[:, start:end], position_ids=position[:, start:end], past_key_values=cache, use_cache=True)
             cache = answer.past_key_values
-            found.append(answer.logits)
-        torch.testing.assert_close(torch.cat(found, dim=1), wanted, rtol=1e-4, atol=1e-4)
+            call.append(answer.logits)
+        torch.testing.assert_close(torch.cat(call, dim=1), wanted, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

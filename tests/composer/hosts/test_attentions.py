@@ -16,7 +16,7 @@ def test_they_are_those_of_the_source(family: str) -> None:
     source = small(family)
     ids = torch.randint(3, 96, (2, 20), generator=torch.Generator().manual_seed(0))
     wanted = source(ids, output_attentions=True).attentions
-    found = composer.build("softmax", source)(ids, output_attentions=True).attentions
-    assert len(found) == len(wanted) == 2
-    for own, theirs in zip(found, wanted, strict=True):
+    actual = composer.build("softmax", source)(ids, output_attentions=True).attentions
+    assert len(actual) == len(wanted) == 2
+    for own, theirs in zip(actual, wanted, strict=True):
         torch.testing.assert_close(own, theirs[..., :20], rtol=0, atol=1e-5)

@@ -30,8 +30,8 @@ def in_pieces(model: Any, ids: torch.Tensor, bounds: tuple[int, ...], mask: torc
     """The logits of a text that is read piece by piece."""
     cache, logits = None, []
     for start, end in pairwise(bounds):
-        given = None if mask is None else mask[:, :end]
-        answer = model(ids[:, start:end], attention_mask=given, past_key_values=cache, use_cache=True)
+        partial_mask = None if mask is None else mask[:, :end]
+        answer = model(ids[:, start:end], attention_mask=partial_mask, past_key_values=cache, use_cache=True)
         cache = answer.past_key_values
         logits.append(answer.logits)
     return torch.cat(logits, dim=1)

@@ -66,15 +66,15 @@ def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: p
     """While pictures are drawn nothing is written; while they are written, --force may replace what stands there."""
     out, whole, written = tmp_path / "out", folder.files.whole, list[str]()
 
-    def stopped(found: Any) -> Any:
-        yield next(drawn(found))
+    def stopped(findings: Any) -> Any:
+        yield next(drawn(findings))
         raise KeyboardInterrupt
 
-    def third(path: Path, **said: Any) -> Any:
+    def third(path: Path, **options: Any) -> Any:
         written.append(path.name)
         if len(written) == 3:
             raise KeyboardInterrupt
-        return whole(path, **said)
+        return whole(path, **options)
 
     for name, patched in (("drawn", stopped), ("files.whole", third)):
         with monkeypatch.context() as now:

@@ -35,7 +35,7 @@ that differ."""
 
 
 @pytest.fixture(scope="module")
-def found(tokenizer: Any) -> Found:
+def findings_of(tokenizer: Any) -> Found:
     """Of a spec's student, looked into when it is first asked for."""
 
     @cache
@@ -49,7 +49,7 @@ def found(tokenizer: Any) -> Found:
 
 
 @pytest.fixture(scope="module")
-def pictures(found: Found) -> Iterator[Pictures]:
+def pictures(findings_of: Found) -> Iterator[Pictures]:
     """Of a spec's student, all still open."""
     kept: dict[str, list[DrawnFigure]] = {}
 
@@ -57,7 +57,7 @@ def pictures(found: Found) -> Iterator[Pictures]:
         if spec not in kept:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(offscreen(), "close", lambda _: None)
-                kept[spec] = list(drawn(found(spec)))
+                kept[spec] = list(drawn(findings_of(spec)))
         return kept[spec]
 
     yield of
@@ -89,11 +89,11 @@ def test_a_memory_has_its_colour_in_every_picture_of_every_model(pictures: Pictu
     assert seen["window"] == {WINDOW}
 
 
-def test_two_of_a_model_never_share_a_colour(found: Found) -> None:
-    (first, *_) = found("lola").heads
+def test_two_of_a_model_never_share_a_colour(findings_of: Found) -> None:
+    (first, *_) = findings_of("lola").heads
     names = ("full", "latents", "again", "window")
     head = first.model_copy(update={"memories": names, "kinds": ("full", "latents", "window", "window"), "shares": {"sinks": None}})
-    colours = memory_colours(found("lola").model_copy(update={"heads": (head,)}))
+    colours = memory_colours(findings_of("lola").model_copy(update={"heads": (head,)}))
     assert set(colours) == {*names, "sinks"}
     assert len(set(colours.values())) == len(colours)
     assert WINDOW in (colours["window"], colours["again"])

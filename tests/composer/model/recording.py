@@ -37,19 +37,19 @@ class Operations(TorchDispatchMode):
         name, kwargs = func._schema.name, kwargs or {}
         if name in WAITING:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
-        given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-        for one in given:
-            key = one.untyped_storage().data_ptr()
+        tensors_in = [tensors_in for tensors_in in tree_flatten((args, kwargs))[0] if isinstance(tensors_in, Tensor)]
+        for tensor in tensors_in:
+            key = tensor.untyped_storage().data_ptr()
             if key not in self.made and key not in self.before:
-                whole = torch.as_strided(one, (one.untyped_storage().nbytes() // one.element_size(),), (1,), 0)
+                whole = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
                 self.before[key] = whole, whole.clone()
-        found = func(*args, **kwargs)
-        outputs = [one for one in tree_flatten(found)[0] if isinstance(one, Tensor)]
-        old = {one.untyped_storage().data_ptr() for one in given}
-        fresh = [one for one in outputs if one.untyped_storage().data_ptr() not in old]
-        self.made |= {one.untyped_storage().data_ptr() for one in fresh}
+        result = func(*args, **kwargs)
+        outputs = [tensor for tensor in tree_flatten(result)[0] if isinstance(tensor, Tensor)]
+        old = {tensor.untyped_storage().data_ptr() for tensor in tensors_in}
+        fresh = [tensor for tensor in outputs if tensor.untyped_storage().data_ptr() not in old]
+        self.made |= {tensor.untyped_storage().data_ptr() for tensor in fresh}
         self.called.append((func, args, kwargs, fresh))
-        return found
+        return result
 
 
 def recorded(step: Computation) -> Computation:
@@ -61,9 +61,9 @@ def recorded(step: Computation) -> Computation:
 
     def replay() -> Tensor:
         for func, args, kwargs, fresh in operations.called:
-            found = [one for one in tree_flatten(func(*args, **kwargs))[0] if isinstance(one, Tensor)]
+            result = [result for result in tree_flatten(func(*args, **kwargs))[0] if isinstance(result, Tensor)]
             if fresh:
-                for old, new in zip(fresh, found, strict=True):
+                for old, new in zip(fresh, result, strict=True):
                     old.copy_(new)
         return logits
 

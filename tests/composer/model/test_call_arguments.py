@@ -55,11 +55,11 @@ def test_a_student_answers_as_its_source(host: str, call: str) -> None:
 
 @torch.no_grad()
 def test_a_tuple_has_what_llamas_has() -> None:
-    found, wanted = (
+    actual, wanted = (
         [type(value).__name__ for value in model(IDS, labels=IDS, output_hidden_states=True, use_cache=False, return_dict=False)]
         for model in (student("lolcats"), llama())
     )
-    assert found == wanted
+    assert actual == wanted
 
 
 def test_loops_find_llamas_arguments() -> None:

@@ -101,10 +101,10 @@ def test_a_conversation_goes_on_and_a_copy_is_left_alone(replays: list[Recorder]
     kept = copy.deepcopy(first.past_key_values)
     longer = torch.cat((first.sequences, ids[:, 9:]), 1)
     more = GREEDY | {"attention_mask": torch.ones_like(longer)}
-    found = model.generate(longer, past_key_values=first.past_key_values, **more)
-    assert torch.equal(model.generate(longer, past_key_values=kept, **more), found)
-    assert torch.equal(without(model, longer, **more), found)
-    assert all(one.replays for one in replays)
+    generated = model.generate(longer, past_key_values=first.past_key_values, **more)
+    assert torch.equal(model.generate(longer, past_key_values=kept, **more), generated)
+    assert torch.equal(without(model, longer, **more), generated)
+    assert all(replay.replays for replay in replays)
 
 
 def test_no_recorded_step_goes_beyond_learned_positions(replays: list[Recorder]) -> None:
@@ -116,7 +116,7 @@ def test_no_recorded_step_goes_beyond_learned_positions(replays: list[Recorder])
         made.generate(ids, **GREEDY)
     settings = GREEDY | {"attention_mask": mask}
     assert torch.equal(made.generate(ids, **settings), without(made, ids, **settings))
-    assert all(one.replays for one in replays)
+    assert all(replay.replays for replay in replays)
 
 
 def test_positions_of_ones_own_are_not_recorded(replays: list[Recorder]) -> None:
@@ -133,9 +133,9 @@ def test_what_asks_for_more_runs_as_ever(more: dict[str, Any], replays: list[Rec
     model, ids = small("lolcats"), tokens(2, 9)
     settings = GREEDY | more | {"return_dict_in_generate": True}
     wanted = without(model, ids, **settings)
-    found = model.generate(ids, **settings)
-    assert torch.equal(found.sequences, wanted.sequences)
-    assert not any(one.replays for one in replays)
+    generated = model.generate(ids, **settings)
+    assert torch.equal(generated.sequences, wanted.sequences)
+    assert not any(replay.replays for replay in replays)
 
 
 def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
@@ -145,10 +145,10 @@ def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
         caches = [model(ids[:, :9], use_cache=True).past_key_values for _ in range(2)]
         wanted = [model(input_ids=ids[:, [column]], past_key_values=caches[0]).logits for column in range(9, 15)]
         recorder = model.recording(caches[1])
-        found = [model(input_ids=ids[:, [column]], past_key_values=caches[1]).logits for column in range(9, 15)]
+        actual = [model(input_ids=ids[:, [column]], past_key_values=caches[1]).logits for column in range(9, 15)]
     assert recorder.replays
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(actual, wanted, strict=True):
+        assert torch.equal(first, other)
     for layer in range(3):
         ours, theirs = caches[1].state(layer), caches[0].state(layer)
         assert ours.columns == theirs.columns == 15
@@ -181,7 +181,7 @@ def test_a_text_within_another_takes_nothing_from_it(replays: list[Recorder]) ->
     outer = model.generate(ids, stopping_criteria=StoppingCriteriaList([within]), **settings)
     assert torch.equal(outer, wanted)
     assert len(replays) == 1 + settings["max_new_tokens"]
-    assert all(one.replays for one in replays)
+    assert all(replay.replays for replay in replays)
 
 
 def test_a_cache_that_is_given_back_has_no_recorder(replays: list[Recorder]) -> None:
@@ -245,4 +245,4 @@ def test_a_cuda_graph_writes_the_same(spec: str, mode: str) -> None:
     model.recording = lambda cache: made.append(whole(cache)) or made[-1]  # pyright: ignore[reportAttributeAccessIssue]
     wanted = without(model, ids, **MODES[mode])
     assert torch.equal(model.generate(ids, **MODES[mode]), wanted)
-    assert [one.replays for one in made] == [True]
+    assert [replay.replays for replay in made] == [True]

@@ -63,13 +63,13 @@ def test_positions_that_do_not_begin_at_0() -> None:
 def test_gradients_are_those_of_bounds() -> None:
     model, batch = student("lolcats", "head.memory.0.size=5").train(), collated(**COLLATORS["all"])
     bounds = {"input_ids": batch["input_ids"], "labels": batch["labels"], "cu_seqlens": batch["cu_seq_lens_q"]}
-    found = []
-    for said in (batch, bounds):
+    gradients_of = []
+    for packing in (batch, bounds):
         model.zero_grad()
-        model(**said).loss.backward()
-        found.append({name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(of, found[1][name]) for name, of in found[0].items())
+        model(**packing).loss.backward()
+        gradients_of.append({name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None})
+    assert gradients_of[0].keys() == gradients_of[1].keys()
+    assert all(torch.equal(of, gradients_of[1][name]) for name, of in gradients_of[0].items())
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,13 @@ def logits(model: torch.nn.Module, ids: Tensor, **more: Any) -> Tensor:
 
 def in_pieces(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     """The logits of 24 tokens, a few at a time and one at a time, from what the call before handed on."""
-    found, cache = [], None
+    pieces, cache = [], None
     for start, end in ((0, 9), (9, 10), (10, 21), (21, 22), (22, 24)):
         with torch.no_grad():
             answer = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
         cache = answer.past_key_values
-        found.append(answer.logits)
-    return torch.cat(found, 1)
+        pieces.append(answer.logits)
+    return torch.cat(pieces, 1)
 
 
 def padded(rows: list[Tensor], before: list[int], width: int) -> tuple[Tensor, Tensor]:
@@ -66,8 +66,8 @@ class Layer:
         """As Llama has it: 4 query heads, 2 key heads of consecutive pairs of them, and rope from transformers' own tables."""
         cos, sin = llama().model.rotary_emb(self.hidden, torch.arange(LENGTH)[None])
         projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
-        query, key, value = (one(inputs).unflatten(2, (-1, 16)).transpose(1, 2) for one in projections)
-        query, key = (one * cos + torch.cat((-one[..., 8:], one[..., :8]), -1) * sin for one in (query, key))
+        query, key, value = (projection(inputs).unflatten(2, (-1, 16)).transpose(1, 2) for projection in projections)
+        query, key = (states * cos + torch.cat((-states[..., 8:], states[..., :8]), -1) * sin for states in (query, key))
         return query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
 
     def parameter(self, name: str) -> Tensor:
@@ -80,7 +80,7 @@ class Layer:
             torch.einsum("bhtd,hdf->bhtf", states, self.parameter(f"feature_map.{side}_weight"))
             for states, side in ((self.query, "query"), (self.key, "key"))
         )
-        query, key = (function(one) for one in mapped)
+        query, key = (function(states) for states in mapped)
         return query @ key.mT
 
     def exponents(self) -> Tensor:
@@ -162,9 +162,9 @@ def test_lola_without_a_cache_is_lolcats_on_its_own_weights(read: str) -> None:
     torch.testing.assert_close(logits(lola, ids), logits(lolcats, ids), rtol=0, atol=1e-9)
     cached = composer.build("lola", llama(), overrides=[f"head.read={{kind: shared, scale: {read}}}"])
     cached.load_state_dict(lolcats.state_dict(), strict=True)
-    found = logits(cached, ids)
-    torch.testing.assert_close(found[:, :128], logits(lolcats, ids)[:, :128], rtol=0, atol=1e-9)
-    assert (found[:, 128:] - logits(lolcats, ids)[:, 128:]).abs().max() > 1e-3, "a cache of 64 makes a difference once it is used"
+    result = logits(cached, ids)
+    torch.testing.assert_close(result[:, :128], logits(lolcats, ids)[:, :128], rtol=0, atol=1e-9)
+    assert (result[:, 128:] - logits(lolcats, ids)[:, 128:]).abs().max() > 1e-3, "a cache of 64 makes a difference once it is used"
 
 
 def test_lola_with_room_for_everything_is_its_source() -> None:
@@ -182,10 +182,10 @@ def test_lola_sees_no_padding_and_goes_on_where_it_was(keep: str, shape: str) ->
     alone = [logits(model, row[None])[0] for row in rows]
     for left in (True, False):
         ids, mask = padded(rows, [24 - len(row) if left else 0 for row in rows], 24)
-        found = [logits(model, ids, attention_mask=mask), in_pieces(model, ids, mask)]
+        actual = [logits(model, ids, attention_mask=mask), in_pieces(model, ids, mask)]
         for row, real, wanted in zip(range(3), mask.bool(), alone, strict=True):
-            for one in found:
-                torch.testing.assert_close(one[row, real], wanted, rtol=0, atol=1e-10)
+            for answers in actual:
+                torch.testing.assert_close(answers[row, real], wanted, rtol=0, atol=1e-10)
 
 
 def mixed(hidden: Tensor, filters: Tensor, norm: Tensor) -> Tensor:
@@ -280,8 +280,8 @@ def test_a_classifier_of_both_directions_sees_no_padding_forward_or_backward() -
 def test_a_classifier_of_both_directions_hangs_on_every_token_whatever_their_order() -> None:
     """Without positions a text is a bag of its tokens; and the first tokens see the last."""
     model, ids = classifier(), tokens(1, 12)
-    found = logits(model, ids)
-    torch.testing.assert_close(logits(model, ids.flip(1)), found, rtol=0, atol=1e-10)
+    result = logits(model, ids)
+    torch.testing.assert_close(logits(model, ids.flip(1)), result, rtol=0, atol=1e-10)
     with torch.no_grad():
-        states = [model.model(one).last_hidden_state[:, 0] for one in (ids, ids[:, :11])]
+        states = [model.model(text).last_hidden_state[:, 0] for text in (ids, ids[:, :11])]
     assert (states[0] - states[1]).abs().max() > 1e-3

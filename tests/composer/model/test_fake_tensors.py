@@ -22,6 +22,6 @@ def test_a_prefill_has_its_shapes(part: str) -> None:
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             ids = fake.from_tensor(torch.zeros(2, 12, dtype=torch.int64))
-            mask, position = (fake.from_tensor(one.expand(2, 12)) for one in (torch.ones(12), torch.arange(12)))
+            mask, position = (fake.from_tensor(tensor.expand(2, 12)) for tensor in (torch.ones(12), torch.arange(12)))
             options = {"attention_mask": mask, "position_ids": position} if gradients else {}
             assert model(ids, use_cache=False, **options).logits.shape == (2, 12, 97)

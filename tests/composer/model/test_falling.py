@@ -26,8 +26,8 @@ def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int,
     held, at = head.empty_state(1, torch.float64, torch.device("cpu")), 0
     for length in pieces:
         columns = slice(at, at + length)
-        given = (tensor[:, columns] for tensor in (hidden, key, key, value))
-        _, held = head(*given, Tokens(torch.arange(at, at + length)[None]), held, "torch")
+        data = (tensor[:, columns] for tensor in (hidden, key, key, value))
+        _, held = head(*data, Tokens(torch.arange(at, at + length)[None]), held, "torch")
         at += length
     assert held["sparse.position"].flatten().tolist() == [2]
     assert held["state.state"].flatten().tolist()[0] == pytest.approx(8 + 4 * (1 - 2**-0.1))
@@ -41,9 +41,9 @@ def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: 
     memory = [{"kind": "sparse", "size": 2, "keep": "self_recall"}, state]
     spec = complete({"position": "none", "feature_map": "exp", "memory": memory, "read": "sum"})
     shape = Shape(hidden_size=4, heads=1, key_heads=1, head_dim=2)
-    head, given = built(spec, shape, noise=0.0), inputs(shape, 1, 12, scale=2.0)
-    features = torch.cat((given.key, -given.key), dim=-1)[0, :, 0].exp()
-    held, matrix, value = list[int](), torch.zeros(4, 2, dtype=torch.float64), given.value[0, :, 0]
+    head, data = built(spec, shape, noise=0.0), inputs(shape, 1, 12, scale=2.0)
+    features = torch.cat((data.key, -data.key), dim=-1)[0, :, 0].exp()
+    held, matrix, value = list[int](), torch.zeros(4, 2, dtype=torch.float64), data.value[0, :, 0]
     for t in range(12):
         held.append(t)
         if len(held) > 2:
@@ -51,5 +51,5 @@ def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: 
             least = min(held, key=lambda s: float((answers[s] - value[s]).norm()))
             held.remove(least)
             matrix = matrix + torch.outer(features[least], value[least])
-    _, after = run(head, given, backend=backend)
+    _, after = run(head, data, backend=backend)
     assert after["sparse.position"].flatten().tolist() == held

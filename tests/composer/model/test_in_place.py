@@ -28,8 +28,8 @@ LENGTH = 9
 
 @pytest.fixture(params=SPECS.values(), ids=list(SPECS), scope="module")
 def model(request: pytest.FixtureRequest):
-    spec, *said = request.param
-    return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *said)
+    spec, *overrides = request.param
+    return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *overrides)
 
 
 def held(cache: ComposedCache) -> dict[str, torch.Tensor]:
@@ -59,19 +59,19 @@ def test_with_gradients_nothing_is_written_over(model) -> None:
     for column in range(LENGTH, LENGTH + 3):
         states = held(cache)
         before = {name: tensor.clone() for name, tensor in states.items()}
-        found = model(ids[:, [column]], past_key_values=cache).logits
+        gradients = model(ids[:, [column]], past_key_values=cache).logits
         assert all(torch.equal(tensor, before[name]) for name, tensor in states.items())
         with torch.no_grad():
-            torch.testing.assert_close(found, model(ids[:, [column]], past_key_values=other).logits, rtol=1e-9, atol=1e-9)
-    found.sum().backward()
+            torch.testing.assert_close(gradients, model(ids[:, [column]], past_key_values=other).logits, rtol=1e-9, atol=1e-9)
+    gradients.sum().backward()
 
 
 def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
     """Also after a prompt of one token, whose states are the very tensors that the graph of gradients holds."""
 
     def gradients(logits: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad(logits.square().mean(), list(model.parameters()), allow_unused=True)
-        return [gradient for gradient in found if gradient is not None]
+        gradients = torch.autograd.grad(logits.square().mean(), list(model.parameters()), allow_unused=True)
+        return [gradient for gradient in gradients if gradient is not None]
 
     for length in (1, LENGTH):
         ids = tokens(2, length + 3)
@@ -80,8 +80,8 @@ def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
         with torch.no_grad():
             for column in range(length, length + 3):
                 model(ids[:, [column]], past_key_values=answer.past_key_values)
-        for one, other in zip(gradients(answer.logits), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        for slope, other in zip(gradients(answer.logits), wanted, strict=True):
+            torch.testing.assert_close(slope, other, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

@@ -82,25 +82,25 @@ def test_a_student_answers(backend: str, broken: str, tmp_path: Path, monkeypatc
     gone = [(name, module) for name, module in kernels.items() if backend == "triton" or name == "chunk_gla"]
     if broken == "import":
         broken_at_import(backend, monkeypatch, tmp_path)
-        said = [rf"{module} has no {name} that could be imported \(RuntimeError: no driver" for name, module in gone]
+        expected_messages = [rf"{module} has no {name} that could be imported \(RuntimeError: no driver" for name, module in gone]
     elif broken == "removed":
         for name, module in kernels.items():
             monkeypatch.delattr(f"{module}.{name}")
-        said = [rf"{module} has no {name} that could be imported \(AttributeError" for name, module in gone]
+        expected_messages = [rf"{module} has no {name} that could be imported \(AttributeError" for name, module in gone]
     elif broken == "refused":
         for name, module in kernels.items():
             monkeypatch.setattr(f"{module}.{name}", too_large)
-        said = [rf"{name} refused \(AssertionError: K is too large\)" for name in kernels]
+        expected_messages = [rf"{name} refused \(AssertionError: K is too large\)" for name in kernels]
     else:
-        found = f"{PACKAGES[backend].name} 0.5 is installed, and a later one is needed"
-        monkeypatch.setattr(blocks.kernels, "_missing", lambda _: found)
-        said = [re.escape(found)]
+        version_message = f"{PACKAGES[backend].name} 0.5 is installed, and a later one is needed"
+        monkeypatch.setattr(blocks.kernels, "_missing", lambda _: version_message)
+        expected_messages = [re.escape(version_message)]
     with warnings.catch_warnings(record=True) as warned, launched() as answered:
         warnings.simplefilter("always")
         for _ in range(2):
-            for one, other in zip(answers(backend, backend), wanted, strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * max(other.abs().max().item(), 1e-6))
+            for actual, other in zip(answers(backend, backend), wanted, strict=True):
+                torch.testing.assert_close(actual, other, rtol=0, atol=1e-4 * max(other.abs().max().item(), 1e-6))
     assert not answered
-    told = [str(one.message) for one in warned if issubclass(one.category, FallsBack)]
-    assert len(told) == len(said), told
-    assert all(sum(bool(re.match(of_one, one)) for one in told) == 1 for of_one in said), told
+    messages = [str(warning.message) for warning in warned if issubclass(warning.category, FallsBack)]
+    assert len(messages) == len(expected_messages), messages
+    assert all(sum(bool(re.match(of_one, message)) for message in messages) == 1 for of_one in expected_messages), messages

@@ -38,8 +38,8 @@ def test_a_model_is_pickled_whole(name: str) -> None:
 @torch.no_grad()
 def test_another_process_reads_them(tmp_path: Path) -> None:
     """Which has built none of this kind. They are saved and loaded there as here."""
-    ids, found = tokens(2, 9) % 80, models()
-    torch.save((found, ids, {name: model(ids).logits for name, model in found.items()}), tmp_path / "models.pt")
+    ids, built_models = tokens(2, 9) % 80, models()
+    torch.save((built_models, ids, {name: model(ids).logits for name, model in built_models.items()}), tmp_path / "models.pt")
     code = f"""
         import torch
         torch.set_grad_enabled(False)

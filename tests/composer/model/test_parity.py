@@ -84,8 +84,8 @@ def test_beyond_the_window_it_is_the_whole_matrix(variant: str) -> None:
 
     attention, passed = built.model.layers[1].self_attn, Passed(Tokens(torch.arange(50).expand(2, -1)), "torch")
     with torch.no_grad():
-        found = attention.answers(hidden, passed, {})
-        torch.testing.assert_close(found, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
+        answers = attention.answers(hidden, passed, {})
+        torch.testing.assert_close(answers, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
 
 
 def test_groups_of_heads_in_one_layer_each_do_their_own() -> None:

@@ -59,7 +59,7 @@ def adapted(model: Any, adapter: str) -> PeftModel:
 @pytest.mark.parametrize("host", ["llama", "qwen3"])
 def test_a_student_is_adapted_as_its_source(host: str, adapter: str) -> None:
     """Loss, gradients and generated text, with padding; no config names the modules that it changes."""
-    ids, mask, found = tokens(2, 9).clamp(max=90), torch.ones(2, 9, dtype=torch.int64), []
+    ids, mask, outcomes = tokens(2, 9).clamp(max=90), torch.ones(2, 9, dtype=torch.int64), []
     mask[0, -3:] = 0
     for model in pair(host):
         changed = adapted(model, adapter)
@@ -69,8 +69,8 @@ def test_a_student_is_adapted_as_its_source(host: str, adapter: str) -> None:
         with torch.no_grad():
             settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
             text = changed.generate(input_ids=ids[1:], attention_mask=mask[1:], **settings)
-        found.append((loss.item(), norm, text.tolist()))
-    (loss, norm, text), (loss_of_student, norm_of_student, text_of_student) = found
+        outcomes.append((loss.item(), norm, text.tolist()))
+    (loss, norm, text), (loss_of_student, norm_of_student, text_of_student) = outcomes
     assert loss_of_student == pytest.approx(loss, rel=1e-4)
     assert norm_of_student == pytest.approx(norm, rel=1e-3)
     assert text_of_student == text

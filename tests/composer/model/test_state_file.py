@@ -62,25 +62,25 @@ def test_a_file_continues_as_one_run(spec: str, tmp_path: Path) -> None:
     assert growing_layers(model) == GROWING.get(spec, [])
     for place in range(READ, READ + MORE):
         token = ids[:, place : place + 1]
-        wanted, found = (model(token, past_key_values=own).logits for own in (cache, loaded))
-        assert torch.equal(found, wanted)
+        wanted, actual = (model(token, past_key_values=own).logits for own in (cache, loaded))
+        assert torch.equal(actual, wanted)
 
 
 @torch.no_grad()
 def test_reading_in_pieces_is_the_same_wherever_the_file_lies(tmp_path: Path) -> None:
     """A text of three pieces, read at once, or with a file after the second of them."""
     model, ids = student("lawcat"), tokens(1, 2 * PIECE + 100)
-    whole, first, told = new_cache(model.config), new_cache(model.config), []
-    read_in_pieces(model, ids, whole, lambda done, length: told.append((done, length)))
-    assert told == [(PIECE, 2148), (2 * PIECE, 2148), (2148, 2148)]
+    whole, first, progress = new_cache(model.config), new_cache(model.config), []
+    read_in_pieces(model, ids, whole, lambda done, length: progress.append((done, length)))
+    assert progress == [(PIECE, 2148), (2 * PIECE, 2148), (2148, 2148)]
     read_in_pieces(model, ids[:, : 2 * PIECE], first)
     save_cache(tmp_path / "state", first, model, OWNER)
     second = load_cache(tmp_path / "state", model, OWNER)
     read_in_pieces(model, ids[:, 2 * PIECE :], second)
     for layer in range(3):
-        wanted, found = whole.state(layer).tensors, second.state(layer).tensors
-        assert wanted.keys() == found.keys()
-        assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+        wanted, actual = whole.state(layer).tensors, second.state(layer).tensors
+        assert wanted.keys() == actual.keys()
+        assert all(torch.equal(wanted[name], actual[name]) for name in wanted)
 
 
 def test_a_state_in_bfloat16_has_the_types_of_the_model(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_a_state_in_bfloat16_has_the_types_of_the_model(tmp_path: Path) -> None:
     save_cache(tmp_path / "state", cache, model, OWNER)
     types = {tensor.dtype for tensor in load_file(tmp_path / "state").values()}
     assert types == {torch.bfloat16, torch.float32, torch.int64}
-    wanted, found = cache.state(1).tensors, load_cache(tmp_path / "state", model, OWNER).state(1).tensors
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    wanted, actual = cache.state(1).tensors, load_cache(tmp_path / "state", model, OWNER).state(1).tensors
+    assert all(torch.equal(wanted[name], actual[name]) for name in wanted)
 
 
 @pytest.fixture(scope="module")

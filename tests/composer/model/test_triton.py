@@ -29,8 +29,8 @@ def student(spec: str, *overrides: str) -> ComposedForCausalLM:
     return model.eval()
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE * expected.abs().max().item())
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=CLOSE * expected.abs().max().item())
 
 
 IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
@@ -53,10 +53,10 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
         with nothing_refused(), launched() as called:
             logits = model(IDS).logits
             logits.logsumexp(-1).sum().backward()
-        slopes = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        slopes = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
         answers.append((logits.detach(), slopes))
-    (expected, slopes), (found, others) = answers
-    close(found, expected)
+    (expected, slopes), (actual, others) = answers
+    close(actual, expected)
     assert slopes.keys() == others.keys()
     for name, slope in slopes.items():
         close(others[name], slope)
@@ -78,13 +78,13 @@ def test_what_is_written_behind_a_prompt(spec: str, overrides: tuple[str, ...], 
     ids = IDS.view(2, 20)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
-    asked = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
-    found = {}
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    results = {}
     for backend in ("torch", "triton"):
         model.set_backend(backend)
         with nothing_refused(), launched() as called:
-            found[backend] = model.generate(ids, **asked, output_logits=True, return_dict_in_generate=True)
-    assert torch.equal(found["triton"].sequences, found["torch"].sequences)
-    for one, other in zip(found["triton"].logits, found["torch"].logits, strict=True):
-        close(one, other)
+            results[backend] = model.generate(ids, **options, output_logits=True, return_dict_in_generate=True)
+    assert torch.equal(results["triton"].sequences, results["torch"].sequences)
+    for first, other in zip(results["triton"].logits, results["torch"].logits, strict=True):
+        close(first, other)
     assert called == kernels

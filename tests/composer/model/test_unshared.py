@@ -48,17 +48,17 @@ def test_it_starts_as_its_source_on_every_family(family: str) -> None:
 @pytest.mark.parametrize("spec", ["lawcat", "lolcats", "gated-delta", "lola", "forgetting"])
 @torch.no_grad()
 def test_it_starts_as_the_same_student_with_shared_ones(spec: str) -> None:
-    source, given = llama(), ids()
+    source, token_ids = llama(), ids()
     plain, own = composer.build(spec, source), composer.build(spec, source, overrides=[OWN])
     theirs = dict(plain.named_parameters())
     for name, parameter in own.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
             parameter.copy_(theirs[name])
-    found = own(given).logits
-    torch.testing.assert_close(found, plain(given).logits, rtol=1e-8, atol=1e-8)
-    stepwise = own(given[:, :9], use_cache=True)
-    rest = own(given[:, 9:], past_key_values=stepwise.past_key_values, use_cache=True)
-    torch.testing.assert_close(torch.cat((stepwise.logits, rest.logits), dim=1), found, rtol=1e-8, atol=1e-8)
+    logits = own(token_ids).logits
+    torch.testing.assert_close(logits, plain(token_ids).logits, rtol=1e-8, atol=1e-8)
+    stepwise = own(token_ids[:, :9], use_cache=True)
+    rest = own(token_ids[:, 9:], past_key_values=stepwise.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat((stepwise.logits, rest.logits), dim=1), logits, rtol=1e-8, atol=1e-8)
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def test_what_it_learns_is_a_copy_of_the_projections() -> None:
     own: Any = composer.build("softmax", source, overrides=[OWN])
     whole: Any = LlamaForCausalLM(LlamaConfig(**{**source.config.to_dict(), "num_key_value_heads": 4})).double().eval()
     held = dict(source.state_dict())
-    for layer, attention in enumerate(one.self_attn for one in own.model.layers):
+    for layer, attention in enumerate(block.self_attn for block in own.model.layers):
         for name, target in (("key", "k_proj"), ("value", "v_proj")):
             difference = attention.composed.head.unshare.get_parameter(name)
             difference.copy_(0.1 * torch.randn_like(difference))

@@ -41,21 +41,21 @@ class Waits(TorchDispatchMode):
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often steps have waited, by operation, and how many there were. Python may not look, as on a GPU."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def call(self: ComposedForCausalLM, *arguments: Any, **options: Any) -> Any:
         ids, cache = options["input_ids"], cache_among(options)
         if ids.shape[1] > 1 or cache is None or not cache.get_seq_length():
             return whole(self, *arguments, **options)
-        found["steps"] += 1
-        with Waits(found):
+        counts["steps"] += 1
+        with Waits(counts):
             return whole(self, *arguments, **options)
 
     whole = ComposedForCausalLM.__call__
     on_a_cpu(monkeypatch)
     monkeypatch.setattr(ComposedForCausalLM, "use_graph", False)
     monkeypatch.setattr(ComposedForCausalLM, "__call__", call)
-    return found
+    return counts
 
 
 def waiting(counted: Counter[str]) -> set[str]:
@@ -78,11 +78,11 @@ def test_with_learned_positions_and_in_every_mode(mode: str, counted: Counter[st
     made: Any = fresh("lolcats", embedding="learned", length=64)
     ids = tokens(2, 9)
     torch.manual_seed(7)
-    found = made.generate(ids, attention_mask=MASK, **MODES[mode])
+    generated = made.generate(ids, attention_mask=MASK, **MODES[mode])
     assert not waiting(counted)
     torch.manual_seed(7)
-    plain = {name: said for name, said in MODES[mode].items() if name != "prefill_chunk_size"}
-    assert torch.equal(found, made.generate(ids, attention_mask=MASK, use_cache=False, **plain))
+    plain = {name: value for name, value in MODES[mode].items() if name != "prefill_chunk_size"}
+    assert torch.equal(generated, made.generate(ids, attention_mask=MASK, use_cache=False, **plain))
 
 
 def test_a_text_that_goes_on(counted: Counter[str]) -> None:
@@ -93,17 +93,17 @@ def test_a_text_that_goes_on(counted: Counter[str]) -> None:
     mask = torch.cat((MASK, torch.ones(2, longer.shape[1] - 9, dtype=torch.int64)), dim=1)
     mask[1, -9:-6] = 0
     counted.clear()
-    found = model.generate(longer, attention_mask=mask, past_key_values=first.past_key_values, **GREEDY)
+    generated = model.generate(longer, attention_mask=mask, past_key_values=first.past_key_values, **GREEDY)
     assert not waiting(counted)
-    assert torch.equal(found, model.generate(longer, attention_mask=mask, use_cache=False, **GREEDY))
+    assert torch.equal(generated, model.generate(longer, attention_mask=mask, use_cache=False, **GREEDY))
 
 
 def test_positions_that_do_not_follow_are_heeded(counted: Counter[str]) -> None:
     """A second document in the prompt: the steps are its own, and its positions are those that are said."""
     model, ids = small("lolcats"), tokens(1, 9)
     position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    found = model.generate(ids, position_ids=position, **GREEDY)
-    assert torch.equal(found[:, 9:], model.generate(ids[:, 4:], **GREEDY)[:, 5:])
+    generated = model.generate(ids, position_ids=position, **GREEDY)
+    assert torch.equal(generated[:, 9:], model.generate(ids[:, 4:], **GREEDY)[:, 5:])
 
 
 def test_a_text_that_outgrows_learned_positions_is_refused_in_time(counted: Counter[str]) -> None:

@@ -15,7 +15,10 @@ SIZES = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, 
 
 
 def scored(*restored: float) -> list[LayerScore]:
-    return [LayerScore(layer=index, restored=one, swapped=-one, error=0.0) for index, one in enumerate(restored)]
+    return [
+        LayerScore(layer=index, restored=restored_value, swapped=-restored_value, error=0.0)
+        for index, restored_value in enumerate(restored)
+    ]
 
 
 def test_the_highest_scores_in_the_order_of_layers() -> None:

@@ -61,8 +61,8 @@ def test_local_layers_of_the_source_keep_their_window() -> None:
     # `full` holds every pair where 64 are seen, and is told so, with what holds no more.
     assert (local.bounded, whole.bounded) == ("{kind: window, size: 64, evict: drop}", None)
     assert everywhere.groups[0].bounded is None
-    said = "every pair is held, and 64 are seen: {kind: window, size: 64, evict: drop} holds these alone"
-    assert " ".join(str(costs).split()).count(said) == 1
+    note = "every pair is held, and 64 are seen: {kind: window, size: 64, evict: drop} holds these alone"
+    assert " ".join(str(costs).split()).count(note) == 1
     assert everywhere.groups[0].layers == (0, 1, 2, 3)
     assert everywhere.kv_cache_bytes == 4 * whole.kv_cache_bytes
 

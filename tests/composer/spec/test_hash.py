@@ -157,18 +157,20 @@ def branched(first: str, second: str, third: str, fourth: str, *edges: str) -> R
 
 def test_edges_are_compared_by_the_memories_at_their_ends() -> None:
     edges = "pairs -> a", "pairs -> b", "a -> c", "b -> d"
-    one = branched("a", "b", "c", "d", *edges)
+    first_spec = branched("a", "b", "c", "d", *edges)
     for same in (
         branched("a", "b", "c", "d", *reversed(edges)),
         branched("a", "b", "c", "d", *(edge.replace(" ", "") for edge in edges)),
         branched("b", "a", "d", "c", "pairs -> a", "pairs -> b", "b -> d", "a -> c"),
         branched("near", "far", "old", "older", "pairs -> near", "pairs -> far", "near -> old", "far -> older"),
     ):
-        assert same.hash == one.hash
-        assert not differences_on_source(same, one)
+        assert same.hash == first_spec.hash
+        assert not differences_on_source(same, first_spec)
     other = branched("b", "a", "c", "d", *edges)
-    assert other.hash != one.hash
-    ((path, first, second),) = ((one.path, one.first, one.second) for one in differences_on_source(one, other))
+    assert other.hash != first_spec.hash
+    ((path, first, second),) = (
+        (difference.path, difference.first, difference.second) for difference in differences_on_source(first_spec, other)
+    )
     assert path == ("head", "graph")
     assert first[:2] == second[:2] == ["pairs -> window_1", "pairs -> window_2"]
     assert (first[2:], second[2:]) == (
@@ -182,8 +184,8 @@ def test_edges_that_are_those_of_a_flow_are_that_flow(flow: str) -> None:
     memory = [{"kind": "window", "evict": "drop"} if flow == "parallel" else {"kind": "window"}, {"kind": "state"}]
     edges = [f"{'pairs' if flow == 'parallel' else 'window'} -> state", "pairs -> window"]
     head = {"feature_map": "elu", "memory": memory}
-    drawn, said = (resolved({"compose": 1, "name": "x", "head": head | how}) for how in ({"graph": edges}, {"flow": flow}))
-    assert drawn.hash == said.hash
+    drawn, by_flow = (resolved({"compose": 1, "name": "x", "head": head | how}) for how in ({"graph": edges}, {"flow": flow}))
+    assert drawn.hash == by_flow.hash
     assert without_names(without_names(drawn.heads["head"])) == without_names(drawn.heads["head"])
 
 

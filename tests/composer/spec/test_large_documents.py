@@ -51,10 +51,10 @@ MANY_MISTAKES = {
 def test_of_many_mistakes_the_first_are_shown(tmp_path: Path, case: str) -> None:
     text, layers = MANY_MISTAKES[case]
     spec = load(tmp_path, text)
-    found = problems.problems(spec, size(layers))
-    assert len(found) == MOST_SHOWN + 1
-    assert str(found[-1]) == f"and more mistakes: only the first {MOST_SHOWN} are shown"
-    assert all(0 < len(str(error)) < 1000 for error in found)
+    problem_list = problems.problems(spec, size(layers))
+    assert len(problem_list) == MOST_SHOWN + 1
+    assert str(problem_list[-1]) == f"and more mistakes: only the first {MOST_SHOWN} are shown"
+    assert all(0 < len(str(error)) < 1000 for error in problem_list)
     with pytest.raises(ComposerError) as caught:
         resolve.resolve(spec, size(layers))
     assert len(str(caught.value)) < 1000

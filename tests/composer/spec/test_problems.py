@@ -31,11 +31,11 @@ def builds(spec: Spec, size: Dimensions) -> bool:
     return True
 
 
-@given(said=HEADS, direction=st.sampled_from(["causal", "bidirectional"]))
+@given(document=HEADS, direction=st.sampled_from(["causal", "bidirectional"]))
 @settings(max_examples=200)
-def test_problems_are_those_of_a_build(said: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
+def test_problems_are_those_of_a_build(document: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
     """On each source; and what no source could mend is not told of a head that stands on one."""
-    head = head_of(said)
+    head = head_of(document)
     if head is None:
         return
     spec = Spec(compose=1, name="x", head=head, direction=direction)

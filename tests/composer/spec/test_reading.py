@@ -17,7 +17,7 @@ from composer.errors import SpecError
 from composer.spec.places import SpecNode, plain
 from composer.spec.reading import MOST_BYTES, _Document, read_file, read_text, read_value
 from composer.spec.shipped import shipped_specs
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 
 def refused(read: Callable[[], object]) -> str:
@@ -28,7 +28,7 @@ def refused(read: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("text", "meant"),
     [
         ("1e-3", 0.001),
         ("-.5", -0.5),
@@ -59,8 +59,8 @@ def refused(read: Callable[[], object]) -> str:
         ("{b: 1}", {"b": 1}),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(said: str, meant: object) -> None:
-    read = plain(read_text(f"a: {said}\n", "x.yaml"))["a"]
+def test_scalars_are_those_of_yaml_1_2(text: str, meant: object) -> None:
+    read = plain(read_text(f"a: {text}\n", "x.yaml"))["a"]
     assert read == meant
     assert type(read) is type(meant)
 
@@ -108,9 +108,9 @@ def test_keys_and_values_keep_their_places() -> None:
     ],
 )
 def test_what_is_no_document_is_refused_at_its_place(text: str, message: str) -> None:
-    said = refused(lambda: read_text(text, "x.yaml"))
-    assert said.startswith(message)
-    assert "\n" not in said
+    text_of_error = refused(lambda: read_text(text, "x.yaml"))
+    assert text_of_error.startswith(message)
+    assert "\n" not in text_of_error
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_nothing_is_told_of_a_file_that_is_no_spec(tmp_path: Path, text: str) ->
     (tmp_path / "secret").write_text(text)
     (tmp_path / "x.yaml").write_text("compose: 1\nname: x\nextends: secret\n")
     for path in (tmp_path / "secret", tmp_path / "x.yaml"):
-        message = told(path)
+        message = message_of(path)
         assert "`compose: 1`" in message
         assert not re.search("hush|root|daemon|password", message.replace(str(tmp_path), ""))
 

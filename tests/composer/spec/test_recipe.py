@@ -16,9 +16,9 @@ from composer.spec.shipped import shipped_specs
 
 def recipe(name: str) -> dict[str, Any]:
     """What a shipped spec's recipe comes to, defaults and all."""
-    found = load_spec(name).recipe
-    assert found is not None
-    return found.model_dump()
+    loaded = load_spec(name).recipe
+    assert loaded is not None
+    return loaded.model_dump()
 
 
 def test_the_papers_recipes() -> None:
@@ -38,7 +38,7 @@ def test_the_papers_recipes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "said", "complaint"),
+    ("stage", "fields", "complaint"),
     [
         (Stage, {"lr": 1}, "has no length"),
         (Stage, {"lr": 1, "epochs": 1, "batch": 6, "accumulate": 4}, "splits 6 rows into 4 parts"),
@@ -53,9 +53,9 @@ def test_the_papers_recipes() -> None:
         (Finetune, {"lr": 1, "epochs": 1, "lora": {"targets": []}}, "at least 1 item"),
     ],
 )
-def test_what_contradicts_itself(stage: type[Stage], said: dict[str, Any], complaint: str) -> None:
+def test_what_contradicts_itself(stage: type[Stage], fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
-        stage.model_validate(said)
+        stage.model_validate(fields)
 
 
 def test_it_is_refused_where_it_stands() -> None:
@@ -71,8 +71,8 @@ def test_nothing_is_said_of_what_is_not_trained() -> None:
 
 def test_what_the_pro_block_of_the_forgetting_transformer_has() -> None:
     """What the spec's comment tells to set: a sigmoid gate behind an RMSNorm, as in its code."""
-    (said,) = re.findall(r"--set 'head.output=(.*?)'", shipped_specs()["forgetting"].read_text(encoding="utf-8"))
-    head = load_spec("forgetting", ["head.qk_norm=rms", f"head.output={said}"]).head
+    (override,) = re.findall(r"--set 'head.output=(.*?)'", shipped_specs()["forgetting"].read_text(encoding="utf-8"))
+    head = load_spec("forgetting", ["head.qk_norm=rms", f"head.output={override}"]).head
     assert head is not None
     assert head.output is not None
     assert (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from composer.spec import load_spec, shipped_specs
 from composer.spec.places import plain
 from composer.spec.reading import read_file
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 QUICK = settings(max_examples=80)
 SHIPPED = [path.read_text(encoding="utf-8") for path in shipped_specs().values()]
@@ -28,7 +28,7 @@ SHIPPED = [path.read_text(encoding="utf-8") for path in shipped_specs().values()
 def part(kind: str, **fields: st.SearchStrategy) -> st.SearchStrategy:
     """A part with some of its fields, as a bare word where it has none of them."""
     spelled = st.fixed_dictionaries({"kind": st.just(kind)}, optional=fields)
-    return spelled.map(lambda said: kind if len(said) == 1 else said)
+    return spelled.map(lambda fields: kind if len(fields) == 1 else fields)
 
 
 SIZE = st.integers(1, 9)
@@ -177,12 +177,12 @@ def complaints(text: str) -> list[str]:
     """The lines of the error, each checked to stand at an existing place of the text."""
     with folder(x="") as path:
         (path / "x.yaml").write_bytes(text.encode("utf-8"))
-        lines = [line for line in told(path / "x.yaml").split("\n") if line]
+        lines = [line for line in message_of(path / "x.yaml").split("\n") if line]
     known = re.split("\r\n|\r|\n", text)
     for line in lines:
-        found = re.match(r".*x\.yaml:(\d+):(\d+)  \S", line)
-        assert found, line
-        row, column = int(found[1]), int(found[2])
+        match = re.match(r".*x\.yaml:(\d+):(\d+)  \S", line)
+        assert match, line
+        row, column = int(match[1]), int(match[2])
         assert 1 <= row <= len(known)
         assert 1 <= column <= len(known[row - 1]) + 1
     return lines
@@ -207,7 +207,7 @@ def test_any_text_is_a_spec_or_a_spec_error(text: str) -> None:
 def test_any_bytes_are_a_spec_or_a_spec_error(content: bytes) -> None:
     with folder(x="") as path:
         (path / "x.yaml").write_bytes(content)
-        assert all(line.startswith(str(path / "x.yaml")) for line in told(path / "x.yaml").splitlines())
+        assert all(line.startswith(str(path / "x.yaml")) for line in message_of(path / "x.yaml").splitlines())
 
 
 @settings(QUICK, max_examples=300)
@@ -260,7 +260,7 @@ OVERRIDES = joined(*"=.[]-019{} ", ".memory", ".0", ".size", ".position", "=rope
 @settings(QUICK, max_examples=300)
 @given(st.sampled_from(sorted(shipped_specs())), OVERRIDES, st.booleans())
 def test_any_override_is_taken_or_refused(name: str, override: str, sensible: bool) -> None:
-    for line in told(name, [f"head.{override}=1" if sensible else override]).splitlines():
+    for line in message_of(name, [f"head.{override}=1" if sensible else override]).splitlines():
         assert line.startswith("--set ") or ".yaml:" in line
 
 

@@ -58,7 +58,7 @@ def test_the_test_reads_expressions(symbols: str, value: int) -> None:
 
 
 def test_expressions(letters: Writer) -> None:
-    found, deepest, widest = [], 0, 0
+    expressions, deepest, widest = [], 0, 0
     for sample in samples(letters, 20_000, samples=30):
         assert sample.prompt
         symbols = sample.prompt.split(" ")
@@ -67,10 +67,10 @@ def test_expressions(letters: Writer) -> None:
         value, depth, arguments = read(symbols)
         assert sample.answers == (str(value),)
         deepest, widest = max(deepest, depth), max(widest, arguments)
-        found.append(len(symbols))
+        expressions.append(len(symbols))
     assert deepest == 10
     assert widest == 10
-    assert max(found) > 1200
+    assert max(expressions) > 1200
 
 
 @settings(max_examples=40)

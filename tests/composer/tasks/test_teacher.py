@@ -37,8 +37,8 @@ TEXTS = {
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_texts_stay_as_the_teacher_saw_them(name: str, words: Writer) -> None:
     make, wanted = TEXTS[name]
-    found = "\n".join(make(random.Random(seed), words) for seed in range(200))
-    assert hashlib.sha256(found.encode()).hexdigest() == wanted
+    text = "\n".join(make(random.Random(seed), words) for seed in range(200))
+    assert hashlib.sha256(text.encode()).hexdigest() == wanted
 
 
 @pytest.fixture(scope="module")

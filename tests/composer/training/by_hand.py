@@ -20,7 +20,7 @@ def attention_of(model: Any, index: int) -> ComposedAttention:
     return list(attentions(model))[index][1]
 
 
-def asked(hidden: Tensor, batch: Batch) -> Lesson:
+def make_lesson(hidden: Tensor, batch: Batch) -> Lesson:
     """A layer that is handed these hidden states, on the tokens of a batch."""
     mask = batch.inputs(mask=True)["attention_mask"]
     rows = Rows(*batch.ids.shape, hidden.device, seen=None, columns=0, mask=mask, positions=batch.position)
@@ -29,12 +29,12 @@ def asked(hidden: Tensor, batch: Batch) -> Lesson:
 
 def documents(batch: Batch) -> list[tuple[int, int, int]]:
     """Row, start and end of each document."""
-    found = []
+    spans = []
     for row, (position, valid) in enumerate(zip(batch.position, batch.valid, strict=True)):
         real = int(valid.sum())
         starts = [column for column in range(real) if int(position[column]) == 0]
-        found += [(row, start, end) for start, end in pairwise([*starts, real])]
-    return found
+        spans += [(row, start, end) for start, end in pairwise([*starts, real])]
+    return spans
 
 
 def projected(source: Any, ids: Tensor) -> list[dict[str, Tensor]]:
@@ -44,11 +44,11 @@ def projected(source: Any, ids: Tensor) -> list[dict[str, Tensor]]:
     for layer, own in zip(source.model.layers, seen, strict=True):
         attention = layer.self_attn
 
-        def kept(_module: Any, given: Any, answer: Any, own: dict[str, Tensor] = own) -> None:
-            own |= {"heads": given[0].detach(), "attended": answer.detach()}
+        def kept(_module: Any, inputs: Any, answer: Any, own: dict[str, Tensor] = own) -> None:
+            own |= {"heads": inputs[0].detach(), "attended": answer.detach()}
 
-        def hidden(_module: Any, given: Any, own: dict[str, Tensor] = own) -> None:
-            own["hidden"] = given[0].detach()
+        def hidden(_module: Any, inputs: Any, own: dict[str, Tensor] = own) -> None:
+            own["hidden"] = inputs[0].detach()
 
         hooks += [attention.o_proj.register_forward_hook(kept), attention.q_proj.register_forward_pre_hook(hidden)]
     with torch.no_grad():
@@ -63,8 +63,8 @@ def rotated(states: Tensor, theta: float = 10000.0) -> Tensor:
     width = states.shape[-1]
     angle = torch.arange(len(states)).double()[:, None] * theta ** (-torch.arange(0, width, 2).double() / width)
     cos, sin = (torch.cat([wave, wave], -1)[:, None] for wave in (angle.cos(), angle.sin()))
-    one, two = states.chunk(2, -1)
-    return states * cos + torch.cat([-two, one], -1) * sin
+    first, two = states.chunk(2, -1)
+    return states * cos + torch.cat([-two, first], -1) * sin
 
 
 def projections(attention: Any, hidden: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -62,7 +62,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
 
 
-def same(one: tuple[Outcome, dict[str, torch.Tensor]], other: tuple[Outcome, dict[str, torch.Tensor]]) -> bool:
-    (told, parameters), (also_told, others) = one, other
-    assert told.model_copy(update={"seconds": 0}) == also_told.model_copy(update={"seconds": 0})
+def same(first: tuple[Outcome, dict[str, torch.Tensor]], other: tuple[Outcome, dict[str, torch.Tensor]]) -> bool:
+    (outcome, parameters), (also_told, others) = first, other
+    assert outcome.model_copy(update={"seconds": 0}) == also_told.model_copy(update={"seconds": 0})
     return parameters.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in parameters.items())

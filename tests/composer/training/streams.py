@@ -17,9 +17,9 @@ STREAM: dict[str, Any] = {"which": "transfer", "stream": True, "checkpoint_secon
 
 
 def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
-    found = weights(out)
-    assert found.keys() == wanted.keys() and not out.with_name("out.run").exists()  # noqa: PT018
-    return all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+    actual = weights(out)
+    assert actual.keys() == wanted.keys() and not out.with_name("out.run").exists()  # noqa: PT018
+    return all(torch.equal(tensor, actual[name]) for name, tensor in wanted.items())
 
 
 def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:

@@ -77,10 +77,10 @@ def test_what_is_loaded_is_what_was_trained(
     assert (logits(plain) - trained).abs().max() > 1e-4
     adapted = PeftModel.from_pretrained(plain, str(out / "adapter"))
     assert torch.equal(logits(adapted), trained)
-    told = report.stages[-1].after["model"]
-    assert loss_of(loaded, held_out(out, texts), 4) == pytest.approx(told, rel=1e-5)
+    last_loss = report.stages[-1].after["model"]
+    assert loss_of(loaded, held_out(out, texts), 4) == pytest.approx(last_loss, rel=1e-5)
     assert report.teacher_loss is not None
-    assert told < report.stages[-1].before["model"]
+    assert last_loss < report.stages[-1].before["model"]
 
 
 def test_adapters_come_from_where_the_model_does_and_can_be_left(
@@ -92,18 +92,18 @@ def test_adapters_come_from_where_the_model_does_and_can_be_left(
     assert json.loads((tmp_path / "plain" / "config.json").read_text()).get("adapter") is None
     assert torch.equal(logits(ComposedForCausalLM.from_pretrained(tmp_path / "plain").eval()), logits(plain.eval()))
     shutil.copytree(out, tmp_path / "shelf" / "model")
-    asked: list[dict[str, Any]] = []
+    loads: list[dict[str, Any]] = []
     original = adapters.cached_file
 
     def spy(*arguments: Any, **options: Any) -> Any:
-        asked.append(options)
+        loads.append(options)
         return original(*arguments, **options)
 
     monkeypatch.setattr(adapters, "cached_file", spy)
     where: dict[str, Any] = {"revision": "main", "cache_dir": str(tmp_path), "local_files_only": True}
     loaded = ComposedForCausalLM.from_pretrained(tmp_path / "shelf", subfolder="model", token=None, **where).eval()
     assert torch.equal(logits(loaded), trained)
-    assert asked == [where | {"subfolder": "model/adapter"}] * 2, "its config, and its weights"
+    assert loads == [where | {"subfolder": "model/adapter"}] * 2, "its config, and its weights"
 
 
 def test_only_what_learned_has_changed(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path) -> None:
@@ -124,11 +124,16 @@ def test_the_record(distilled: tuple[Path, TrainingReport, torch.Tensor], studen
     assert before.untrained
     assert not record.untrained
     assert [stage.stage for stage in record.training] == ["transfer", "finetune"]
-    for told, outcome in zip(record.training, report.stages, strict=True):
-        assert (told.steps, told.tokens, told.before, told.after) == (outcome.steps, outcome.tokens, outcome.before, outcome.after)
-        assert (told.teacher, told.seed) == (str(teacher), 0)
-        assert told.data["rows"] > 0
-        assert told.recipe["lr"] == RECIPE[told.stage]["lr"]
+    for recorded, outcome in zip(record.training, report.stages, strict=True):
+        assert (recorded.steps, recorded.tokens, recorded.before, recorded.after) == (
+            outcome.steps,
+            outcome.tokens,
+            outcome.before,
+            outcome.after,
+        )
+        assert (recorded.teacher, recorded.seed) == (str(teacher), 0)
+        assert recorded.data["rows"] > 0
+        assert recorded.recipe["lr"] == RECIPE[recorded.stage]["lr"]
     assert record.files["adapter/adapter_model.safetensors"].sha256
     checks = verify(out).checks
     assert {check.outcome for check in checks} == {"passed"}
@@ -159,8 +164,8 @@ def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: 
     out, _, trained = distilled
     run(student, tmp_path / "merged", texts, merge=True)
     merge_adapters(out, tmp_path / "later")
-    one, other = weights(tmp_path / "merged"), weights(tmp_path / "later")
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    merged, other = weights(tmp_path / "merged"), weights(tmp_path / "later")
+    assert all(torch.equal(tensor, other[name]) for name, tensor in merged.items())
     for name in ("merged", "later"):
         assert not (tmp_path / name / "adapter").exists()
         assert verify(tmp_path / name).ok
@@ -243,8 +248,8 @@ def test_killed_in_either_stage(
         run(student, tmp_path / "out", texts, "recipe.transfer.lr=0.5", resume=True)
     resumed = run(student, tmp_path / "out", texts, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    for one, other in zip(resumed.stages, report.stages, strict=True):
-        assert one.model_copy(update={"seconds": 0}) == other.model_copy(update={"seconds": 0})
+    for actual, other in zip(resumed.stages, report.stages, strict=True):
+        assert actual.model_copy(update={"seconds": 0}) == other.model_copy(update={"seconds": 0})
     for file in ("fresh.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json", "training/log.jsonl"):
         assert (tmp_path / "out" / file).read_bytes() == (out / file).read_bytes()
 

@@ -44,22 +44,22 @@ def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monke
 
     assert ending(forked(child)) == -signal.SIGKILL
     run(hosted, tmp_path / "out", texts, resume=True, **STREAM)
-    learned, found, start = weights(tmp_path / "whole"), weights(tmp_path / "out"), weights(hosted)
+    learned, trained, start = weights(tmp_path / "whole"), weights(tmp_path / "out"), weights(hosted)
     assert any(not torch.equal(tensor, start[name]) for name, tensor in learned.items()), "something was learned"
-    assert learned.keys() == found.keys()
+    assert learned.keys() == trained.keys()
     # What an expert computes of a token is rounded as the tokens beside it have it, and those are others here.
     close = 1e-5 if any("expert" in name for name in learned) else 0
     for name, tensor in learned.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=close)
+        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=close)
 
 
 def test_the_trunk_learns(hosted: Path, texts: Path, tmp_path: Path) -> None:
     """Each expert's matrices stay apart in the files, and have learned."""
     trunk = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.finetune.steps=1")
     run(hosted, tmp_path / "out", texts, *trunk, which="finetune")
-    start, found = weights(hosted), weights(tmp_path / "out")
-    assert found.keys() == start.keys()
-    assert not any(torch.equal(tensor, start[name]) for name, tensor in found.items() if ".mlp." in name)
+    start, trained = weights(hosted), weights(tmp_path / "out")
+    assert trained.keys() == start.keys()
+    assert not any(torch.equal(tensor, start[name]) for name, tensor in trained.items() if ".mlp." in name)
 
 
 def test_killed(

@@ -28,11 +28,11 @@ def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
         for index, own in enumerate(projected(source, batch.ids[row, start:end][None])):
             hidden, attention = own["hidden"][0], attention_of(student, index)
             wanted = softmax_weights(source.model.layers[index].self_attn, hidden, width)
-            found = lolcats_weights(attention, hidden, WINDOW)
+            actual = lolcats_weights(attention, hidden, WINDOW)
             value = projections(attention, hidden, width)[2]
-            answers = torch.einsum("hts,shd->thd", found - wanted, value)
+            answers = torch.einsum("hts,shd->thd", actual - wanted, value)
             sums[index][0] += float(answers.square().mean((1, 2)).sum())
-            ratios = (wanted / found).where(wanted > 0, 1.0).log()
+            ratios = (wanted / actual).where(wanted > 0, 1.0).log()
             sums[index][1] += float((wanted * ratios).sum(-1).mean(0).sum())
     tokens = int(batch.valid.sum())
     return [(error / tokens, divergence / tokens) for error, divergence in sums]
@@ -43,8 +43,8 @@ def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
 def test_by_hand(how: Packing) -> None:
     source, rows = small_llama(), rows_of(how=how)
     student = student_of(source)
-    found = attention_likeness(student, teacher_of(source), rows)
-    for layer, (error, divergence) in zip(found, by_hand(student, source, rows), strict=True):
+    likeness = attention_likeness(student, teacher_of(source), rows)
+    for layer, (error, divergence) in zip(likeness, by_hand(student, source, rows), strict=True):
         assert layer.mse == pytest.approx(error, rel=1e-5)
         assert layer.divergence == pytest.approx(divergence, rel=1e-4)
         assert layer.mse > 1e-3
@@ -141,9 +141,9 @@ def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) 
 
 def test_who_sees_the_next_token_has_no_loss_of_it(teacher: Path, texts: Path, tmp_path: Path) -> None:
     spec = {"compose": 1, "name": "both", "direction": "bidirectional", "head": {"position": "rope", "memory": ["full"]}}
-    found = likeness_of(make_student(tmp_path / "both", teacher, spec), TrainingOptions([str(texts)], share=0.2), recipe=RECIPE)
-    assert found.loss is None
-    assert found.mse > 0
+    likeness = likeness_of(make_student(tmp_path / "both", teacher, spec), TrainingOptions([str(texts)], share=0.2), recipe=RECIPE)
+    assert likeness.loss is None
+    assert likeness.mse > 0
 
 
 def test_nothing_held_out(softmax: Path, texts: Path) -> None:

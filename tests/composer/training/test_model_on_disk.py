@@ -19,5 +19,5 @@ def test_a_padding_token_beyond_the_tokens_of_a_batch(tmp_path: Path) -> None:
     source.save_pretrained(tmp_path)
     batch = rows_of(lengths=(9,)).batch([0])
     assert len(batch.ids.unique()) < VOCABULARY - 1
-    found = StoredModel(open_model(tmp_path)).layer_inputs(batch)
-    assert torch.equal(found.hidden, source.get_input_embeddings()(batch.ids))
+    hidden = StoredModel(open_model(tmp_path)).layer_inputs(batch)
+    assert torch.equal(hidden.hidden, source.get_input_embeddings()(batch.ids))

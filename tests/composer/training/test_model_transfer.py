@@ -75,7 +75,7 @@ def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
     assert how == "packed" or not bool(batch.valid.all())
     course = course_of(source, student, mse=1000.0)
     loss = learned(course, batch)
-    found = gradients(student)
+    student_gradients = gradients(student)
     assert float(course.judge(batch, course.count(batch))["model"]) == pytest.approx(loss, rel=1e-9)
     student.zero_grad()
     squares = torch.zeros((), dtype=torch.float64)
@@ -87,10 +87,10 @@ def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     expected.backward()
     by_hand = gradients(student)
-    assert found.keys() == by_hand.keys()
-    assert found
+    assert student_gradients.keys() == by_hand.keys()
+    assert student_gradients
     for name, gradient in by_hand.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6 * float(gradient.abs().max()))
+        torch.testing.assert_close(student_gradients[name], gradient, rtol=1e-5, atol=1e-6 * float(gradient.abs().max()))
 
 
 def test_fresh_parameters_alone_learn_and_all_of_them_together() -> None:
@@ -117,9 +117,9 @@ def test_layers_without_fresh_parameters_are_learned_through() -> None:
     student = student_of(source, HYBRID)
     course = course_of(source, student)
     learned(course, batch)
-    found = gradients(student)
-    assert found
-    assert all(".layers.1.self_attn.composed." in name and bool(gradient.any()) for name, gradient in found.items())
+    student_gradients = gradients(student)
+    assert student_gradients
+    assert all(".layers.1.self_attn.composed." in name and bool(gradient.any()) for name, gradient in student_gradients.items())
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
@@ -142,14 +142,14 @@ def test_other_families_have_their_end_at_the_same_place(family: str) -> None:
     student: Any = student_of(source)
     course = course_of(source, student)
     learned(course, batch)
-    found = gradients(student)
-    assert found.keys() == course.units[0].parameters.keys()
-    assert all(bool(gradient.any()) for gradient in found.values())
-    given: list[Tensor] = []
-    student.eval().get_output_embeddings().register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    student_gradients = gradients(student)
+    assert student_gradients.keys() == course.units[0].parameters.keys()
+    assert all(bool(gradient.any()) for gradient in student_gradients.values())
+    inputs_seen: list[Tensor] = []
+    student.eval().get_output_embeddings().register_forward_pre_hook(lambda _, inputs: inputs_seen.append(inputs[0]))
     with torch.no_grad():
         student(**batch.inputs(mask=True), use_cache=False)
-        assert torch.equal(given[0], last_hidden(student, batch))
+        assert torch.equal(inputs_seen[0], last_hidden(student, batch))
 
 
 @torch.no_grad()
@@ -157,8 +157,8 @@ def test_it_compares_what_the_output_matrix_is_given() -> None:
     """So a student at no distance says what its teacher says, whoever that is."""
     source, batch = small_llama(), everything(rows_of(how="padded"))
     student = student_of(source)
-    told = student(**batch.inputs(mask=True), use_cache=False).logits
-    assert torch.equal(student.lm_head(last_hidden(student, batch)), told)
+    logits = student(**batch.inputs(mask=True), use_cache=False).logits
+    assert torch.equal(student.lm_head(last_hidden(student, batch)), logits)
     twin = ModelTransferCourse(student_of(source), student, transfer())
     assert float(twin.judge(batch, 1.0)["model"]) == 0.0
 
@@ -240,6 +240,6 @@ def test_several_processes_compute_what_one_does(texts: Path, tmp_path: Path) ->
     for line, other in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for name, figure in line.items():
             assert other[name] == (pytest.approx(figure, **bounds[name]) if name in bounds else figure)
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    for name, tensor in one.items():
+    first, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, tensor in first.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)

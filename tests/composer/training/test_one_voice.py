@@ -62,8 +62,8 @@ def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert several(2, lambda rank: main(), tmp_path / "printed") == [0, 0]
     printed = (tmp_path / "printed").read_text()
-    for said in ("Distilled out", "transfer  1/1", "finetune  1/1", "The next token of held-out rows"):
-        assert printed.count(said) == 1, printed
+    for line in ("Distilled out", "transfer  1/1", "finetune  1/1", "The next token of held-out rows"):
+        assert printed.count(line) == 1, printed
     assert "Warning" not in printed
 
 

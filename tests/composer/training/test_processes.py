@@ -58,18 +58,18 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
 
 
-def close(one: Path, other: Path) -> None:
+def close(first: Path, other: Path) -> None:
     """Whether two runs took the same steps: losses and evaluations within 1e-5, norms within 1e-4 of themselves, one for one."""
     bounds: dict[str, dict[str, float]] = {"loss": {"abs": 1e-5}, "held_out": {"abs": 1e-5}, "norm": {"rel": 1e-4}}
-    for line, other_line in zip(lines(one), lines(other), strict=True):
+    for line, other_line in zip(lines(first), lines(other), strict=True):
         assert line.keys() == other_line.keys()
         for name, figure in line.items():
             assert other_line[name] == (pytest.approx(figure, **bounds[name]) if name in bounds else figure)
 
 
-def same_numbers(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
+def same_numbers(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == other.keys()
+    for name, tensor in first.items():
         torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5)
 
 
@@ -81,7 +81,7 @@ def parts(model: nn.Module) -> dict[str, float]:
     }
 
 
-def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int], None]:
+def watched(student: Path, out: Path, texts: Path, file: Path) -> Callable[[int], None]:
     """A run that writes down what each process holds of both models while it trains, and the rows of each call."""
 
     def act(rank: int) -> None:
@@ -100,7 +100,7 @@ def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int]
 
         distill._course, loop.shares = course, watch
         run(student, out, texts, *LONG)
-        (told / f"{rank}.json").write_text(json.dumps(held))
+        (file / f"{rank}.json").write_text(json.dumps(held))
 
     return act
 
@@ -135,11 +135,11 @@ def test_two_processes_compute_what_one_does(alone: Path, pair: tuple[Path, list
 def test_parameters_and_rows_are_shared_out(pair: tuple[Path, list[dict[str, Any]]]) -> None:
     """No process holds a model by itself: independent processes would compute the same, too."""
     _, held = pair
-    assert [len(told["shares"]) for told in held] == [4, 4], "student and teacher, in both stages"
-    for one, other in zip(held[0]["shares"], held[1]["shares"], strict=True):
-        assert all(".composed." in name or share == 0.5 for name, share in one.items())
-        assert all(share + other[name] == 1 and 0 < share < 1 for name, share in one.items())
-    taken = [tuple(rows for rows, left_out in told["rows"] if not left_out) for told in held]
+    assert [len(share["shares"]) for share in held] == [4, 4], "student and teacher, in both stages"
+    for first, other in zip(held[0]["shares"], held[1]["shares"], strict=True):
+        assert all(".composed." in name or share == 0.5 for name, share in first.items())
+        assert all(share + other[name] == 1 and 0 < share < 1 for name, share in first.items())
+    taken = [tuple(rows for rows, left_out in share["rows"] if not left_out) for share in held]
     assert taken[0].count(3) >= STEPS, "of 5 rows, the first takes 3"
     assert taken[1].count(3) == 0
     assert 1 in taken[1]
@@ -160,13 +160,13 @@ def stopped(count: int, at: int, student: Path, out: Path, texts: Path, **option
 
 def test_a_run_goes_on_in_another_number_of_processes(student: Path, texts: Path, tmp_path: Path) -> None:
     """Begun in two, gone on with in one, then in three in the second stage; and adapters are merged as in one."""
-    one, out = tmp_path / "one", tmp_path / "out"
-    run(student, one, texts, *SHORT, **FEW, merge=True)
+    single, out = tmp_path / "one", tmp_path / "out"
+    run(student, single, texts, *SHORT, **FEW, merge=True)
     stopped(2, 2, student, out, texts, merge=True)
     stopped(1, 2, student, out, texts, merge=True, resume=True)
     assert several(3, lambda rank: run(student, out, texts, *SHORT, **FEW, merge=True, resume=True)) == [0, 0, 0]
-    close(one, out)
-    same_numbers(weights(one), weights(out))
+    close(single, out)
+    same_numbers(weights(single), weights(out))
 
 
 def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_pa
     """Training of everything, with tied embeddings and padding: three processes on two rows come to what one does without
     checkpointing."""
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
-    overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=4", "batch=2", "accumulate=2", "evaluate=2")]
+    overrides = [f"recipe.train.{setting}" for setting in ("lr=0.01", "steps=4", "batch=2", "accumulate=2", "evaluate=2")]
     overrides.append("recipe.rows=padded")
 
     def act(out: str, **options: Any) -> None:
@@ -207,8 +207,8 @@ class Branching(nn.Module):
         super().__init__()
         self.left, self.right = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return (given * (self.left if given[0] < 0 else self.right)).sum()
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs * (self.left if inputs[0] < 0 else self.right)).sum()
 
 
 def test_parameters_that_some_rows_do_not_need() -> None:

@@ -41,8 +41,8 @@ def test_other_data(student: Path, texts: Path, tmp_path: Path) -> None:
         (texts, {"share": 0.5}, "--share: was 0.2, now 0.5"),
         (texts, {"held_out": [str(other)]}, f"--held-out: was none, now {other}"),
     ]
-    for data, options, told in changes:
-        with pytest.raises(ComposerError, match=rf"other settings:\n  {re.escape(told)}\nUse the same settings"):
+    for data, options, message in changes:
+        with pytest.raises(ComposerError, match=rf"other settings:\n  {re.escape(message)}\nUse the same settings"):
             run(student, tmp_path / "out", data, resume=True, **options)
 
 
@@ -65,7 +65,9 @@ def test_what_else_decides_the_numbers(student: Path, teacher: Path, texts: Path
     first, second = (str(write_texts(tmp_path / f"held-out-{seed}.jsonl", 9, seed)) for seed in (5, 6))
     begun: dict[str, Any] = {"held_out": [first]} if change == "held_out" else {}
     differs, options = CHANGES[change]
-    options = {name: {"OTHER": str(other), "TEACHER": str(teacher), "SECOND": [second]}.get(said, said) for name, said in options}
+    options = {
+        name: {"OTHER": str(other), "TEACHER": str(teacher), "SECOND": [second]}.get(value, value) for name, value in options
+    }
     if change == "weights":
         begun, model = {"teacher": str(teacher)}, make_student(tmp_path / "same-spec", other)
     stopped(student, tmp_path / "out", texts, **begun)

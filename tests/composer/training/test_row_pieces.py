@@ -60,9 +60,9 @@ def test_losses_and_gradients_are_those_of_whole_rows(spec: str, processes: int,
 
     def act(rank: int) -> None:
         with together(), sharing_rows(processes):
-            found = {how: learned(spec, how) for how in ("packed", "padded")}
+            learned_by = {how: learned(spec, how) for how in ("packed", "padded")}
             if rank == 0:
-                torch.save(found, tmp_path / "found.pt")
+                torch.save(learned_by, tmp_path / "found.pt")
 
     expected = {how: learned(spec, how) for how in ("packed", "padded")}
     assert several(processes, act) == [0] * processes

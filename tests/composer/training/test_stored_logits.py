@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, out: Path, top_k: int = VOCABULARY, **options: Any) -> Any:
     usual: dict[str, Any] = {"teacher": folder / "wide", "sequence": SEQUENCE, "share": SHARE, "temperature": TEMPERATURE}
-    given = usual | options
-    return composer.logits(given.pop("teacher"), str(folder / "texts.jsonl"), out, top_k=top_k, **given)
+    call_options = usual | options
+    return composer.logits(call_options.pop("teacher"), str(folder / "texts.jsonl"), out, top_k=top_k, **call_options)
 
 
 def distill(folder: Path, out: Path, *overrides: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -183,7 +183,7 @@ def test_writing_that_was_stopped_continues(folder: Path, tmp_path: Path, monkey
 
 def test_rows_that_are_not_stored_are_refused(folder: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "logits", top_k=4)
-    given: dict[str, Any] = {"teacher_logits": tmp_path / "logits"}
+    extra_options: dict[str, Any] = {"teacher_logits": tmp_path / "logits"}
     for overrides, options, message in (
         (
             ["recipe.sequence=12"],
@@ -200,7 +200,7 @@ def test_rows_that_are_not_stored_are_refused(folder: Path, tmp_path: Path) -> N
         ([], {"teacher_logits": folder}, f"has no {LOGITS}. Write one: `compose logits"),
     ):
         with pytest.raises(TrainingError, match=message):
-            distill(folder, tmp_path / "out", *overrides, **(given | options))
+            distill(folder, tmp_path / "out", *overrides, **(extra_options | options))
     with pytest.raises(TrainingError, match="`top_k=65`: the teacher has 64 tokens"):
         write(folder, tmp_path / "more", top_k=65)
 

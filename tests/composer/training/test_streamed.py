@@ -69,9 +69,9 @@ def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autoca
     whole = run(three, tmp_path / "whole", texts, which="transfer", bfloat16=autocast)
     for resume, layer in enumerate((0, 2)):
         stopped(three, tmp_path / "out", texts, layer, resume=bool(resume), bfloat16=autocast)
-    found = run(three, tmp_path / "out", texts, resume=True, bfloat16=autocast, **STREAM)
-    assert found.stages[0].model_copy(update={"seconds": 0}) == whole.stages[0].model_copy(update={"seconds": 0})
-    assert list(found.stages[0].after) == ["layer 0", "layer 2"]
+    output = run(three, tmp_path / "out", texts, resume=True, bfloat16=autocast, **STREAM)
+    assert output.stages[0].model_copy(update={"seconds": 0}) == whole.stages[0].model_copy(update={"seconds": 0})
+    assert list(output.stages[0].after) == ["layer 0", "layer 2"]
     assert same(weights(tmp_path / "whole"), tmp_path / "out")
 
 
@@ -126,13 +126,13 @@ def miscount(path: Path) -> None:
 def test_what_is_damaged_is_made_anew(
     three: Path, texts: Path, late: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], name: str, damage: Callable[[Path], None]
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     damage(late / name)
-    run(three, tmp_path / "out", texts, resume=True, tell=told.append, **STREAM)
+    run(three, tmp_path / "out", texts, resume=True, tell=messages.append, **STREAM)
     assert same(wanted, tmp_path / "out")
-    anew = [said for said in told if "computed again" in said]
-    assert [f"{late / name} is damaged. It is computed again" in said for said in anew] == [True] * (damage != Path.unlink)
-    assert told[-1] == "Continuing after step 2 of 6 of transfer 2."
+    anew = [message for message in messages if "computed again" in message]
+    assert [f"{late / name} is damaged. It is computed again" in message for message in anew] == [True] * (damage != Path.unlink)
+    assert messages[-1] == "Continuing after step 2 of 6 of transfer 2."
 
 
 def test_a_layer_of_which_nothing_is_left_is_trained_again(
@@ -201,9 +201,9 @@ def test_the_disk_is_full_where_a_layer_ends(
 
 def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is said before anything is written, with what is needed; a byte more of free space, and it runs."""
-    told: list[str] = []
-    run(three, tmp_path / "out", texts, tell=told.append, **STREAM)
-    needed = int(told[0].removeprefix("Streaming needs up to ").partition(" bytes")[0].replace(",", ""))
+    messages: list[str] = []
+    run(three, tmp_path / "out", texts, tell=messages.append, **STREAM)
+    needed = int(messages[0].removeprefix("Streaming needs up to ").partition(" bytes")[0].replace(",", ""))
     shutil.rmtree(tmp_path / "out")
     usage = shutil.disk_usage(tmp_path)
     for short in (1, 0):
@@ -222,21 +222,21 @@ def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monk
 
 
 def test_hidden_states_take_what_is_said(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, said, original = [], [], Path.replace
+    taken, share, original = [], [], Path.replace
 
     def replace(path: Path, target: Path) -> Path:
-        taken.append(sum(one.stat().st_size for kind in ("*.hidden", "*.hidden.partial") for one in path.parent.glob(kind)))
+        taken.append(sum(share.stat().st_size for kind in ("*.hidden", "*.hidden.partial") for share in path.parent.glob(kind)))
         return original(path, target)
 
     def needed(*arguments: Any) -> int:
-        said.append(measured(*arguments) - streamed.SAVED * 4 * arguments[2].fresh)
-        return said[-1]
+        share.append(measured(*arguments) - streamed.SAVED * 4 * arguments[2].fresh)
+        return share[-1]
 
     measured = streamed.disk_needed
     monkeypatch.setattr(streamed, "disk_needed", needed)
     monkeypatch.setattr(Path, "replace", replace)
     run(three, tmp_path / "out", texts, **STREAM)
-    assert max(taken) == said[0]
+    assert max(taken) == share[0]
 
 
 @pytest.mark.parametrize(

@@ -52,23 +52,23 @@ def test_it_is_in_memory_as_long_as_something_is_asked_of_it(
     in_stages: list[bool],
 ) -> None:
     loaded: list[weakref.ref[ComposedForCausalLM]] = []
-    there: list[bool] = []
+    is_loaded: list[bool] = []
     load, stage = Teacher.load, module.run_stage
 
-    def noted(teacher: Teacher, *said: Any) -> ComposedForCausalLM:
-        model = load(teacher, *said)
+    def noted(teacher: Teacher, *arguments: Any) -> ComposedForCausalLM:
+        model = load(teacher, *arguments)
         loaded.append(weakref.ref(model))
         return model
 
-    def staged(*said: Any) -> Any:
+    def staged(*arguments: Any) -> Any:
         gc.collect()
-        there.append(loaded[0]() is not None)
-        return stage(*said)
+        is_loaded.append(loaded[0]() is not None)
+        return stage(*arguments)
 
     monkeypatch.setattr(Teacher, "load", noted)
     monkeypatch.setattr(module, "run_stage", staged)
     report = run(student, tmp_path / "out", texts, *overrides, which=which)
-    assert (len(loaded), there) == (1, in_stages)
+    assert (len(loaded), is_loaded) == (1, in_stages)
     assert report.teacher_loss is not None
 
 
@@ -87,11 +87,11 @@ def test_fine_tuning_goes_on_without_a_source_that_has_gone(texts: Path, tmp_pat
     with pytest.raises(StoppedError):
         run(model, tmp_path / "two", texts, which="finetune", watch=stop_at(2), checkpoint_seconds=0.0)
     source.rename(tmp_path / "moved")
-    said: list[str] = []
-    without = run(model, tmp_path / "two", texts, which="finetune", tell=said.append, resume=True)
+    messages: list[str] = []
+    without = run(model, tmp_path / "two", texts, which="finetune", tell=messages.append, resume=True)
     assert with_it.teacher_loss is not None
     assert (without.teacher_loss, without.loss) == (None, with_it.loss)
-    assert sum("is left out of the report" in one and str(source) in one for one in said) == 1
+    assert sum("is left out of the report" in message and str(source) in message for message in messages) == 1
     assert all(torch.equal(tensor, weights(tmp_path / "one")[name]) for name, tensor in weights(tmp_path / "two").items())
     for which, overrides in (("all", ()), ("transfer", ()), ("finetune", ("recipe.finetune.distill=0.5",))):
         with pytest.raises(TrainingError, match="is not at .* any more"):

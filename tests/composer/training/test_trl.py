@@ -136,9 +136,9 @@ def test_packed_training_has_the_losses_of_our_own_stage(tmp_path: Path) -> None
     theirs.train()
 
     ours = [entry["loss"]["model"] for entry in log(tmp_path) if "loss" in entry]
-    found = losses_of(theirs)
-    assert len(found) == len(ours) == STEPS
-    assert max(abs(one - another) for one, another in zip(ours, found, strict=True)) < 1e-4
+    their_losses = losses_of(theirs)
+    assert len(their_losses) == len(ours) == STEPS
+    assert max(abs(first - another) for first, another in zip(ours, their_losses, strict=True)) < 1e-4
     assert sum(ours[:5]) - sum(ours[-5:]) > 0.25, "something was learned"
     learned = get_peft_model_state_dict(theirs.model)
     for name, tensor in get_peft_model_state_dict(own).items():
@@ -218,11 +218,11 @@ def test_answers_alone_are_learned(form: str, packing: bool, tmp_path: Path) -> 
     marked = copy.deepcopy(tokenizer())
     marked.chat_template = MARKED
     if form == "completion":
-        data, said = {"prompt": [PROMPT] * 4, "completion": [COMPLETION, PROMPT] * 2}, {"completion_only_loss": True}
+        data, config_options = {"prompt": [PROMPT] * 4, "completion": [COMPLETION, PROMPT] * 2}, {"completion_only_loss": True}
     else:
         turns = [[{"role": "user", "content": PROMPT}, {"role": "assistant", "content": text}] for text in (COMPLETION, PROMPT)]
-        data, said = {"messages": turns * 2}, {"assistant_only_loss": True}
-    options = said | {"packing": packing, "max_length": LENGTH}
+        data, config_options = {"messages": turns * 2}, {"assistant_only_loss": True}
+    options = config_options | {"packing": packing, "max_length": LENGTH}
     training = trainer(student(), tmp_path, Dataset.from_dict(data), tokenizer=marked, **options)
     rows = list(training.train_dataset)[:BATCH]
     documents = [document for row in rows for document in documents_of(row, joined=False)]

@@ -33,17 +33,18 @@ class Watched:
     """A page, and what was seen while it was open. words: of its console, errors and warnings; asked: the hosts of its requests."""
 
     def __init__(self, page: Any) -> None:
-        self.page, self.words, self.asked = page, list[str](), set[str]()
+        self.page, self.words, self.hosts = page, list[str](), set[str]()
         page.set_default_timeout(PATIENCE)
         page.on(
-            "console", lambda said: self.words.append(f"{said.type}: {said.text}") if said.type in ("error", "warning") else None
+            "console",
+            lambda message: self.words.append(f"{message.type}: {message.text}") if message.type in ("error", "warning") else None,
         )
         page.on("pageerror", lambda error: self.words.append(f"uncaught: {error}"))
-        page.on("request", lambda one: self.asked.add(one.url.partition("://")[2].partition("/")[0]))
+        page.on("request", lambda request: self.hosts.add(request.url.partition("://")[2].partition("/")[0]))
 
-    def _heard(self, said: Any) -> None:
-        if said.type in ("error", "warning"):
-            self.words.append(f"{said.type}: {said.text}")
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.words.append(f"{message.type}: {message.text}")
 
 
 @contextmanager

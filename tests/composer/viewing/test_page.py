@@ -74,7 +74,7 @@ def test_a_mistake_shows_its_line_and_a_size_changes_the_state(address: str) -> 
         assert "state 513.0 KiB" in states(watched)
         assert states(watched)[0] != first[0]
         assert watched.words == []
-        assert watched.asked == {re.split("/+", address)[1]}
+        assert watched.hosts == {re.split("/+", address)[1]}
 
 
 def test_typed_sizes_and_shipped_specs_show_at_once(address: str) -> None:
@@ -106,7 +106,7 @@ def test_the_gallery_opens_without_a_word() -> None:
             watched.page.locator("details").first.locator("summary").click()
             assert "compose: 1" in watched.page.locator("details pre").first.inner_text()
             assert watched.words == []
-            assert watched.asked == {""}
+            assert watched.hosts == {""}
 
 
 def test_the_page_on_a_narrow_screen_scrolls_its_picture_alone(address: str) -> None:

@@ -61,15 +61,15 @@ REFUSED: list[tuple[str, str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "key", "value", "said"), REFUSED, ids=lambda value: ascii(value)[:20])
-def test_messages_name_the_key(folder: Path, tmp_path: Path, family: str, key: str, value: Any, said: str) -> None:
+@pytest.mark.parametrize(("family", "key", "value", "message"), REFUSED, ids=lambda value: ascii(value)[:20])
+def test_messages_name_the_key(folder: Path, tmp_path: Path, family: str, key: str, value: Any, message: str) -> None:
     model = source(folder / family, family)
     before = (model / "config.json").read_text()
     edit_config(model, **{key: value})
     try:
         with pytest.raises(ComposerError) as caught:
             composer.build_folder("lolcats", model, tmp_path / "out", dry_run=True)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert len(str(caught.value)) < 1000
     finally:
         (model / "config.json").write_text(before)

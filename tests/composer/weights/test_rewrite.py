@@ -67,9 +67,9 @@ def test_a_file_without_changes_is_linked(student: Path, tmp_path: Path) -> None
     }
     assert (out / "source-1-of-1.safetensors").samefile(student / "source-1-of-1.safetensors")
     assert not (out / "fresh.safetensors").samefile(student / "fresh.safetensors")
-    found, wanted = weights(out), expected(student, changed)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+    actual, wanted = weights(out), expected(student, changed)
+    assert actual.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in actual.items())
     assert (logits(loaded(out)) - logits(loaded(student))).abs().max() > 1e-4
 
 
@@ -81,8 +81,8 @@ def test_only_the_shards_that_changed_are_written(sharded: Path, tmp_path: Path)
     place = json.loads((student / "model.safetensors.index.json").read_text())["weight_map"][UP]
     assert len(record.files) > 3
     assert {name for name, stored in record.files.items() if stored.how == "rewritten"} == {place}
-    found, wanted = weights(tmp_path / "out"), expected(student, changed)
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+    actual, wanted = weights(tmp_path / "out"), expected(student, changed)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in actual.items())
     assert fingerprint(sharded) == before
 
 
@@ -103,9 +103,9 @@ def test_values_take_the_stored_type(source: Path, tmp_path: Path) -> None:
     build(source, tmp_path / "student", LOLCATS, dtype="bfloat16")
     changed = of(UP, FRESH, folder=tmp_path / "student")
     written(tmp_path / "student", tmp_path / "out", changed)
-    found = weights(tmp_path / "out")
-    assert found[UP].dtype == torch.bfloat16
-    assert torch.equal(found[UP], changed.changed[UP].bfloat16())
+    stored = weights(tmp_path / "out")
+    assert stored[UP].dtype == torch.bfloat16
+    assert torch.equal(stored[UP], changed.changed[UP].bfloat16())
 
 
 def test_values_too_large_for_the_stored_type(source: Path, tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_a_host_whose_files_have_other_names_than_it_or_a_copy(
         for parameter in model.parameters():
             parameter += 1
     written(tmp_path / "student", tmp_path / "out", Trained(dict(model.named_parameters()), None, (STAGE,), {}, model))
-    found: Any = load_model(tmp_path / "out", "float32", "cpu")
-    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert (found.get_output_embeddings().weight is found.get_input_embeddings().weight) == tied
+    loaded: Any = load_model(tmp_path / "out", "float32", "cpu")
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert (loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight) == tied
 
 
 def test_adapters_and_papers(student: Path, tmp_path: Path) -> None:

@@ -66,13 +66,13 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> Non
 
 
 def test_from_the_hub_no_weights_are_fetched(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
 
     def fetch(name: str, revision: str | None, **options: object) -> tuple[Path, None]:
-        asked.append((name, revision, options))
+        calls.append((name, revision, options))
         return tokenizer, None
 
     monkeypatch.setattr(sources, "fetch", fetch)
     composer.build_folder(document(), out=tmp_path / "out", fresh=True, tokenizer="owner/model")
-    assert asked == [("owner/model", None, {"weights": False, "tokenizer": True})]
+    assert calls == [("owner/model", None, {"weights": False, "tokenizer": True})]
     assert (tmp_path / "out" / "tokenizer.json").exists()

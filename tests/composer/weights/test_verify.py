@@ -55,8 +55,8 @@ def flip(file: Path, keep_time: bool = False, at: int | None = None) -> None:
 
 
 def outcome(report: VerifyReport, what: str, subject: str) -> str:
-    [found] = [check.outcome for check in report.checks if (check.what, check.subject) == (what, subject)]
-    return found
+    [outcome] = [check.outcome for check in report.checks if (check.what, check.subject) == (what, subject)]
+    return outcome
 
 
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "bfloat16"}], ids=["linked", "copied", "rewritten"])

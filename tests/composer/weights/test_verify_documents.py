@@ -100,13 +100,13 @@ class TestWhatStandsBeside:
         """Though the record has the hash of their config."""
         config = adapted / "adapter" / "adapter_config.json"
         config.write_text(config.read_text().replace('"q_proj"', '"gate_proj"'))
-        found = hashlib.sha256(config.read_bytes()).hexdigest()
-        change_record(adapted, lambda record: record["documents"].update({"adapter/adapter_config.json": found}))
+        digest = hashlib.sha256(config.read_bytes()).hexdigest()
+        change_record(adapted, lambda record: record["documents"].update({"adapter/adapter_config.json": digest}))
         assert failed(adapted) == {("adapters", "adapter")}
 
-    @pytest.mark.parametrize("said", [..., None, "training"])
-    def test_adapters_that_the_config_leaves_out_or_has_elsewhere(self, adapted: Path, said: object):
-        edit_config(adapted, adapter=said)
+    @pytest.mark.parametrize("value", [..., None, "training"])
+    def test_adapters_that_the_config_leaves_out_or_has_elsewhere(self, adapted: Path, value: object):
+        edit_config(adapted, adapter=value)
         assert failed(adapted) == {("config", "config.json")}
 
     def test_adapters_whose_weights_are_others(self, adapted: Path):

@@ -46,8 +46,8 @@ def latte_rglru(layer: Layer) -> Tensor:
 def latte_macchiato(layer: Layer) -> Tensor:
     mixed, value = _rglru(layer), layer.expanded[2]
     near = softmax_attention(*layer.rotated, value, in_window(WINDOW))
-    asked = _by_head(mixed @ layer["latents.query"].T, layer.heads)
-    shares = torch.softmax(torch.cat(((mixed @ layer["window.weight"].T)[..., None], asked), -1), -1)
+    query_logits = _by_head(mixed @ layer["latents.query"].T, layer.heads)
+    shares = torch.softmax(torch.cat(((mixed @ layer["window.weight"].T)[..., None], query_logits), -1), -1)
     answers = _means(layer, mixed, value)
     return shares[..., :1] * near + torch.einsum("thl,thld->thd", shares[..., 1:], answers)
 

@@ -107,8 +107,8 @@ def test_gradients_where_tensors_are_used_twice(rank: str, heads: tuple[int, int
     query, key, value, *decay, state = problem.tensors
     for form in (chunked, naive):
         both, shared, *others = tensors = [of.clone().requires_grad_() for of in (key, value, *decay, state)]
-        asked = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
-        arguments = [asked, both, shared, *others]
+        queries = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        arguments = [queries, both, shared, *others]
         first, held = form(*problem.arguments(arguments))
         second, _ = form(*problem.arguments([*arguments[:-1], held]))
         loss = (first * second).sum() + first.square().sum()

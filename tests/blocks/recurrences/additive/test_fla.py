@@ -58,9 +58,9 @@ def test_a_step_is_the_definition(rank: str) -> None:
         problem = draw(rank, (4, 4, 2), 1, documents=documents)
         wanted = naive(*problem.arguments())
         singles = [None if of is None else of.float() for of in (problem.query, problem.key, problem.value, problem.log_decay)]
-        found = step(*singles, problem.segment, problem.state.float())
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one.double(), other, rtol=CLOSE, atol=CLOSE)
+        actual = step(*singles, problem.segment, problem.state.float())
+        for first, other in zip(actual, wanted, strict=True):
+            torch.testing.assert_close(first.double(), other, rtol=CLOSE, atol=CLOSE)
 
 
 def test_without_a_pair_a_step_only_decays_and_asks() -> None:
@@ -93,13 +93,13 @@ def test_where_the_forms_fit() -> None:
     assert str(fits(Setting("cuda", "float16"))).startswith("sums over a long text leave the range of float16")
     assert str(fits(Setting("cuda", "float64"))) == "Triton's kernels do not support float64"
     assert str(fits(Setting("cuda", one_token=True))) == "its chunks are for several tokens"
-    one = Setting("cuda", "bfloat16", one_token=True)
-    assert fits_a_step(one) is None
+    on_gpu = Setting("cuda", "bfloat16", one_token=True)
+    assert fits_a_step(on_gpu) is None
     for setting, reason in (
         (Setting("cuda", one_token=True, gradients=True), "has no gradient"),
         (Setting("cuda", one_token=True, one_pair=False), "several pairs may arrive"),
         (Setting("cuda", one_token=True, shape=SMALL.shape(4)), None),
         (Setting("meta", one_token=True), "Triton runs on a GPU"),
     ):
-        told = fits_a_step(setting)
-        assert told is None if reason is None else reason in str(told)
+        reason_not_to_fit = fits_a_step(setting)
+        assert reason_not_to_fit is None if reason is None else reason in str(reason_not_to_fit)

@@ -37,8 +37,8 @@ def test_several_pairs_that_fall_at_one_token(rank: str, heads: tuple[int, int, 
     wanted = problem.state
     every = key if of_its_own else key.repeat_interleave(shared, dim=2)
     for at in range(3):
-        one = slice(at, at + 1)
-        answer, wanted = naive(query, every[:, one], problem.value[:, one], decay if at == 0 else None, None, wanted)
+        token = slice(at, at + 1)
+        answer, wanted = naive(query, every[:, token], problem.value[:, token], decay if at == 0 else None, None, wanted)
     close(left, wanted)
     close(output, answer)
 

@@ -31,8 +31,8 @@ class Problem:
     @property
     def tensors(self) -> list[Tensor]:
         """All that a gradient goes to."""
-        found = [self.query, self.key, self.value, self.rate, self.log_decay, self.state]
-        return [tensor for tensor in found if tensor is not None]
+        tensors = [self.query, self.key, self.value, self.rate, self.log_decay, self.state]
+        return [tensor for tensor in tensors if tensor is not None]
 
     def arguments(self, tensors: list[Tensor] | None = None) -> tuple[Any, ...]:
         """In the order of a form's signature, with other tensors in place of its own."""

@@ -31,11 +31,11 @@ def of_fla(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def agree(problem: Problem, run: Any, decay: Tensor | None) -> None:
     """As many heads of each, and no scale."""
-    given = {"q": problem.query, "k": problem.key, "v": problem.value, "beta": problem.rate, "g": decay}
-    found = run(**given, initial_state=problem.state, scale=1.0, output_final_state=True)
-    for wanted, one in zip(naive(*problem.arguments()), found, strict=True):
-        assert one.dtype == torch.float64
-        close(one, wanted)
+    inputs = {"q": problem.query, "k": problem.key, "v": problem.value, "beta": problem.rate, "g": decay}
+    actual = run(**inputs, initial_state=problem.state, scale=1.0, output_final_state=True)
+    for wanted, computed in zip(naive(*problem.arguments()), actual, strict=True):
+        assert computed.dtype == torch.float64
+        close(computed, wanted)
 
 
 @pytest.mark.parametrize("fastest", [1.0, 2.0])

@@ -111,8 +111,8 @@ def test_a_document_never_sees_its_neighbours(rank: str) -> None:
             assert not gradient[:, 110:].any()
         assert not gradients[-1].any()
         answers.append((output[:, own], *(gradient[:, own] for gradient in gradients[:-1])))
-    for one, other in zip(*answers, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(*answers, strict=True):
+        assert torch.equal(first, other)
 
 
 def test_by_feature_a_document_sees_no_more_of_its_neighbours_than_rounding() -> None:
@@ -165,16 +165,16 @@ def test_gradients_where_tensors_are_used_twice(heads: tuple[int, int, int], doc
     query, key, value, *others = problem.tensors
     for form in (chunked, naive):
         both, shared, *rest = tensors = [of.clone().requires_grad_() for of in (key, value, *others)]
-        asked = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
-        first, held = form(*problem.arguments([asked, both, shared, *rest]))
-        second, _ = form(*problem.arguments([asked, both, shared, *rest[:-1], held]))
+        queries = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        first, held = form(*problem.arguments([queries, both, shared, *rest]))
+        second, _ = form(*problem.arguments([queries, both, shared, *rest[:-1], held]))
         loss = (first * second).sum() + first.square().sum()
-        found = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
+        actual = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
         for index in range(len(problem.tensors)):
             alone = [of.clone() for of in problem.tensors]
             alone[index].requires_grad_()
             output, state = form(*problem.arguments(alone))
-            found += torch.autograd.grad(output.square().sum() + state.sum(), alone[index])
-        answers.append(found)
+            actual += torch.autograd.grad(output.square().sum() + state.sum(), alone[index])
+        answers.append(actual)
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)

@@ -59,10 +59,10 @@ def test_on_flas_kernels() -> None:
     *columns, state = tensors_of(problem)
     wanted = naive(*columns, problem.segment, state)
     with torch.no_grad():
-        found = fla.step(
+        actual = fla.step(
             *(None if tensor is None else tensor.float() for tensor in columns), problem.segment, problem.state.float()
         )
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(actual, wanted, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=CLOSE, atol=CLOSE)
 
 

@@ -33,8 +33,8 @@ def test_a_step_is_the_definition(apart: bool) -> None:
         problem = draw("channel", (4, 4, 2), 1, documents=documents, apart=apart)
         wanted = naive(*problem.arguments())
         with torch.no_grad():
-            found = step(*problem.arguments([tensor.float() for tensor in problem.tensors]))
-        for got, want in zip(found, wanted, strict=True):
+            actual = step(*problem.arguments([tensor.float() for tensor in problem.tensors]))
+        for got, want in zip(actual, wanted, strict=True):
             torch.testing.assert_close(got.double(), want, rtol=CLOSE, atol=CLOSE)
 
 

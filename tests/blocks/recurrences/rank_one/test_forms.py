@@ -76,9 +76,9 @@ def test_with_a_key_that_it_reads_by_itself_it_is_the_delta_rule(form: str) -> N
     key, rate = problem.read, 2 * torch.rand(2, 17, 2, dtype=torch.float64)
     written = rate[..., None] * key
     arguments = (problem.query, written, problem.value, key * problem.log_decay.exp(), None, problem.log_decay)
-    found = by_backend(FORMS)[form](*arguments, problem.segment, problem.state)
+    actual = by_backend(FORMS)[form](*arguments, problem.segment, problem.state)
     wanted = delta.naive(problem.query, key, problem.value, rate, problem.log_decay, problem.segment, problem.state)
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(actual, wanted, strict=True):
         close(got, want)
 
 
@@ -108,8 +108,8 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
         agree(problem, step)
         with torch.no_grad():
             wanted = naive(*problem.arguments())
-            found = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), in_place=True)
-            for got, want in zip(found, wanted, strict=True):
+            actual = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), in_place=True)
+            for got, want in zip(actual, wanted, strict=True):
                 close(got, want)
 
 

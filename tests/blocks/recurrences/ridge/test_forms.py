@@ -68,10 +68,10 @@ def test_it_is_the_best_map_of_the_past(rank: str, form: str) -> None:
     for row in range(2):
         for head in range(4):
             own = owner(head, 4, 2)
-            found = torch.stack([of[row, head] for of in rows]).requires_grad_()
-            errors = problem.value[row, :, 0] - problem.key[row, :, own] @ found
-            loss = (weight[row, :, own, None] * errors.square()).sum() + (penalty[own][:, None] * found.square()).sum()
-            (slope,) = torch.autograd.grad(loss, found)
+            result = torch.stack([of[row, head] for of in rows]).requires_grad_()
+            errors = problem.value[row, :, 0] - problem.key[row, :, own] @ result
+            loss = (weight[row, :, own, None] * errors.square()).sum() + (penalty[own][:, None] * result.square()).sum()
+            (slope,) = torch.autograd.grad(loss, result)
             close(slope, torch.zeros_like(slope), 1e-9)
 
 
@@ -98,8 +98,8 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
     problem, penalty = drawn(rank, heads, 1, documents=documents)
     agree(problem, penalty, step)
     wanted = naive(*problem.arguments(), ridge=penalty)
-    found = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), ridge=penalty, in_place=True)
-    for got, want in zip(found, wanted, strict=True):
+    actual = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), ridge=penalty, in_place=True)
+    for got, want in zip(actual, wanted, strict=True):
         close(got, want)
     nothing = replace(problem, rate=torch.zeros_like(problem.rate))
     rest = problem.log_decay, problem.segment, problem.state
@@ -141,8 +141,8 @@ def test_its_steps_reach_the_solution_of_heads_as_wide_as_real_ones(rank: str) -
     wanted, _ = naive(*problem.arguments(), ridge=penalty)
     assert MODULE.STEPS < 64
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 5e-6)):
-        found, _ = chunked(*problem.arguments([tensor.to(dtype) for tensor in problem.tensors]), ridge=penalty.to(dtype))
-        assert (found - wanted).abs().max() < tolerance * wanted.abs().max()
+        actual, _ = chunked(*problem.arguments([tensor.to(dtype) for tensor in problem.tensors]), ridge=penalty.to(dtype))
+        assert (actual - wanted).abs().max() < tolerance * wanted.abs().max()
 
 
 def test_a_query_of_nothing_is_answered_by_nothing() -> None:

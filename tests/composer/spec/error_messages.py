@@ -10,7 +10,7 @@ from composer.errors import SpecError
 from composer.spec import load_spec
 
 
-def told(source: str | Path | Mapping[Any, Any], overrides: Sequence[str] = ()) -> str:
+def message_of(source: str | Path | Mapping[Any, Any], overrides: Sequence[str] = ()) -> str:
     """The message of the SpecError; empty where the source is a spec. Any other error passes through."""
     try:
         load_spec(source, overrides)
