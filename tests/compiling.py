@@ -1,7 +1,6 @@
-"""Triton kernels built for GPUs that are not there, and what they take of one.
-
-``built`` asks a process of its own, where kernels are kernels: in the tests' processes they are the interpreter's. What Triton has
-built stays beside pytest's own cache until it would be built differently, so that a kernel that nobody has touched is built once.
+"""Triton kernels compiled for GPUs that this machine does not have, and their use of resources. ``built`` runs in another
+process, since Triton is interpreted in the processes of tests. Compiled kernels are cached beside pytest's cache, so an
+unchanged kernel compiles once.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ MEASURED = re.compile(r"REG:(?P<registers>\d+) .*?STACK:(?P<stack>\d+)")
 
 @dataclass(frozen=True)
 class Build:
-    """A kernel and what it is built for.
-
-    kernel: "MODULE:NAME". signature: the types of its arguments, as Triton writes them ("*fp32", "i32", "fp32"). constants: the
-    values of its constexpr arguments. options: num_warps, num_stages.
+    """A kernel and its launch. kernel: "MODULE:NAME". signature: the types of its arguments as Triton writes them ("*fp32",
+    "i32", "fp32"). constants: the values of its constexpr arguments. options: num_warps, num_stages.
     """
 
     kernel: str
@@ -52,8 +49,9 @@ class Build:
 
 @dataclass(frozen=True)
 class Built:
-    """What a program of it takes. registers: of a thread; stack: bytes that it spills; shared: bytes of shared memory; tf32:
-    whether a product rounds float32 to TF32."""
+    """The resources of a compiled kernel. registers: per thread. stack: spilled bytes. shared: bytes of shared memory. tf32:
+    whether a product rounds float32 to TF32.
+    """
 
     kernel: str
     capability: int
@@ -64,7 +62,9 @@ class Built:
 
 
 def built(builds: Iterable[Build], capabilities: Iterable[int] = CAPABILITIES) -> list[Built]:
-    """Each kernel built for each capability, printed. Raises AssertionError with the compiler's words where one cannot be."""
+    """Compile each kernel for each capability and print the result. Raises AssertionError with the compiler's message if it
+    fails.
+    """
     request = json.dumps({"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]})
     output = printed_behind(COMPILER, f"from tests.compiling import print_built\nprint_built({request!r})")
     kernels = [Built(**kernels) for kernels in json.loads(output)]
@@ -74,8 +74,9 @@ def built(builds: Iterable[Build], capabilities: Iterable[int] = CAPABILITIES) -
 
 
 def operations_alone() -> None:
-    """Import fla without the models that it brings along, which take many times as long as all of its operations, and without
-    torch's compiler, which it asks for some activations that no form here uses."""
+    """Import fla without its models, which take much longer than its operations, and without torch.compile, which it uses for
+    some activations that no form here needs.
+    """
     models = {name: None for name in ("fla.layers", "fla.models") if name not in sys.modules}
     sys.modules.update(models)  # pyright: ignore - None is how Python is told that there is no such module
     try:
@@ -116,6 +117,6 @@ def _built(build: Mapping[str, Any], capability: int) -> Built:
 
 
 def print_built(request: str) -> None:
-    """What has been built, as JSON, of what ``built`` asks for, as JSON."""
+    """Print the results for the JSON request of ``built`` as JSON."""
     wanted = json.loads(request)
     print(json.dumps([asdict(_built(build, capability)) for build in wanted["builds"] for capability in wanted["capabilities"]]))

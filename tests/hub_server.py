@@ -1,4 +1,4 @@
-"""A small Hub on the loopback interface: it keeps repositories in memory, and answers the calls that ``huggingface_hub`` makes."""
+"""A small local Hub that keeps repositories in memory and answers the calls of ``huggingface_hub``."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"url": f"{self.hub.endpoint}/{repo_id}", "id": repo_id}, 409 if known else 200)
 
     def batch(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The answer for a large file: there is nothing to upload where it is known."""
+        """Return the answer for a large file. A known file needs no upload."""
         if fields["oid"] in self.hub.large:
             return fields
         return fields | {"actions": {"upload": {"href": f"{self.hub.endpoint}/large/{fields['oid']}"}}}
@@ -190,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def local_hub(cache: str) -> Iterator[LocalHub]:
-    """For the block, ``huggingface_hub`` uses a server on the loopback interface, and a cache in this folder."""
+    """For the block, let ``huggingface_hub`` use a local server and a cache in this folder."""
     hub = LocalHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""What Triton kernels are launched with, recorded in the place of the interpreter: nothing runs, and nothing is written."""
+"""The launches of Triton kernels, recorded in place of the interpreter. Nothing runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", t
 
 @contextmanager
 def recorded() -> Iterator[dict[str, Build]]:
-    """One build a kernel, by "MODULE:NAME": of its first launch, in the first configuration of its autotuner."""
+    """Record one build per kernel, by "MODULE:NAME": its first launch in the first configuration of its autotuner."""
     builds: dict[str, Build] = {}
 
     def launch(self: Any, *positional: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -43,7 +43,7 @@ def recorded() -> Iterator[dict[str, Build]]:
 
 
 def _kind(value: Any) -> str:
-    """As Triton writes types."""
+    """Return the type as Triton writes it."""
     if isinstance(value, torch.Tensor):
         return KINDS[value.dtype]
     return "i1" if isinstance(value, bool) else "fp32" if isinstance(value, float) else "i32"

@@ -1,4 +1,4 @@
-"""The notebook of examples/ runs through its day, from a spec to a model that is shared, and shows what it should."""
+"""The notebook of examples/ runs from a spec to a shared model, and shows the expected outputs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FEWER = {
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all that the notebook makes goes."""
+    """The folder for all outputs of the notebook."""
     return tmp_path_factory.mktemp("day")
 
 
 @pytest.fixture(scope="module")
 def shown(work: Path) -> dict[str, dict[str, Any]]:
-    """What each code cell shows at its end, by its last line: by kinds (text, HTML)."""
+    """Return the output of each code cell's last line by kind (text, HTML)."""
     kernels = work / "kernels" / "python3"
     kernels.mkdir(parents=True)
     start = {
@@ -70,7 +70,7 @@ def shown(work: Path) -> dict[str, dict[str, Any]]:
 
 
 def html_of(shown: dict[str, dict[str, Any]], line: str) -> str:
-    """A cell's HTML; its text is there, too."""
+    """Return a cell's HTML. It has text, too."""
     (data,) = (data for last, data in shown.items() if last.startswith(line))
     assert data["text/plain"]
     return data["text/html"]
@@ -88,7 +88,7 @@ def test_reports_show_themselves(shown: dict[str, dict[str, Any]]) -> None:
 
 
 def test_the_student_has_learned(shown: dict[str, dict[str, Any]], work: Path) -> None:
-    """Untrained heads are far from the teacher; those that have been trained for a minute are nearer."""
+    """The error of trained heads is smaller than that of untrained ones."""
     text = shown["distilled"]["text/plain"]
     layers = re.findall(r"transfer +layer \d +([\d.]+) +([\d.]+)", text)
     assert layers

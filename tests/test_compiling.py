@@ -1,4 +1,4 @@
-"""A kernel is built for GPUs that are not there; what it takes of one is read off, and a kernel that cannot be built is told."""
+"""A kernel is compiled for other GPUs, its resources are reported, and a kernel that cannot compile gives an error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""On a GPU every shipped spec is what it is on a CPU. Run by `make gpu`; elsewhere these tests are skipped.
-
-Products are summed in another order there. On an H100 the softmax teacher's own logits differ by 1.1e-6 of the largest."""
+"""On a GPU every shipped spec gives the results of a CPU. `make gpu` runs these tests. Without a GPU they are skipped. Sums have
+another order on a GPU: on an H100 the softmax teacher's logits differ by 1.1e-6 of the largest.
+"""
 
 from __future__ import annotations
 

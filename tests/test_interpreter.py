@@ -1,4 +1,4 @@
-"""Triton's interpreter is there, with a device, a loop over tensors, and CUDA's mathematics."""
+"""Triton's interpreter has a device, loops over tensors, and CUDA's mathematics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_functions_of_cuda_are_numpys() -> None:
 
 
 def test_what_is_left_out_of_it_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel with pointers, masks, numbers and sums of all shapes, and its gradient, beside what Triton does."""
+    """A kernel with pointers, masks, numbers and sums of all shapes, and its gradient, equal Triton's unpatched interpreter."""
     problem, answers = draw("channel", (2, 1, 1), 19, batch=1), []
     for as_it_was in (False, True):
         if as_it_was:

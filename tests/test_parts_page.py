@@ -1,4 +1,4 @@
-"""The page of parts is the catalogue."""
+"""The page of parts equals the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md run, in their order, where a teacher is, and functions return what it says."""
+"""The examples of docs/python.md run in order beside a teacher, and functions return the documented types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.m
 
 
 def calls(code: str) -> list[ast.Call]:
-    """Those of functions of ``composer``, and nothing of what it holds is taken from elsewhere."""
+    """Return the calls of functions of ``composer``. Nothing of ``composer`` is imported from elsewhere."""
     nodes = list(ast.walk(ast.parse(code)))
     assert not [
         alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names if alias.name in dir(composer)
@@ -49,7 +49,7 @@ def calls(code: str) -> list[ast.Call]:
 
 
 def check(call: ast.Call) -> None:
-    """Its arguments are those of the function."""
+    """Check that the arguments are those of the function."""
     assert isinstance(call.func, ast.Attribute)
     named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     inspect.signature(getattr(composer, call.func.attr)).bind(*call.args, **named)
@@ -57,7 +57,7 @@ def check(call: ast.Call) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_page_has_the_functions_that_there_are(page: Path) -> None:
-    """One function for each thing, with its own arguments."""
+    """Each function is documented once with its arguments."""
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for call in calls(block):
             check(call)
@@ -90,7 +90,7 @@ OTHERWISE = {
 
 
 def _returned(function: Callable[..., object]) -> tuple[str, object]:
-    """The name of what it returns, and that itself: its module may import it for those alone who check types."""
+    """Return the name of a function's return type, and the type, which its module may import only for type checkers."""
     name, module = str(inspect.signature(function).return_annotation), sys.modules[function.__module__]
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):

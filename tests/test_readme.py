@@ -1,4 +1,4 @@
-"""The README is short, its commands run as they are typed, in order, in a fresh folder, and so do its YAML and its Python."""
+"""The README is short, and its commands, YAML and Python run as written, in order, in a fresh folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def fresh(tmp_path: Path) -> Path:
-    """A folder with what commands name, and nothing that they make."""
+    """A folder with the files that the commands name, and without their outputs."""
     for name in ("examples", "specs"):
         shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Nothing outside of `blocks` asks which part it has, by class or by kind: parts say of themselves what there is to know."""
+"""Nothing outside of `blocks` checks the class or the kind of a part: parts declare their properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.test_house import ROOT, named, parts_defined
 
 
 def concrete_parts() -> set[str]:
-    """The classes of parts that a spec could name, and of those that none does: all that computes by itself."""
+    """Return the classes of parts with a kind, and of parts without one that compute."""
     parts_defined()
     parts, waiting = set[str](), [Part]
     while waiting:
@@ -25,7 +25,7 @@ def concrete_parts() -> set[str]:
 
 
 def asked_kinds(path: Path) -> Iterator[tuple[int, str]]:
-    """Where a file asks what class a value is of, and which: by isinstance, issubclass, type(…) is …, or a match."""
+    """Yield the places where a file checks the class of a value, and the class: isinstance, issubclass, type(…) is …, or match."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         nodes: list[ast.AST] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"isinstance", "issubclass"}:
@@ -45,7 +45,7 @@ WRITE_OTHER_CLASSES = {"composer/exporting/native.py", "composer/exporting/qwen3
 
 
 def test_nothing_outside_of_the_blocks_asks_which_part_it_has() -> None:
-    """A role may be asked for (a memory, a read); which of its parts it is, nobody needs to know."""
+    """The role of a part may be checked (a memory, a read), but not which part it is."""
     parts = concrete_parts()
     assert {"Window", "StateMemory", "Alone", "Entry", "Hedgehog"} <= parts
     assert not {"Part", "Memory", "Recurrent", "Read", "Gate", "Mixer", "FeatureMap", "Score"} & parts
@@ -66,7 +66,7 @@ def test_the_reader_of_questions_sees_what_it_should(tmp_path: Path) -> None:
 
 
 def compared_kinds(path: Path) -> Iterator[tuple[int, str]]:
-    """Where a file compares a value's ``kind`` with words, and which."""
+    """Yield the places where a file compares a value's ``kind`` with words, and the words."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
@@ -76,7 +76,7 @@ def compared_kinds(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_nothing_outside_of_the_blocks_compares_kinds_of_parts() -> None:
-    """A part says what there is to know of it. Stages, workloads and columns have kinds, too, none of which a part has."""
+    """Stages, workloads and columns also have kinds, none of which is a part's."""
     kinds = {kind for parts in CATALOGUE.values() for kind in parts}
     files = [path for folder in ("composer", "converters") for path in (ROOT / folder).rglob("*.py")]
     comparisons = [(path, line, word) for path in files for line, word in compared_kinds(path)]

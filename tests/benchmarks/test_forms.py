@@ -1,4 +1,4 @@
-"""The bench of forms in Triton's interpreter: it agrees with fla's functions and float64, and goals follow from its rows."""
+"""The benchmark of forms agrees with fla's functions and float64 in Triton's interpreter, and its goals follow from its rows."""
 
 from __future__ import annotations
 

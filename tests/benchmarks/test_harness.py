@@ -1,4 +1,4 @@
-"""Budgets end, goals are met or not or not measured, and runs without room are left out of later rounds."""
+"""The harness respects its time budget, reports goals as met, missed or not measured, and skips runs that ran out of memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_script_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_no_script_has_the_name_of_a_library() -> None:
-    """The folder of a script that runs comes first among those that are searched for modules."""
+    """Python searches the folder of a running script first, so a script's name must not hide a library."""
     elsewhere = [path for path in sys.path if path and Path(path).resolve() != SCRIPTS]
     names = {path.stem for path in SCRIPTS.glob("*.py")} - {"__init__"}
     assert "forms" in names

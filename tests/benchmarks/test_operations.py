@@ -1,4 +1,4 @@
-"""Operations of a decode step are counted: each call once, the same at every count, and what the page says is what was kept."""
+"""Each operation of a decode step is counted once, every count gives the same result, and the page shows the kept counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every contestant of ``benchmarks/prefill_decode.py`` runs, and decode is timed at both positions."""
+"""Every head of ``benchmarks/prefill_decode.py`` runs, and decode is timed at both positions."""
 
 from __future__ import annotations
 

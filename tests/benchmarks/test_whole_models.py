@@ -1,4 +1,4 @@
-"""The bench of whole models on models of a few numbers: every workload of every model, ratios, cells without figures, goals."""
+"""The benchmark of whole models runs every workload of tiny models, and computes ratios, empty cells and goals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def contestants() -> list[Contestant]:
 
 
 def test_the_sizes_are_those_of_the_known_models() -> None:
-    """Parameters as they are published: 1.24 and 8.03 billion."""
+    """The parameter counts are the published ones: 1.24 and 8.03 billion."""
     for name, billions in (("llama-3.2-1b", 1.24), ("llama-3.1-8b", 8.03)):
         size = SIZES[name]
         attention = 2 * size.hidden_size * size.head_dim * (size.num_attention_heads + size.num_key_value_heads)
@@ -43,7 +43,9 @@ def test_students_share_the_teachers_weights(contestants: list[Contestant]) -> N
 
 
 def test_a_cache_far_into_a_text_is_what_the_text_would_leave(contestants: list[Contestant]) -> None:
-    """All but the state, which sums up what was before the last tokens, too: its size is that of any."""
+    """The synthetic cache equals the cache of a real text, except for the state. The size of the state does not depend on the
+    text.
+    """
     with torch.no_grad():
         for contestant in contestants[1:]:
             actual, generator = contestant.at(BEFORE + 7, 2), torch.Generator().manual_seed(BEFORE)
@@ -88,7 +90,7 @@ def test_it_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_what_finds_no_room_is_a_cell(contestants: list[Contestant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others go on, and the next workload is tried again."""
+    """A model without enough memory has an empty cell. Other models continue, and the next workload is tried again."""
     failing = contestants[2]
 
     def full(ids: torch.Tensor) -> Any:
@@ -121,7 +123,7 @@ def test_what_finds_no_time_says_so(contestants: list[Contestant]) -> None:
 
 
 def test_a_prompt_that_would_take_too_long_is_not_begun(contestants: list[Contestant]) -> None:
-    """After how long the last one took: a teacher's grows with the square, a student's with the length."""
+    """The expected time is extrapolated from the last prompt: quadratic in the length for a teacher, linear for a student."""
     bench = Bench(contestants[:2], "cpu", 60.0)
     bench.expected = {(TEACHER, "prefill"): (8, 2.0), ("lolcats", "prefill"): (8, 2.0)}
     assert bench.expects(contestants[0], Workload("prefill", 32, 1)) == 32.0

@@ -1,4 +1,4 @@
-"""Starts by what a teacher attends to: each against what it is to bring about, computed by hand."""
+"""Each calibrated start gives the intended property of the teacher's attention, computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS, LENGTH = 3, 12
 
 
 def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
-    """All tokens of some rows, of which a memory holds the pairs that are at most so many tokens old. B T H T."""
+    """Return attention of some rows to a memory of the pairs up to a maximal age. B T H T."""
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     held = ((distance >= 0) & (distance < most))[None, :, None].expand(ROWS, LENGTH, SHAPE.heads, LENGTH)
     if weights is None:
@@ -40,7 +40,7 @@ def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
 @pytest.mark.parametrize("part", [PerHead, PerChannel, Softplus, SoftplusChannel, BoundedChannel])
 def test_gates_forget_by_the_mean_age_of_what_is_attended_to(part: type, per: str) -> None:
-    """For hidden states of 0, of which a gate's bias alone is left: log α = -1 / mean age."""
+    """For hidden states of 0, only the gate's bias remains, and log α = -1 / mean age."""
     gate, attention = part(per=per), attended()
     own = gate.own_heads(SHAPE)
     parameters = started(gate, SHAPE)
@@ -74,7 +74,7 @@ def test_a_shift_makes_the_mean_share_the_teachers() -> None:
 
 
 def test_a_learned_weight_takes_the_shift_as_far_as_a_factor_goes() -> None:
-    """σ(w') = σ(w) exp(shift), below 1; without a choice between masses it keeps its start."""
+    """σ(w') = σ(w) exp(shift), capped below 1. If masses are not compared, the weight keeps its start."""
     window, attention = Window(weight="learned"), replace(attended(most=5), balanced=True)
     parameters = started(window, SHAPE)
     actual = window.calibrated(parameters, attention, SHAPE)["weight"].sigmoid()
@@ -107,7 +107,7 @@ LEARNED = [name for name, part in FEATURE_MAPS.items() if part.positive]
 
 
 def mapped(kind: str, size: float = 1.0, *, balanced: bool | None = None) -> tuple[object, dict[str, Tensor], Attended]:
-    """A map, its start, and weights that another matrix of the same map gives."""
+    """Return a map, its start, and the attention weights of the same map with another matrix."""
     part = FEATURE_MAPS[kind](linear=True)  # pyright: ignore[reportCallIssue]
     query, key = size * random(ROWS, LENGTH, 4, 4), size * random(ROWS, LENGTH, 2, 4)
     parameters = started(part, SHAPE)
@@ -120,7 +120,7 @@ def mapped(kind: str, size: float = 1.0, *, balanced: bool | None = None) -> tup
 @pytest.mark.parametrize("balanced", [None, False, True])
 @pytest.mark.parametrize("kind", LEARNED)
 def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | None) -> None:
-    """By at least half of what the start lacks, the same each time, and in place of nothing else."""
+    """Calibration reduces the divergence by at least half, is deterministic, and changes no other parameter."""
     torch.manual_seed(1)
     part, parameters, attention = mapped(kind, balanced=balanced)
     calibrated = part.calibrated(parameters, attention, SHAPE)  # pyright: ignore
@@ -144,7 +144,7 @@ def test_large_logits_stay_finite() -> None:
 
 
 def test_maps_that_cannot_keep_their_start() -> None:
-    """Those without a matrix, those whose features may be negative, and any where nothing is known of queries and keys."""
+    """Maps keep their start if they have no matrix, if features may be negative, or if queries and keys are unknown."""
     attention = replace(attended(), query=random(ROWS, LENGTH, 4, 4), key=random(ROWS, LENGTH, 2, 4))
     plain, negative, learned = FEATURE_MAPS["elu"](), FEATURE_MAPS["identity"](linear=True), FEATURE_MAPS["hedgehog"]()  # pyright: ignore
     for part, known in ((plain, attention), (negative, attention), (learned, attended())):

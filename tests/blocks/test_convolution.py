@@ -1,4 +1,4 @@
-"""The convolution is its sum over taps, for every choice of filters; it starts as the identity, and any cut is the whole."""
+"""The convolution is its sum over taps for every choice of filters, starts as the identity, and is the same in any split."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHOICES = [
 
 
 def by_taps(inputs: Tensor, weight: Tensor, documents_of: Tensor, heads: int, kernel: int) -> Tensor:
-    """Σ_δ w_δ ⊙ x_{t-δ} within a document, for one row ``T h D``."""
+    """Compute Σ_δ w_δ ⊙ x_{t-δ} within a document for one row ``T h D``."""
     output = torch.zeros(inputs.shape[0], heads, inputs.shape[2], dtype=inputs.dtype)
     for t, head in itertools.product(range(inputs.shape[0]), range(heads)):
         taps = weight[owner(head, heads, weight.shape[0])]
@@ -154,7 +154,7 @@ def test_values_have_filters_of_their_own_and_all_the_activation(choice: dict[st
 
 
 def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> None:
-    """A full memory of convolved values is softmax over the raw keys of values that its filter has summed up."""
+    """A full memory of convolved values is softmax over the raw keys of the filtered values."""
     head = {
         "position": "none",
         "conv": {"inputs": ["v"], "kernel": 2},
@@ -175,7 +175,9 @@ def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> 
 
 
 def test_documents_and_padding_leave_no_trace() -> None:
-    """Two calls: rows with 4, 2, 0 real tokens, then 3 more; in the second call each row starts a document somewhere, or never."""
+    """The first call has rows with 4, 2 and 0 real tokens, the second call has 3 more. In the second call rows start a document
+    at different places or not at all.
+    """
     part = Convolution(kernel=4)
     parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 3, 7)
     real, starts = [4, 2, 0], [0, 1, 9]

@@ -1,4 +1,4 @@
-"""Kernels that are not there, or that will not, are told in words, and the next form answers in their place, with one warning."""
+"""A missing or failing kernel is reported with its reason, and the next form runs in its place with one warning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OLD = Package("numpy", ">=9999")
 
 @pytest.fixture
 def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has been told, and nothing has failed, before the test and because of it."""
+    """Clear the warnings and failures of earlier tests."""
     monkeypatch.setattr(program, "_warned", set())
     monkeypatch.setattr(blocks.kernels, "_failed", {})
 
@@ -79,7 +79,7 @@ def test_what_is_no_fault_of_a_kernel_is_not_caught() -> None:
 
 
 def test_it_is_launched_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton launches on the current GPU: of a model on several, its tensors may be on another."""
+    """Kernels are launched on the GPU of their tensors, which may not be the current GPU of a model on several."""
     seen: list[Any] = []
 
     class Current:

@@ -1,4 +1,4 @@
-"""The output side: RMSNorm of each head or of all, and a gate that starts open, from their formulas."""
+"""The RMSNorm of each head or of all heads, and the output gate, equal their formulas. The gate starts open."""
 
 from __future__ import annotations
 

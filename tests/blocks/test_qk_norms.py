@@ -1,4 +1,4 @@
-"""Norms of queries and keys, from their formulas; exact memories see them, and RMS is √D times the length."""
+"""Norms of queries and keys equal their formulas, exact memories see them, and RMS is √D times the length."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_nothing_is_nan_where_there_is_nothing() -> None:
 
 @pytest.mark.parametrize("kind", QUERY_KEY_NORMS)
 def test_exact_memories_and_features_see_what_is_normed(kind: str) -> None:
-    """However long queries and keys are, the answer is that of their directions."""
+    """The output does not depend on the lengths of queries and keys."""
     memories = {"memory": [{"kind": "window", "size": 5}, "state"], "feature_map": "elu", "qk_norm": kind, "position": "rope"}
     head, data = built(complete(memories), SMALL.shape(4)), inputs(SMALL.shape(4), 2, 17)
     before, _ = run(head, data)

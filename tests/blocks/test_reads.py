@@ -1,4 +1,4 @@
-"""Each read is its formula: one denominator, fixed shares, or a sum; and what is empty weighs nothing and breaks nothing."""
+"""Each read equals its formula (one denominator, fixed shares, or a sum), and an empty memory has weight 0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def masses(*, some_empty: bool = False) -> Tensor:
 
 
 def shared_by_hand(partials: Sequence[Partial]) -> Tensor:
-    """Σ_m σ(w_m) exp(lse_m) o_m / Σ_m σ(w_m) exp(lse_m), and 0 where all of them are empty."""
+    """Compute Σ_m σ(w_m) exp(lse_m) o_m / Σ_m σ(w_m) exp(lse_m), or 0 if all memories are empty."""
     numerator, denominator = torch.zeros(2, 3, 4, 5, dtype=torch.float64), torch.zeros(2, 3, 4, dtype=torch.float64)
     for partial_output in partials:
         assert partial_output.lse is not None
@@ -46,7 +46,7 @@ def test_shared_has_one_denominator(some_empty: bool) -> None:
 
 @pytest.mark.parametrize("read", [Mixture(), Sum()], ids=["mixture", "sum"])
 def test_a_raw_numerator_keeps_its_range_beside_half_precision(read: Read) -> None:
-    """10⁶ is infinite in float16. Whichever comes first."""
+    """A numerator of 10⁶, which is infinite in float16, keeps its range in either order of the memories."""
     near = Partial(torch.ones(1, 2, 4, 5, dtype=torch.float16), torch.zeros(1, 2, 4))
     raw = Partial(torch.full((1, 2, 4, 5), 1e6), None)
     for partials in ((near, raw), (raw, near)):
@@ -56,7 +56,7 @@ def test_a_raw_numerator_keeps_its_range_beside_half_precision(read: Read) -> No
 
 
 def test_shared_takes_any_mass() -> None:
-    """Masses of e^±5000 are weighed by their ratio alone."""
+    """Only the ratio of masses counts, even for masses of e^±5000."""
     for offset in (-5000.0, 5000.0):
         lse = masses(), masses()
         outputs = [partial(value) for value in lse]
@@ -82,7 +82,7 @@ def test_an_empty_memory_leaves_the_others_alone() -> None:
 
 
 def test_mixture_is_sigma_and_its_rest() -> None:
-    """Workshop paper, eq. 8: σ · window + (1 - σ) · state, whatever their masses; an empty state answers 0 and keeps its share."""
+    """The workshop paper's eq. 8 is σ · window + (1 - σ) · state for any masses. An empty state gives 0 and keeps its share."""
     factor = random(4)
     for lse in (masses(), None):
         window, state = partial(lse, factor), partial(masses(some_empty=True))
@@ -139,7 +139,7 @@ def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -
 
 
 def test_a_mixture_is_what_infini_attention_does() -> None:
-    """arXiv:2404.07143, eq. 10: σ(β) A_mem + (1 - σ(β)) A_dot, both divided by their masses, which a sum is not."""
+    """arXiv:2404.07143, eq. 10: σ(β) A_mem + (1 - σ(β)) A_dot, each divided by its mass, unlike a sum."""
     gate = random(4)
     memory, near = partial(masses(), gate), partial(masses())
     share = (1 / (1 + (-gate).exp()))[:, None]

@@ -1,4 +1,4 @@
-"""Attention sinks are one more column of the softmax, with nothing behind it; a memory that is empty keeps its sink."""
+"""An attention sink is one more column of the softmax without a value. An empty memory keeps its sink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPE = Shape(hidden_size=8, heads=3, key_heads=3, head_dim=5, sinks=True)
 
 
 def sunk(logits: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor) -> Partial:
-    """What the part makes of softmax over the logits ``B T H S``; value ``B S H D``."""
+    """Return the part's softmax over the logits ``B T H S`` and values ``B S H D``."""
     lse = logits.logsumexp(-1)
     output = torch.einsum("bths,bshd->bthd", logits.softmax(-1).nan_to_num(0.0), value)
     tokens = Tokens(torch.arange(logits.shape[1]).expand(logits.shape[0], -1))

@@ -1,4 +1,4 @@
-"""Stretches cover each token once, none of them in two documents, and what they bring is joined by document."""
+"""Stretches cover each token once, never span two documents, and their results are joined by document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of tokens and pairs is the loop over tokens that takes each token's pairs before it; what it computes is that loop."""
+"""The merged sequence of tokens and pairs equals a loop that inserts each token's pairs before the token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pairs_at(arrivals: list[list[int]], absent: tuple[tuple[int, int], ...] = ()
 
 
 def columns(arrivals: list[int], length: int = LENGTH) -> list[tuple[str, int]]:
-    """The line by hand: at each token, its pairs, then the token."""
+    """Build the sequence by hand: for each token, its pairs, then the token."""
     line = []
     for token in range(length):
         line += [("pair", pair) for pair, arrival in enumerate(arrivals) if arrival == token]
@@ -83,7 +83,7 @@ def test_pairs_belong_to_the_document_of_their_token() -> None:
 
 @dataclass
 class Case:
-    """A memory, and what one call of it takes beside queries and pairs."""
+    """A memory, and the further inputs of one call besides queries and pairs."""
 
     part: Recurrent
     decay: Tensor
@@ -91,7 +91,7 @@ class Case:
     valid: Tensor | None = None
 
     def row(self, query: Tensor, pairs: Features, row: int, held: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """A row by itself, in calls of one token: time passes and a document starts, its pairs fall one by one, the token asks."""
+        """Compute a row in calls of one token: decay and document start, then its pairs one by one, then the query."""
         assert pairs.arrival is not None
         outputs: list[Tensor] = []
         for token in range(query.shape[1]):
@@ -110,7 +110,7 @@ class Case:
 
 
 def single(pairs: Features, row: int, pair: int) -> Features:
-    """One pair that falls at the only token of a call."""
+    """Return one pair that enters at the only token of a call."""
     assert pairs.rate is not None
     here = slice(row, row + 1), slice(pair, pair + 1)
     return Features(pairs.key[here], pairs.value[here], pairs.present[here], rate=pairs.rate[here])
@@ -141,7 +141,7 @@ def test_pairs_that_fall_together_are_pairs_one_after_the_other(memory: str, aro
 
 
 def plain(state: dict[str, Tensor]) -> Tensor:
-    """The matrix itself, whatever maximum it is kept by."""
+    """Return the matrix without the maximum that it is stored relative to."""
     return state["state"] * state["maximum"].exp()[..., None] if "maximum" in state else state["state"]
 
 
@@ -166,7 +166,7 @@ def test_gradients(memory: Recurrent) -> None:
 
 
 def test_a_call_in_which_nothing_falls() -> None:
-    """No pairs at all, after some fell: time passes and the state answers."""
+    """A call without evicted pairs after a call with some: the state decays and answers."""
     part = StateMemory()
     pairs, decay = pairs_at(ARRIVALS), torch.full((4, LENGTH, 4), -0.1, dtype=torch.float64)
     query = random(4, LENGTH, 4, 5).exp()

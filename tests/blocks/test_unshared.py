@@ -1,4 +1,4 @@
-"""Keys and values of each query head's own: from the formula, and what they change around them."""
+"""Keys and values per query head equal their formula, with the expected effect on the parts around them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unshared(part: Copies, parameters: dict[str, Tensor], shape=GROUPED, **state
 @pytest.mark.parametrize("shape", [GROUPED, ALIKE, ONE_KEY])
 @pytest.mark.parametrize("named", [["k"], ["v"], ["v", "k"]])
 def test_each_query_head_has_its_own(named: list[str], shape) -> None:
-    """k_h = k_g(h) + x Δ_h, and what is not named is the shared one's; gradients of every difference are those of the formula."""
+    """k_h = k_g(h) + x Δ_h. Tensors that are not named stay shared. The gradient of every difference follows from the formula."""
     part = Copies.model_validate({"inputs": named})
     hidden, key, value = random(2, 5, 6), random(2, 5, shape.key_heads, 4), random(2, 5, shape.key_heads, 4)
     parameters = {name: parameter.requires_grad_() for name, parameter in drawn(part, shape).items()}
@@ -58,7 +58,7 @@ def test_it_starts_as_what_is_shared() -> None:
     ],
 )
 def test_the_head_starts_as_the_function_that_it_was(head: dict) -> None:
-    """Where what comes after has weights one a query head, too, these start alike."""
+    """The head starts as the same function although later parts now have weights per query head."""
     data, shape = inputs(SMALL.shape(4), 2, 11), SMALL.shape(4)
     torch.manual_seed(0)
     plain, own = built(complete(head), shape), built(complete(head | {"unshare": "copies"}), shape)

@@ -1,4 +1,4 @@
-"""What eyes make of colours: how far two are apart for those who lack a kind of cones, and how much one stands out from another."""
+"""Colour vision: the distance of two colours with a missing kind of cones, and contrast."""
 
 from __future__ import annotations
 

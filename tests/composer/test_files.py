@@ -1,4 +1,4 @@
-"""A file is there as a whole or not at all; why one could not be written is always said."""
+"""A file is written completely or not at all, and a failure gives its reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_other(tmp_path: Path, mo
 
 @pytest.mark.parametrize("place", ["free", "empty", "taken"])
 def test_a_folder_set_aside_by_a_killed_process_returns_to_its_place(tmp_path: Path, place: str) -> None:
-    """Unless another folder is there. Folders with other names stay."""
+    """It does not return if another folder exists there. Folders with other names stay."""
     folder = tmp_path / "a[1]"
     aside = folder_with(replaced_by(own_partial_of(folder)), "old")
     folder_with(own_partial_of(folder), "half")

@@ -1,4 +1,4 @@
-"""An option is declared once: its command, its Python function, their help and their errors come from one class."""
+"""An option is declared once: the command, the Python function, their help and their errors come from one class."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CookOptions(Seeded):
 
 @options_class
 class PotOptions(Seeded):
-    """A part of them."""
+    """A subset of the options."""
 
     minutes: int = option("Minutes.", least=0)
     lid: bool = option("Cover the pot.", default=False)
@@ -160,7 +160,7 @@ def test_an_error_of_the_function_itself_names_parameters() -> None:
 
 
 def app_of(options: type[Any], *seen: Any) -> Any:
-    """A program of the one command."""
+    """Return a program with the one command."""
 
     @command(options, "quiet", "as_json")
     def cook(options: Any, screen: Screen) -> None:
@@ -208,7 +208,7 @@ def test_the_help_of_the_command_has_the_descriptions() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_each_command_is_derived_from_its_class(command: Any) -> None:
-    """Descriptions are sentences, and no command has an option beside its class and the shared ``Screen``."""
+    """Descriptions are sentences, and a command has only the options of its class and of the shared ``Screen``."""
     assert isinstance(command, Command)
     parameters = inspect.signature(command.callback).parameters
     assert set(parameters) == {name for name, field in options_of(command.options).items() if not field.is_hidden} | set(

@@ -1,4 +1,4 @@
-"""Bars move on a terminal and on a notebook's page, one where one is asked for, and nothing of them is anywhere else."""
+"""Progress bars appear on a terminal and in a notebook, once each, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates give what transformers gives, and none of them takes time, memory or text without bound."""
+"""Chat templates give the text of transformers, with bounded time, memory and length."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(autouse=True, scope="module")
 def short() -> Iterator[None]:
-    """Limits that are reached soon, in a process of these tests' own, which starts anew where a template has ended it."""
+    """Set low limits, in a separate process that restarts after a template has ended it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(templates, "SECONDS", 1)
         patch.setattr(templates, "MEMORY", 2**28)
@@ -132,7 +132,7 @@ def test_a_tokenizer_without_a_template(tokenizer: PreTrainedTokenizerBase) -> N
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no system with forks")
 def test_forks_have_a_child_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:
-    """In a process without the threads of torch and pytest, where a fork is sound."""
+    """It runs in a process without the threads of torch and pytest, where forking is safe."""
     script = (
         "import os, sys\nfrom types import SimpleNamespace\nfrom composer import templates\n"
         "stub = SimpleNamespace(get_chat_template=lambda template, tools: '{{ messages[0].content }}', special_tokens_map={})\n"

@@ -1,4 +1,4 @@
-"""Nothing that stands in a folder runs, whoever says yes to it: what can only be read by running code is refused in words."""
+"""No code in a model's folder runs, whatever the user answers. Files that need code are rejected."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ FRESH = ("latte", "--fresh", "--set", "trunk={width: 64, layers: 1, heads: 4, vo
 
 
 class Yes:
-    """A user who says yes to everything, and code that leaves a mark where it runs."""
+    """A user who answers yes to everything, and code that creates a file if it runs."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = folder / "RAN"
 
     def poison(self, folder: Path, tokenizer: dict[str, Any] | None = None) -> Path:
-        """Puts code beside a model, wherever it could be looked for, and asks for that of its tokenizer."""
+        """Put code beside a model in all places where it may be looked for, and reference it in the tokenizer."""
         for place in (folder / "evil.py", folder / "custom_generate" / "generate.py"):
             place.parent.mkdir(exist_ok=True)
             place.write_text(EVIL.format(mark=str(self.mark)))
@@ -179,7 +179,7 @@ def test_adapters_at_the_top_are_no_part_of_a_model(yes: Yes, student: Path) -> 
 
 
 def test_a_way_of_writing_that_is_elsewhere_is_not_fetched(yes: Yes, student: Path) -> None:
-    """Which tokens end a text is all that is taken from a folder's generation settings."""
+    """Of a folder's generation settings, only the end tokens are used."""
     plain = yes("generate", student, *WRITE)
     (student / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
     answer = yes("generate", student, *WRITE)

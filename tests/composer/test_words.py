@@ -1,4 +1,4 @@
-"""Figures in words, as people read them."""
+"""Sizes and times are written in readable units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are read within bounds: regular ones of a stated size, inside their folder, JSON of a stated depth; a source's, too."""
+"""Only regular files of bounded size inside their folder are read, and JSON of bounded depth, also of a source."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The header of a GGUF file is read within bounds: whatever is wrong with it is an error of one sentence, at once, and nothing that
-the file claims is allocated or waited for."""
+"""The header of a GGUF file is read within bounds: any damage gives a one-sentence error at once, without large allocations."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def refusal(file: Path, content: bytes | None = None) -> str:
-    """The message, after less than a second of work."""
+    """Return the message after less than a second of work."""
     if content is not None:
         file.write_bytes(content)
     began = time.process_time()
@@ -138,7 +137,7 @@ def test_a_file_that_is_cut_short_anywhere(tmp_path: Path, whole: bytes) -> None
 
 
 def test_damaged_bytes_are_read_or_refused(tmp_path: Path, whole: bytes) -> None:
-    """Each byte at the start, which has counts and lengths, with two wrong values."""
+    """Each byte at the start, where counts and lengths are, is tested with two wrong values."""
     file = tmp_path / "model.gguf"
     for place in range(4, 600):
         for value in (0, 0xFF):

@@ -24,7 +24,7 @@ ADAPTER = "adapter/adapter_model.safetensors"
 
 @pytest.fixture
 def hub_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
-    """Stands in for the Hub; what it was asked for."""
+    """A replacement for the Hub. Returns the recorded calls."""
     seen: dict = {}
 
     def snapshot_download(repo_id: str, **options: object) -> str:
@@ -82,7 +82,7 @@ def test_only_what_a_build_needs_is_fetched(hub_calls: dict, file: str, wanted: 
 def test_a_model_of_this_project_comes_with_its_record_and_its_adapters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: object, wanted: set[str]
 ):
-    """All of one commit, whatever else lies in folders of the repository."""
+    """All files are of one commit, and files in other folders of the repository are ignored."""
     always = {"config.json", "fresh.safetensors", "tokenizer.json"}
     never = {
         "original/model.safetensors",

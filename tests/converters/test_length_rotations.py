@@ -1,4 +1,4 @@
-"""The layers whose rotary frequencies depend on the length of the text so far are found in every form of a config."""
+"""Layers whose rotary frequencies depend on the text length are found in every form of a config."""
 
 from __future__ import annotations
 

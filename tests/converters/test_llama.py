@@ -1,4 +1,4 @@
-"""Llama's config is read in its old and its new style to the same trunk, and what it cannot mean here is refused by name."""
+"""Old and new forms of Llama's config give the same trunk, and unsupported values are rejected by key."""
 
 from __future__ import annotations
 

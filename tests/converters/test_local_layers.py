@@ -1,4 +1,4 @@
-"""Which layers of a source have a window: as its class of transformers has it, whether the file names its layers or not."""
+"""The layers with a window equal those of the transformers class, whether or not the config lists its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder is opened by its headers: every sound checkpoint of transformers' own, and no damaged one."""
+"""A folder is opened by its headers: every valid checkpoint of transformers, and no damaged one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/commands.md has every command and each of its options, as the classes of options declare them."""
+"""docs/commands.md has every command and option as the option classes declare them."""
 
 from __future__ import annotations
 

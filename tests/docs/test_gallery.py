@@ -1,4 +1,4 @@
-"""The gallery that is committed is the one that the specs, the parts and the kept runs make; and it is complete."""
+"""The committed gallery equals the generated one and is complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 2**20
 
 
 class _Read(HTMLParser):
-    """What a page refers to, and the text of its sections."""
+    """A parser of a page's references and the text of its sections."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The page of measurements has the tables that the results' files say, and says which files are not there."""
+"""The page of measurements has the tables of the result files, and lists missing files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of choosing recommends follows from the figures by the rule that it states, and from nothing else."""
+"""The recommendations of the page of choosing follow from the figures by the stated rule alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ MISSING = ["gated-delta", "alternating-lawcat", "lawcat-delta", "divided", "cach
 
 
 def runs_of(scores: Mapping[str, float], seeds: tuple[int, ...] = (0, 1, 2), **own: float) -> list[Run]:
-    """Every figure is the score of its run, and 0.01 a seed more; every perplexity 2 less the score. own: of one task instead."""
+    """Return runs whose figures are the run's score plus 0.01 per seed, and 2 minus the score for perplexities. own: scores of
+    single tasks.
+    """
     runs = []
     for run, score in scores.items():
         experiment, _, variant = run.partition("/")
@@ -116,7 +118,7 @@ def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
 
 
 def test_mixed_and_pure_students_have_the_state_that_their_claim_says() -> None:
-    """As many bytes, within a twentieth."""
+    """Their bytes are equal within a twentieth."""
     (claim,) = [claim for claim in ours.CLAIMS if claim.rows == ours.EQUAL]
     candidate_list, _ = candidates([run for run in all_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL.values()])
     states = {candidate.run: candidate.most_state for candidate in candidate_list}

@@ -1,4 +1,4 @@
-"""The page of choosing says what was chosen, by which rule, and what else was scored."""
+"""The page of choosing states what was chosen, by which rule, and what else was scored."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_was_not_trained_ships_and_has_no_run() -> None:
 
 
 def test_specs_whose_own_recipe_was_used_are_named() -> None:
-    """A recipe that ships with a recommended spec must be the one that its runs had."""
+    """If a recommended spec ships with a recipe, its runs must have used this recipe."""
     (line_found,) = [line for line in page(all_runs()).splitlines() if "were trained like this" in line]
     for name in ("gated-delta", "alternating-delta", "lawcat-delta"):
         assert f"`{name}`" in line_found

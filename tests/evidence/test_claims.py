@@ -1,4 +1,4 @@
-"""Claims speak of runs and columns that there are."""
+"""Claims refer to existing runs and columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNS = Kept(all_runs())
 
 
 def columns(experiment: Experiment) -> set[str]:
-    """The titles that an experiment's report can have."""
+    """Return the titles that an experiment's report can have."""
     request = experiment.request
     tasks = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
     scores = {
@@ -83,7 +83,7 @@ def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
 def test_what_is_not_reproduced_says_what_differs_and_what_was_tried(claim: Claim) -> None:
-    """Or that nothing else was tried."""
+    """The claim may also state that nothing else was tried."""
     if verdict(claim.expected, RUNS) in ("not reproduced", "not at this scale"):
         assert "What differs" in claim.remark
         assert "tried" in claim.remark.lower()
@@ -96,7 +96,7 @@ def test_the_last_table_is_of_runs_that_exist() -> None:
 
 
 def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
-    """A run of another spec, recipe, task or teacher than the page speaks of must not stand there."""
+    """Kept runs must have the spec, recipe, task and teacher of the page."""
     kept = [run for run in all_runs() if run.experiment != speed.NAME]
     for name, experiment in ABLATIONS.items():
         own = {(run.variant, run.seed): run for run in kept if run.experiment == name}

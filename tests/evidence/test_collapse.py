@@ -1,4 +1,4 @@
-"""How many latents are in use, counted by hand and of models that are looked into."""
+"""The number of used latents equals a count by hand, also in inspected models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def macchiato(folder: Path) -> Path:
 
 
 def test_a_model_is_asked_head_by_head(tmp_path: Path) -> None:
-    """Latents that are asked alike, and then as a fresh student asks them."""
+    """The queries of latents are equal first, and then as in a fresh student."""
     model = composer.load(macchiato(tmp_path / "student"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Encoders learn small trees from nothing, are compared on trees that none of them was taught, and are trained once."""
+"""Encoders learn small trees from nothing, are compared on unseen trees, and are trained once."""
 
 from __future__ import annotations
 

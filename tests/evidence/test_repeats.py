@@ -1,4 +1,4 @@
-"""Passkeys are told apart by where the first wrong digit stands."""
+"""Passkey answers are classified by the place of the first wrong digit."""
 
 from __future__ import annotations
 

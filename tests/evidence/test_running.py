@@ -1,4 +1,4 @@
-"""What is missing is run once and kept; what is kept is not run again."""
+"""Missing runs are computed once and kept. Kept runs are not repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second teacher's experiment runs on a model of Qwen3's shape, and its claims ask what those of the first teacher ask."""
+"""The second teacher's experiment runs on a model of Qwen3's shape, with the claims of the first teacher."""
 
 from __future__ import annotations
 

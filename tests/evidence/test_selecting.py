@@ -1,4 +1,4 @@
-"""Layers are chosen once a seed, every choice takes as much state, and what is trained afterwards is what was chosen."""
+"""Layers are chosen once per seed, every choice has an equal state, and the chosen layers are trained."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 @pytest.fixture(scope="module")
 def ran(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs; tests that change it take a copy."""
+    """A folder with the runs, to copy before a change."""
     kept = tmp_path_factory.mktemp("runs")
     assert run_all(tmp_path_factory.mktemp("work"), one_process, lambda line: None, kept=kept, setting=setting) == []
     return kept

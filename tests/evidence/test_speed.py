@@ -1,4 +1,4 @@
-"""A bench of each seed is kept once, with every column that claims speak of."""
+"""A bench of each seed is kept once, with every column that claims use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copy with YaRN is the teacher but for its positions, and is scored as the teacher is."""
+"""The copy with YaRN equals the teacher except for its positions, and is scored like the teacher."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_factor_is_asked_what_the_teacher_is() -> None:
 
 
 def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
-    """The command as it stands, but for its folder and the interpreter that tests run in."""
+    """The documented command is run with another folder and the tests' interpreter."""
     whole = experiment(8)
     assert whole.made is not None
     folder = str(tmp_path / "yarn")
@@ -57,7 +57,7 @@ def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
 
 
 def test_a_run_is_of_the_command_that_makes_the_copy() -> None:
-    """Whoever has no copy can still tell which runs are of it."""
+    """The runs of the copy are recognised without the copy."""
     first = experiment(2)
     (variant,) = read_variants(first.specs)
     own = identity(first, variant, 0, {})

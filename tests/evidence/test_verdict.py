@@ -1,4 +1,4 @@
-"""A verdict is what every seed says."""
+"""A verdict needs the agreement of every seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ONE, OTHER = Place("a/one", "score"), Place("a/other", "score")
 
 
 def kept(first: list[float], other: list[float]) -> Kept:
-    """Figures of two variants, by seed from 0."""
+    """Return figures of two variants, by seed from 0."""
     runs = []
     for variant, values in (("one", first), ("other", other)):
         for seed, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""The script of the teacher makes the shipped one's shape by itself and others by options, and goes on where it was stopped."""
+"""The training script makes the shipped teacher's shape by default and others by options, and resumes after a stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = ("--layers", "1", "--width", "32", "--mlp", "16")
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """train.py, with the files beside it, which are modules of no package."""
+    """Load train.py and the files beside it, which belong to no package."""
     before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     sys.path.insert(0, str(SHIPPED))
     try:
@@ -40,7 +40,7 @@ def script() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def quick(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Two stages of three steps, of which every second is reported and saved."""
+    """Use two stages of three steps, and report and save every second step."""
     first, last = script.STAGES[0], script.STAGES[-1]
     stages = (replace(first, steps=3, batch=2), replace(last, steps=3, batch=2, tokens=128, pairs=8))
     monkeypatch.setattr(script, "STAGES", stages)
@@ -51,7 +51,7 @@ def quick(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def trained(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> dict[str, Any]:
-    """What scores.json says."""
+    """Return the contents of scores.json."""
     monkeypatch.setattr(sys, "argv", ["train.py", "-o", str(out), *options])
     script.main()
     return json.loads((out / "scores.json").read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ def test_a_teacher_of_the_harder_tasks(quick: ModuleType, tmp_path: Path, monkey
 
 
 def test_it_goes_on_where_it_was_stopped(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same bits: stopped at each of the places where it is saved."""
+    """The result has the same bits after a stop at each saved step."""
     whole = trained(quick, monkeypatch, tmp_path / "whole", *SMALL)
     score, calls = quick.score, list[int]()
 
@@ -145,7 +145,7 @@ def test_what_cannot_be(
 
 @pytest.mark.parametrize("kind", ["multikey", "multivalue", "two-needles"])
 def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer's digits, whole; not those that are told in the text, which nobody can know."""
+    """All digits of the answer are learned, and not the digits in the text, which cannot be predicted."""
     tokenizer = script.build_tokenizer()
     monkeypatch.setattr(script, "KINDS", (kind,))
     for seed in range(20):
@@ -161,7 +161,7 @@ def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: 
 
 @pytest.mark.parametrize("tokens", [48, 64, 128])
 def test_what_is_learned_of_statements(tokens: int, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys whose name has been told before, and no others."""
+    """Only keys whose name occurred before are learned."""
     tokenizer = script.build_tokenizer()
     monkeypatch.setattr(script, "KINDS", ("statements",))
     for seed in range(20):
@@ -177,7 +177,7 @@ def test_what_is_learned_of_statements(tokens: int, script: ModuleType, monkeypa
 
 
 def test_the_score_of_statements_is_of_repeated_keys(script: ModuleType) -> None:
-    """A model that writes what the text says has them all; one that errs in a digit of each, none."""
+    """A model that repeats the text's values scores 1. One that changes a digit of each scores 0."""
     from score import STATEMENTS, statements_accuracy  # pyright: ignore[reportMissingImports]
 
     tokenizer = script.build_tokenizer()

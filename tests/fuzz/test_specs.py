@@ -1,4 +1,4 @@
-"""Whatever stands in a spec, it is taken or refused in words: trees, bytes and overrides, through to the model's plan."""
+"""Any contents of a spec are accepted or rejected with a message: trees, bytes and overrides, up to the model's plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = 10_000_000
 
 
 def tree(path: Path) -> Any:
-    """What a file says itself, as JSON has it; what it extends is named by where it stands."""
+    """Return a file's own document as JSON. The files that it extends are named by their paths."""
     document = json.loads(json.dumps(plain(read_file(path, path.name))))
     return document | ({"extends": str(path.parent / document["extends"])} if "extends" in document else {})
 
@@ -38,7 +38,7 @@ TEXTS = st.sampled_from([path.read_bytes() for path in PATHS if b"extends" not i
 
 
 def used(source: Any, overrides: tuple[str, ...] = ()) -> None:
-    """As far as a spec goes: resolved, explained, its JSON; and made, where it has a small trunk."""
+    """Resolve and explain the spec, write its JSON, and build it if it has a small trunk."""
     spec = load_spec(source, overrides)
     if spec.vary is not None:
         return

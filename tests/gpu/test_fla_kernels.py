@@ -1,4 +1,6 @@
-"""On a GPU every form of fla's is its definition in float64, forward and backward. Run by `make gpu`; elsewhere skipped."""
+"""On a GPU every form of fla equals its definition in float64, forward and backward. `make gpu` runs these tests. Without a GPU
+they are skipped.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def documents() -> Tensor:
 
 
 def compared(definition: Run, form: Run, narrow: Sequence[Tensor], wide: Sequence[Tensor | None], kind: torch.dtype) -> None:
-    """Answers and gradients. narrow: what is in the model's dtype; wide: what stays in float32, the state among it."""
+    """Compare outputs and gradients. narrow: tensors in the model's dtype. wide: tensors in float32, such as the state."""
     # What the model's dtype rounds away is no fault of the form.
     rounded = [tensor.to(kind).double() for tensor in narrow]
     wanted = _computed(definition, [*rounded, *wide], [torch.float64] * (len(narrow) + len(wide)), "cpu")
@@ -62,7 +64,7 @@ def _computed(run: Run, tensors: Sequence[Tensor | None], kinds: Sequence[torch.
 
 
 def skip_where_refused() -> None:
-    """fla refuses the gradients of gates of one a head for an old Triton on Hopper."""
+    """Skip the test if fla refuses gradients of gates per head with an old Triton on Hopper."""
     try:
         refuse_wrong_gradients(torch.zeros(1, device="cuda"))
     except Refused as why:
@@ -185,7 +187,7 @@ def test_a_window(packed: bool, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("fading", [False, True])
 def test_all_pairs(fading: bool, packed: bool, kind: torch.dtype) -> None:
-    """Behind pairs of an earlier call, of which some places hold none."""
+    """Pairs of an earlier call come first, and some places have none."""
     held, entries = 64, LENGTH + 64
     present, place = torch.ones(ROWS, entries, dtype=torch.bool), torch.arange(entries)
     present[0, 20:40] = False

@@ -1,6 +1,5 @@
-"""On a GPU this project's own kernels, compiled, are their definitions: outputs, states and gradients, prefill and decode.
-
-Run by `make gpu`, without Triton's interpreter; elsewhere these tests are skipped.
+"""On a GPU this project's compiled kernels equal their definitions: outputs, states and gradients, prefill and decode. `make
+gpu` runs these tests without Triton's interpreter. Without a GPU they are skipped.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def moved(data: Inputs, kind: torch.dtype) -> Inputs:
 def answers(
     head: dict[str, Any], shape: Shape, data: Inputs, kind: torch.dtype, bounds: tuple[int, ...], gradients: bool
 ) -> list[tuple[Tensor, State, dict[str, Tensor]]]:
-    """By the definition in float64 and by the kernels, from one and the same numbers."""
+    """Return the results of the definition in float64 and of the kernels for the same inputs."""
     results = []
     for backend in ("reference", "triton"):
         wide = torch.float64 if backend == "reference" else kind
@@ -77,7 +76,7 @@ def answers(
 
 
 def close(actual: Tensor, expected: Tensor, share: float, least: float = 1e-3) -> None:
-    """Within a share of the largest number, or of ``least``."""
+    """Compare within a share of the largest number, or of ``least``."""
     finite = expected.isfinite()
     scale = expected[finite].abs().max().item() if finite.any() else 1.0
     torch.testing.assert_close(actual.double()[finite], expected.double()[finite], rtol=0, atol=share * max(scale, least))
@@ -90,7 +89,7 @@ def packed() -> Inputs:
 
 
 def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
-    """Answers, states and gradients: in a call that is split, and with packed documents where a shape has them."""
+    """Compare outputs, states and gradients in a split call, and with packed documents if the shape has them."""
     for data, bounds in ((inputs(shape, 2, LENGTH), (150,)), *(((packed(), ()),) if shape is NARROW else ())):
         (expected, held, slopes), (actual, kept, others) = answers(head, shape, data, kind, bounds, True)
         close(actual, expected, CLOSE[kind])
@@ -203,7 +202,7 @@ def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: st
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_a_model_may_be_on_another_gpu() -> None:
-    """Than the current one, where Triton launches: of the layers of a model on several, most are."""
+    """Triton launches on the current GPU, and most layers of a model on several GPUs are on another."""
     data, answers_of = moved(inputs(NARROW, 1, 100), torch.float32), []
     for device in ("cuda:0", "cuda:1"):
         module = built(complete(LOLCATS), NARROW).to(torch.float32).to(device).requires_grad_()
@@ -220,7 +219,7 @@ def test_a_model_may_be_on_another_gpu() -> None:
 
 
 def test_features_of_a_long_text_stand_where_32_bits_do_not_reach() -> None:
-    """64 heads of 256 features: from 131,072 tokens on."""
+    """64 heads of 256 features exceed 32-bit offsets from 131,072 tokens on."""
     length, heads, columns, tail = 131_200, 64, 128, 70
     draw = torch.Generator("cuda").manual_seed(3)
     x, earlier = (torch.randn(1, count, 1, 16, device="cuda", generator=draw).bfloat16() for count in (length, 3))

@@ -1,8 +1,6 @@
-"""A law: where attention weights can be compared, those that transfer compares are the weights that a head's memories imply.
-
-Transfer reads them off the answers to unit values, with gradients for the student's parameters;
-``composer.model.implicit_attention`` off the gradients by the values. Each head stands in a model, with random parameters, so that
-nothing is where it starts.
+"""A law: the attention weights that transfer compares are the weights that a head's memories imply. Transfer computes them as
+outputs for unit values, with gradients for the student's parameters; ``composer.model.implicit_attention`` computes them as
+gradients with respect to values. Each head is in a model with random parameters.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The laws for heads that look both ways: the fast form is the definition, documents and padding stay apart, and no order counts
-but the one that positions bring."""
+"""Laws for bidirectional heads: the fast form is the definition, documents and padding are separate, and the order counts only
+through positions.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SHAPE = replace(SMALL.shape(4), both_ways=True)
 
 
 def every_encoder() -> dict[str, HeadSpec]:
-    """The heads of every bidirectional spec, and one for each memory that can look both ways, with each mixer that can."""
+    """Return the heads of every bidirectional spec, and a head for each bidirectional memory with each bidirectional mixer."""
     heads = every_head("bidirectional")
     for kind in CATALOGUE["memory"]:
         spec = complete(around("memory", kind))

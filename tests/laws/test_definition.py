@@ -1,4 +1,4 @@
-"""Law 1 (and 7): the fast form of every part, spec and random head is its definition, gradients too."""
+"""Laws 1 and 7: the fast form of every part, spec and random head equals its definition, gradients included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = every_head()
 
 @pytest.mark.parametrize(("name", "shape"), [*product(every_part(), SHAPES), *in_turns(every_head_of_specs(), SHAPES)])
 def test_the_fast_form_is_the_definition(name: str, shape: str) -> None:
-    """Every part on every shape, and every head of the shipped specs on one of them."""
+    """This covers every part on every shape, and every head of the shipped specs on one shape."""
     assert_same(HEADS[name], shape, LENGTH)
 
 

@@ -1,4 +1,4 @@
-"""Law 4: where a part's setting takes it to something simpler, it is that simpler thing."""
+"""Law 4: a part with a setting that reduces it to a simpler part equals the simpler part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_window_alone_is_banded_softmax(size: int) -> None:
 
 
 def test_memories_side_by_side_are_each_itself() -> None:
-    """In parallel, a mixture of two windows is the mean of each alone."""
+    """A mixture of two parallel windows is the mean of both alone."""
     windows = [{"kind": "window", "size": size, "name": f"w{size}", "evict": "drop"} for size in (3, 9)]
     both = complete({"memory": windows, "flow": "parallel", "read": "mixture"})
     data = inputs(SHAPE, 1, 40)
@@ -57,7 +57,7 @@ def test_memories_side_by_side_are_each_itself() -> None:
 
 @pytest.mark.parametrize("form", ["torch", "reference"])
 def test_a_state_recalls_as_many_orthonormal_keys_as_it_has_dimensions(form: str) -> None:
-    """The essay's associative memory: d orthonormal keys bring back their values exactly, and one more does not."""
+    """d orthonormal keys return their values exactly, and one more does not."""
     size = 8
     memory, shape = (
         StateMemory(normalise=False),

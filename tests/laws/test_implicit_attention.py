@@ -1,5 +1,6 @@
-"""A law: the weights that a head's memories imply, applied to the values, give its answer, and its memories' shares of them are 1
-together. For every part and every shipped spec, and for random heads, with no word said by any of them."""
+"""A law: the implied weights of a head, applied to the values, give its output, and the shares of its memories sum to 1. It
+holds for every part, every shipped spec and random heads, without special code in any part.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ CHOSEN = {
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", CHOSEN)
 def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backend: str) -> None:
-    """Their part is large. Where they share a denominator with the cache, it is not the answer without tokens' values, for which
-    the cache would keep other pairs."""
+    """Their share is large. With a denominator shared with the cache, it is not the output for values of 0, for which the cache
+    would keep other pairs.
+    """
     shape, data = SMALL.shape(4), inputs(SMALL.shape(4), 2, LENGTH)
     head = built(complete(CHOSEN[name]), shape)
     with torch.no_grad():

@@ -1,5 +1,6 @@
-"""Every kernel of fla's that a shipped spec comes to builds for Hopper: forward, backward and in decode, in bfloat16,
-with rows of one document and of several. This project's own are built in ``tests/blocks/fused``."""
+"""Every kernel of fla that a shipped spec uses compiles for Hopper: forward, backward and decode, in bfloat16, with rows of one
+document and of several. ``tests/blocks/fused`` compiles this project's own kernels.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ SHARED = 99 * 1024
 
 
 def heads() -> dict[HeadSpec, Shape]:
-    """Of the shipped specs."""
+    """Return the heads of the shipped specs."""
     shapes = {}
     for name in SPECS:
         case = resolve(load_spec(name, ["trunk=null"] if load_spec(name).trunk else []), SIZE)
@@ -40,14 +41,14 @@ def heads() -> dict[HeadSpec, Shape]:
 
 
 def forms(spec: HeadSpec, shape: Shape, setting: Setting) -> set[str]:
-    """What fla computes of it, in words."""
+    """Return the descriptions of the forms on fla's kernels."""
     steps = lower(build_graph(spec, shape), FLA, setting).steps
     return {step.form.says for step in steps if step.form.backend == FLA}
 
 
 @cache
 def launched() -> tuple[dict[str, Build], set[str]]:
-    """The kernels, and the forms that were run for them: a head is run where it has a form that none before it had."""
+    """Return the kernels and the forms that ran. A head runs if it has a form that no earlier head had."""
     seen: set[str] = set()
     with recorded() as builds, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what nothing was written to holds anything

@@ -1,7 +1,6 @@
-"""On a GPU no shipped spec computes a main memory by a form that is there for want of a kernel.
-
-A main memory is any but those that hold a few pairs and have one form everywhere: the first pairs, learned pairs, a sparse cache by
-itself. A kernel is one of this project's or of fla's, or one that PyTorch picks by itself, where the form says so.
+"""On a GPU every shipped spec computes its main memories by a kernel. Main memories are all except those that hold a few pairs
+and have one form everywhere: first pairs, learned pairs, and a sparse cache. A kernel is this project's, fla's, or one that
+PyTorch selects itself if the form says so.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WITHOUT_KERNEL = {"mesa"}
 
 
 def forms(name: str, **call: Any) -> dict[str, tuple[str, Form]]:
-    """Of each memory of each head, its kind and what computes it on a GPU."""
+    """Return the kind and the form of each memory of each head on a GPU."""
     setting = Setting(device="cuda", dtype="bfloat16", **call)
     return {
         f"{head}, {covered_part.node.name}": (covered_part.node.kind, step.form)

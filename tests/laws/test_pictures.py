@@ -1,4 +1,4 @@
-"""Every head can be drawn so that it can be read: on the SVG itself, all shipped specs and random heads."""
+"""The pictures of all shipped specs and of random heads are legible, measured on the SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.shipped import SHIPPED
 
 
 def around(head: HeadSpec, shape: Shape, **options: Any) -> Resolved:
-    """A model of one layer that has this head alone."""
+    """Return a model of one layer with this head."""
     sizes = {name: getattr(shape, name) for name in ("hidden_size", "heads", "key_heads", "head_dim")}
     size = Dimensions(layers=1, rope_theta=1e4, **sizes)
     group = Group(head="head", heads=shape.heads, key_heads=shape.key_heads)

@@ -1,6 +1,5 @@
-"""The references of the laws, and heads with their parameters, are what published code computes where that runs on a CPU.
-
-The code computes in float32, so the tolerance is its rounding; the references hold the heads to 1e-6 in float64.
+"""The references of the laws equal published code that runs on a CPU. The code computes in float32, so the tolerance is its
+rounding. The references are compared with the heads to 1e-6 in float64.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ MODULES: dict[str, tuple[str, Filled, list[str]]] = {
 @pytest.mark.parametrize("size", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("name", MODULES)
 def test_a_layer_of_transformers(name: str, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parameters are the head's; biases that it does not have are 0, and its output projection is left out."""
+    """The layer has the head's parameters, biases of 0 if the head has none, and no output projection."""
     family, filled, overrides = MODULES[name]
     module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
     for function in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "causal_conv1d_fn"):
@@ -127,7 +126,7 @@ def test_a_layer_of_transformers(name: str, size: float, monkeypatch: pytest.Mon
 
 
 def drawn(seed: int, *sizes: int) -> Tensor:
-    """Normal numbers, T H …, with a deviation of 0.3."""
+    """Draw normal numbers T H … with a deviation of 0.3."""
     generator = torch.Generator().manual_seed(seed)
     return 0.3 * torch.randn(TOKENS, HEADS, *sizes, generator=generator, dtype=torch.float64)
 
@@ -138,12 +137,12 @@ ROOT = math.sqrt(WIDTH)
 
 
 def fla_rows(*tensors: Tensor) -> list[Tensor]:
-    """A batch of one row, as flash-linear-attention has it: B T H …"""
+    """Return a batch of one row in flash-linear-attention's layout B T H …"""
     return [tensor[None] for tensor in tensors]
 
 
 def fla_heads_first(*tensors: Tensor) -> list[Tensor]:
-    """B H T …, as its oldest references have it."""
+    """Return B H T …, the layout of flash-linear-attention's oldest references."""
     return [tensor.transpose(0, 1)[None] for tensor in tensors]
 
 
@@ -238,7 +237,7 @@ NAIVE = {
 
 @pytest.mark.parametrize("name", NAIVE)
 def test_the_recurrences_are_those_of_flash_linear_attention(name: str) -> None:
-    """Its naive forms, with their own scale of 1/√K."""
+    """The naive forms have their own scale of 1/√K."""
     pytest.importorskip("fla")
     naive = import_module(f"fla.ops.{name}.naive")
     actual, wanted = NAIVE[name](naive)

@@ -1,5 +1,6 @@
-"""Checkpoints in LoLCATs' layout come in: every layer then answers as its code's formula, over all pairs, says, and LoLA follows
-without training."""
+"""Checkpoints in LoLCATs' layout are imported: every layer equals the formula of its code over all pairs, and LoLA needs no
+training.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from tests.published.lolcats import (
 
 
 def one_file(folder: Path) -> list[Path]:
-    """All under PEFT's names, as parameters, beside what the trainer notes."""
+    """Write one file with all parameters under PEFT's names, beside the trainer's notes."""
     state = {PEFT + name: torch.nn.Parameter(tensor) for name, tensor in maps().items()} | adapters()
     return [saved(folder / "model.pt", {"model_state_dict": state, "step": 100, "eval/loss": 1.5})]
 
@@ -103,7 +104,7 @@ def test_lola_is_built_of_it_without_training(compose: Compose, source: Path, tm
 
 
 def test_lola_of_the_maps_alone(compose: Compose, source: Path, tmp_path: Path) -> None:
-    """Any spec takes them whose heads mean the same; without adapters all of the source is linked, and a note says so."""
+    """Any spec whose heads mean the same accepts them. Without adapters all source files are linked, and a note says so."""
     files = options([saved(tmp_path / "maps.pt", maps())])
     result = compose("build", "lola", "--from", source, *files, "--set=head.feature_map.dim=4", "-o", "lola")
     assert result.exit_code == 0, result.output
@@ -115,7 +116,7 @@ def test_lola_of_the_maps_alone(compose: Compose, source: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_merged_is_rounded_once(compose: Compose, tmp_path: Path, dtype: str) -> None:
-    """W + α/r · B A of a source in bfloat16, in rows that come in several blocks or in one."""
+    """W + α/r · B A of a bfloat16 source, with rows in several blocks or in one."""
     source = llama(tmp_path / "narrow", dtype="bfloat16", **CONFIG)
     arguments = ["build", SPEC, "--from", source, *options(two_files(tmp_path)), *SETTINGS, "--dtype", dtype]
     assert compose(*arguments, "-o", "cats").exit_code == 0

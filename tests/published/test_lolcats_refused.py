@@ -1,5 +1,6 @@
-"""What is no checkpoint of LoLCATs', or none of these heads on this model, is refused in words; nothing runs, and nothing is left
-behind."""
+"""Files that are no LoLCATs checkpoint, or do not fit these heads or this model, are rejected. No code runs, and nothing is
+left.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.published.lolcats import PEFT, QUERY, SETTINGS, SPEC, State, adapters
 
 
 class Command:
-    """What unpickling would run, if it ran anything."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, run: Callable[..., Any], *arguments: Any) -> None:
         self.run, self.arguments = run, arguments
@@ -91,12 +92,12 @@ def assert_refused(result: Any, messages: list[str], folder: Path, *files: Path)
 
 
 def ran(folder: Path) -> Any:
-    """Of a pickle that would make a folder, were it to run."""
+    """Return a pickle that would create a folder if it ran."""
     return {attention(0, QUERY): Command(os.mkdir, str(folder / "was-run"))}
 
 
 def zipped(folder: Path, compression: int) -> Path:
-    """A checkpoint whose members are packed anew."""
+    """Return a checkpoint with repacked members."""
     path = saved(folder / "whole.pt", maps())
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "model.pt", "w", compression) as new:
         for member in old.namelist():
@@ -118,7 +119,7 @@ def large(folder: Path) -> Path:
 
 
 def short(folder: Path) -> Path:
-    """One whose last tensor claims more numbers than there are to the file's end."""
+    """Return a checkpoint whose last tensor claims more numbers than the file has."""
     path = saved(folder / "whole.pt", {attention(0, QUERY): torch.zeros(10**6)})
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "model.pt", "w") as new:
         for member in old.namelist():

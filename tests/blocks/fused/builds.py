@@ -1,4 +1,4 @@
-"""What the kernels are built for where no GPU is: the types of their arguments, and the constants of a launch."""
+"""Argument types and launch constants with which kernels are compiled for GPUs that this machine does not have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_THE_MODEL |= {"held_key", "held_value", "ring_key", "ring_value", "evicted_va
 
 
 def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: dict[str, Any], warps: int) -> Build:
-    """constants: those that the kernel does not know are left out."""
+    """Describe one build of a kernel. Constants that the kernel does not have are ignored."""
     pointer_type = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
 
     def kind(argument: str) -> str:
@@ -47,7 +47,9 @@ def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: di
 def assert_they_are_built(
     module: Any, names: tuple[str, ...], constants: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module's kernels in bfloat16, for each GPU: none spills, all fit into the least shared memory, and each is printed."""
+    """Compile a module's kernels in bfloat16 for each GPU. Check that none spills registers and that each fits into shared
+    memory.
+    """
     builds = [build(module.__name__, name, getattr(module, name), torch.bfloat16, constants, 8) for name in names]
     kernels = built(builds)
     assert len(kernels) == len(CAPABILITIES) * len(builds)

@@ -1,4 +1,4 @@
-"""Whole heads on a backend of kernels, in float32, against the definition in float64: outputs, states and gradients."""
+"""Whole heads on a kernel backend in float32 against the definition in float64: outputs, states and gradients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def assert_defined(
     gradients: bool = True,
     one_token: bool = False,
 ) -> None:
-    """parts: of each of them, how the form begins that computes it on triton. bounds: where a text is split into calls.
-    one_token: the forms are those of decode."""
+    """Check a head on triton against its definition. parts: for each part, the start of the name of its form. bounds: where the
+    text is split into calls. one_token: use the forms of decode.
+    """
     spec, data = complete(head), inputs(shape, rows, length)
     tokens = tokens or data.tokens
     data = Inputs(*data.tensors, tokens)
@@ -79,7 +80,7 @@ def assert_defined(
 
 
 def unscaled(state: State) -> State:
-    """The same with matrices of exponential features as they are, whatever each form has divided them by."""
+    """Return the states without the factors by which a form has divided matrices of exponential features."""
     others = {name: entries for name, entries in state.items() if not name.endswith("maximum")}
     for name in state.keys() - others.keys():
         matrix = name.replace("maximum", "state")
@@ -88,7 +89,7 @@ def unscaled(state: State) -> State:
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
-    """Up to a share of the largest number."""
+    """Compare two tensors up to a share of the largest number."""
     finite = expected.isfinite()
     assert torch.equal(actual.isfinite(), finite)
     scale = expected[finite].abs().max().item() if finite.any() else 0.0

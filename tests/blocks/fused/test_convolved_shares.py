@@ -1,5 +1,4 @@
-"""A convolution and Hedgehog's map behind it in one launch are the two that they are made of, gradients too, and are built for GPUs
-that are not there."""
+"""The fused convolution and Hedgehog map equals both parts run separately, gradients included, and compiles for other GPUs."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def parts_of(head: dict[str, Any]) -> dict[str, str]:
 
 
 def packed(length: int) -> Tokens:
-    """Two rows of two documents each, of which the first begins in the first."""
+    """Return two rows of two documents each. The first row starts with a new document."""
     bounds = torch.tensor([[3], [length - 2]])
     position = torch.arange(length).expand(2, -1)
     later = position >= bounds
@@ -58,7 +57,7 @@ def packed(length: int) -> Tokens:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_heads_are_as_defined(variant: str) -> None:
-    """Over the end of a block, from a state that an earlier call has left."""
+    """Heads match their definition across the end of a block and from the state of an earlier call."""
     head = LAWCAT | VARIANTS[variant]
     assert_defined(head, GROUPED, 69, parts=parts_of(head), bounds=(2,))
 
@@ -121,7 +120,7 @@ def test_what_it_refuses_is_computed_by_each(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_is_built_without_a_gpu() -> None:
-    """At the sizes of Llama 3.2 1B and 3.1 8B."""
+    """The kernels compile at the sizes of Llama 3.2 1B and 3.1 8B."""
     builds = []
     for dim in (64, 128):
         constants = {"H": 32, "M": 32, "N": 8, "OWN": 32, "FILTERS": 32, "D": dim, "C": dim, "R": 4, "DB": dim}

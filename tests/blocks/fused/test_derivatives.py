@@ -1,4 +1,4 @@
-"""A kernel's gradient is written by hand, and has none itself: who asks for it is told, and not given a number without it."""
+"""A kernel's hand-written gradient has no gradient itself: a second derivative raises instead of returning a wrong number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of whole heads are built for Hopper, and their numbers stay in the registers."""
+"""The kernels of whole heads compile for Hopper without register spills."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WALKS: list[dict[str, Any]] = [
 
 
 def of_both(sizes: Any) -> dict[str, Any]:
-    """The kernels of a window and the state below it."""
+    """Return the kernels of a window and of the state below it."""
     return {
         "sum_up": (window_and_state, sizes.tiles(of_keys=True)),
         "answer": (window_and_state, sizes.blocks()),
@@ -43,7 +43,7 @@ def of_both(sizes: Any) -> dict[str, Any]:
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """LoLCATs on a Llama 3.2 1B: heads of 64, 128 features; with a decay of each of them, and with one of the head below chunks."""
+    """The kernels compile for LoLCATs on Llama 3.2 1B: heads of 64, 128 features, with a decay per feature and per head."""
     sizes = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, 64, False, torch.bfloat16)
     optional = dict.fromkeys(("decay", "clocks", "decay_now", "clocks_now", "evicted", "start"))
     fine = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, joint.BY_FEATURE, False, torch.bfloat16)

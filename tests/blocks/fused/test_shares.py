@@ -1,4 +1,4 @@
-"""Softmaxes of one product are what Hedgehog says they are, gradients too, and are built for GPUs that are not there."""
+"""Both softmaxes of one product equal Hedgehog's definition, gradients included, and the kernels compile for other GPUs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_heads_take_them(memory: list[Any], shape: Shape) -> None:
 
 
 def test_keys_that_it_refuses_are_mapped_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queries' features are there by then, and it is another step that asks for the keys'."""
+    """If the kernel refuses the keys, they are mapped by the definition although the features of the queries are already
+    computed.
+    """
     head = {"feature_map": "hedgehog", "memory": [{"kind": "window", "size": 4}, {"kind": "state"}]}
     module, data, call, seen = (
         built_head(complete(head), GROUPED).float(),

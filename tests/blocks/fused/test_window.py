@@ -1,5 +1,6 @@
-"""A window that gives its mass in one pass is its definition, beside whatever shares its read, gradients through the mass too; and
-its kernels are built for GPUs that are not there."""
+"""A window whose kernel returns its mass equals its definition, gradients through the mass included, beside any memory that
+shares its read. The kernels compile for other GPUs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ HEADS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", [GROUPED, ALIKE], ids=["shared heads", "heads of 12"])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_and_gradients_are_the_definitions(name: str, shape: Shape) -> None:
-    """In two calls, the second of which begins with a window that holds something."""
+    """Heads match in two calls. The second call starts with pairs in the window."""
     assert_defined(HEADS[name], shape, LENGTH, rows=2, parts={"window": SAYS}, bounds=(9,))
 
 
@@ -92,6 +93,6 @@ def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """Heads of 128, 32 of which share 8, as in a Llama 3.1 8B."""
+    """The kernels compile for 32 query heads of 128 that share 8 key heads, as in Llama 3.1 8B."""
     constants = window.constants_of(torch.bfloat16, 32, 8, 128) | {"ROWS": window.ROWS}
     assert_they_are_built(window, ("answer", "of_queries", "of_pairs"), constants, capsys)

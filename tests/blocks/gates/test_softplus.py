@@ -1,4 +1,4 @@
-"""log α = -exp(A) softplus(x W + b), one a head or one a feature, never above 0; steps and rates start as Mamba-2 starts them."""
+"""log α = -exp(A) softplus(x W + b) per head or per feature, at most 0. Steps and rates start as in Mamba-2."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_it_may_start_from_a_rate_of_0(kind: Any) -> None:
     [("gated-deltanet", 0.0), ("gdn-hybrid", 0.0), ("deltaproduct", 0.0), ("kda-hybrid", 1.0), ("mamba2", 1.0)],
 )
 def test_published_layers_start_as_in_their_code(spec: str, slowest: float) -> None:
-    """flash-linear-attention draws exp(A) uniformly: from 0 to 16 in GatedDeltaNet and GatedDeltaProduct, else from 1 to 16."""
+    """exp(A) starts as in flash-linear-attention: uniform from 0 to 16 in GatedDeltaNet and GatedDeltaProduct, else from 1 to
+    16.
+    """
     head = load_spec(spec).head
     assert head is not None
     (memory,) = head.memory

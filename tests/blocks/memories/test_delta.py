@@ -1,4 +1,6 @@
-"""The delta rule is its loop: what a key finds is taken out before its value goes in; orthonormal keys bring all values back."""
+"""The delta rule equals its loop: the value stored under a key is removed before the new value is added, and orthonormal keys
+return all values.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LENGTH = 9
 
 @dataclass
 class Given:
-    """What comes in: queries and keys before they are divided by their length, values, rates, a decay, and who is there."""
+    """The inputs of the memory: unnormalised queries and keys, values, rates, a decay, and which tokens have a pair."""
 
     shape: Shape
     query: Tensor
@@ -46,7 +48,7 @@ class Given:
         return Given(self.shape, query, key, value, rate, decay, self.present[:, columns], self.tokens.cut(columns))
 
     def recalled(self, form: str, state: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """The memory's answer, and its matrix after it."""
+        """Return the memory's output and its new matrix."""
         query, key = Identity().map({}, self.query, self.key, scale=UnitLength())
         pairs = Features(key, self.value, self.present, rate=self.rate)
         state = state or empty(Delta(), self.shape, len(self.value), self.value.dtype)
@@ -55,7 +57,7 @@ class Given:
         return partial.output, after["state"]
 
     def by_hand(self) -> tuple[Tensor, Tensor]:
-        """Token by token, for each row and head: S = α (I - β u uᵀ) S + β u vᵀ, or α S where no pair comes."""
+        """Compute S = α (I - β u uᵀ) S + β u vᵀ token by token for each row and head, or α S if a token has no pair."""
         outputs, matrices = torch.zeros_like(self.query[..., : self.value.shape[3]]), []
         heads, state_heads = self.query.shape[2], self.shape.state_heads
         for row in range(len(self.value)):
@@ -82,7 +84,7 @@ class Given:
 
 
 def drawn(shape: Shape, gated: bool, *, key_heads: int = 0, rates: int = 0, segment: bool = False, length: int = LENGTH) -> Given:
-    """Random numbers of two rows, in which some tokens bring no pair."""
+    """Draw random inputs of two rows in which some tokens have no pair."""
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1]]) if segment else None
     return Given(
         shape,
@@ -111,7 +113,7 @@ def test_it_is_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: boo
 
 @pytest.mark.parametrize("form", FORMS)
 def test_its_answer_may_be_over_the_root_of_the_features(form: str) -> None:
-    """In many tokens, in one, and where a cache above asks."""
+    """The scale holds for several tokens, for one token, and for the predictions that a cache above reads."""
     inputs = drawn(SHAPE, gated=True)
     query, key = Identity().map({}, inputs.query, inputs.key, scale=UnitLength())
     pairs = Features(key, inputs.value, inputs.present, rate=inputs.rate)
@@ -126,7 +128,7 @@ def test_its_answer_may_be_over_the_root_of_the_features(form: str) -> None:
 
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
 def test_lengths_may_have_an_epsilon(size: float) -> None:
-    """Of features as they are, and of features that are given by their logarithms."""
+    """An epsilon may be added to the lengths of features, and of features given as logarithms."""
     states = size * random(2, 3, 4, 5)
     wanted = states / (states.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     close(Identity().map({}, states, states, scale=UnitLength(1e-6))[0], wanted)
@@ -178,7 +180,7 @@ def test_gradients_are_the_loops(form: str) -> None:
 
 
 def stored(keys: Tensor, values: Tensor, form: str, rate: float = 1.0) -> tuple[dict[str, Tensor], Shape]:
-    """The state of one head after these pairs, written at one rate."""
+    """Return one head's state after these pairs, written at one rate."""
     count, size = keys.shape
     shape = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=values.shape[1], features=size, state_heads=1)
     present, rates = torch.ones(1, count, dtype=torch.bool), torch.full((1, count, 1), rate, dtype=torch.float64)
@@ -204,7 +206,7 @@ def test_it_recalls_as_many_orthonormal_keys_as_it_has_features(form: str) -> No
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_rate_is_how_much_of_what_a_key_finds_is_replaced(form: str) -> None:
-    """Of the same key twice: all of it at 1, half at 1/2, and at 2 it is turned over."""
+    """For a repeated key, a rate of 1 replaces the old value, 1/2 replaces half of it, and 2 reverses its sign."""
     key, values = torch.nn.functional.normalize(random(1, 8), dim=-1), random(2, 3)
     for rate, wanted in ((1.0, values[1]), (0.5, values[0] / 4 + values[1] / 2), (2.0, 2 * values[1] - 2 * values[0])):
         state, _ = stored(key.expand(2, -1), values, form, rate)
@@ -224,7 +226,7 @@ def test_features_of_nothing_write_and_read_nothing(form: str) -> None:
 
 
 def test_it_predicts_what_it_would_answer() -> None:
-    """Of each pair's key, by the state as it stands: the answer to the same query when nothing falls."""
+    """The prediction for a pair's key equals the output for the same query if nothing is evicted."""
     inputs = drawn(SHAPE, gated=True)
     _, matrix = inputs.recalled("torch")
     query, key = Identity().map({}, inputs.key, inputs.key, scale=UnitLength())
@@ -249,7 +251,7 @@ def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) 
 
 
 def test_operations() -> None:
-    """Multiply-adds of 5 × 3 numbers: what the key finds and what goes in for 4 states (or 2), and reading for 4 heads."""
+    """Return the multiply-adds for 5 × 3 numbers: prediction and write for 4 states (or 2), and reading for 4 heads."""
     assert Delta().flops(SHAPE, 9) == Delta().flops(SHAPE, 10_000) == 2 * 15 * (4 + 4 + 4)
     assert Delta().flops(SHARED, 9) == 2 * 15 * (2 + 2 + 4)
     for tokens in (1, 10, 1000):

@@ -1,4 +1,4 @@
-"""Several corrections a token: DeltaProduct, by every form, in any split, and as flash-linear-attention computes it."""
+"""DeltaProduct makes several corrections per token, in every form and any split, as flash-linear-attention computes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD: dict[str, Any] = {"position": "none", "feature_map": "identity", "memory":
 
 
 def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
-    """Decay once, then every step: the state moves by β k (v - k S), and the last state answers."""
+    """Decay once, then update the state by β k (v - k S) for each step. The last state gives the output."""
     named, output = dict(head.named_parameters()), torch.zeros_like(data.query)
 
     def unit(of: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_the_recurrence() -> None:
 
 
 def test_steps_are_tokens_between_which_no_time_passes() -> None:
-    """As flash-linear-attention's loop has it, in float32: two keys, values and rates to a query and a decay."""
+    """The result equals flash-linear-attention's loop in float32: two keys, values and rates for each query and decay."""
     others = pytest.importorskip("fla.ops.gated_delta_product.naive")
     problem = draw("head", (3, 3, 3), 24, features=8)
     assert problem.log_decay is not None

@@ -1,4 +1,6 @@
-"""Pairs that compete for places in a cache, laid out head by head: the same as in any other layout, and seen from fall to fall."""
+"""Candidate pairs of a cache are laid out head by head. The layout changes no result, and each pair counts between its two
+evictions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.blocks.support import random
 
 
 def held(entries: int) -> Held:
-    """Pairs of 2 rows and 3 heads."""
+    """Return pairs of 2 rows and 3 heads."""
     return {"key": random(2, entries, 3, 4), "value": random(2, entries, 3, 5), "position": torch.randint(-1, 9, (2, entries, 3))}
 
 
@@ -39,7 +41,7 @@ def test_a_layout_changes_nothing() -> None:
 @pytest.mark.parametrize("documents", [False, True])
 @given(size=st.integers(0, 4), together=st.integers(1, 3), groups=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: int, groups: int, seed: int) -> None:
-    """By hand, for each row, head, token and pair: it has fallen in by the token's column, and not on, and is of its document."""
+    """A pair counts for a token if it has entered by the token's column, was not evicted again, and belongs to its document."""
     torch.manual_seed(seed)
     entries, length = size + together * groups, together * groups
     pairs = held(entries)

@@ -1,4 +1,6 @@
-"""The first pairs stay and all others fall: with a window below it, softmax over the first pairs and the last."""
+"""The memory keeps the first pairs and evicts all others. With a window below it, the head is softmax over the first and last
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SINKS = {"position": "none", "memory": [FIRST, WINDOW]}
 
 
 def by_hand(data: Inputs, seen: list[list[int]]) -> Tensor:
-    """seen: by which places each token is answered."""
+    """Compute the softmax of each token over the places in ``seen``."""
     output = torch.zeros_like(data.query)
     for row in range(data.query.shape[0]):
         for token, places in enumerate(seen):

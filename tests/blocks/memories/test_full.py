@@ -1,4 +1,4 @@
-"""Everything of the document, exactly: softmax over all earlier pairs, by PyTorch's own attention or with its mass."""
+"""Full attention is softmax over all earlier pairs of the document, by PyTorch's attention or by the form that returns the mass."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_below_a_window_nothing_is_there_at_first(form: str) -> None:
 
 @pytest.mark.parametrize(("form", "plain"), WAYS)
 def test_rows_of_padding_are_finite(form: str, plain: bool) -> None:
-    """A row without a real token, after a row of another document: its answers are nobody's, but they must not be NaN."""
+    """A row of padding after another document has finite outputs, although nobody reads them."""
     part, stream = Full(position=ROPE), Stream(GROUPED, [[3, 2], [5]], None)
     state = empty(part, GROUPED, 2)
     for call in (Call([0, 2], 3), Call([4, 0], 4), Call([1, 1], 2)):

@@ -1,4 +1,6 @@
-"""Softmax whose pairs fade, and whose logits grow with the text: their definitions, token by token, in any split, by every form."""
+"""Softmax with decaying pairs, and with logits that grow with the text length, equals its token-by-token definition in every
+form and split.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ FADING = Full(gate={"kind": "head"})  # pyright: ignore[reportArgumentType]
 def by_hand(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, segment: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One row, every logit by itself: outputs T H D and the logarithms of masses T H."""
+    """Compute one row logit by logit. Returns the outputs T H D and the logarithms of the masses T H."""
     length, heads, size = query.shape
     output, mass = torch.zeros_like(query), torch.zeros(length, heads, dtype=query.dtype)
     for t in range(length):
@@ -70,7 +72,9 @@ def test_every_logit_falls_by_what_the_gate_takes_since(form: str) -> None:
 
 
 def test_it_is_the_forgetting_attention_of_flash_linear_attention() -> None:
-    """It takes one decay a query head, scales by 1/√D, and computes in float32."""
+    """The result equals flash-linear-attention's forgetting attention, with one decay per query head and a scale of 1/√D, in
+    float32.
+    """
     naive = pytest.importorskip("fla.ops.forgetting_attn.naive")
     query, key, value, decay = random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4), -torch.rand(2, 9, 4, dtype=torch.float64)
     (partial,), _ = called(FADING, "reference", counted(2, 9), empty(FADING, GROUPED, 2), query, key, value, decay)
@@ -105,7 +109,7 @@ def test_gradients_are_finite_where_nothing_has_fallen_into_it_yet() -> None:
 
 
 def test_slopes_are_alibi() -> None:
-    """The distance to each pair times 2^(-8h/H) is taken from its logit."""
+    """The logit of each pair is reduced by its distance times 2^(-8h/H)."""
     shape = SMALL.shape(4)
     data = inputs(shape, 1, 11)
     output, _ = run(built(complete({"position": "none", "memory": [{"kind": "full", "gate": "slopes"}]}), shape), data)
@@ -131,7 +135,7 @@ def test_logits_grow_with_the_logarithm_of_the_position(form: str) -> None:
 
 
 def test_far_pairs_do_not_cost_near_ones_their_digits() -> None:
-    """After 100,000 tokens of a steep gate, what has fallen of the last pairs is as exact in float32 as at the start."""
+    """After 100,000 tokens of a steep gate, the decay between the last pairs is as exact in float32 as at the start."""
     part, steep = FADING, torch.full((1, 100_000, 1), -3.3)
     from blocks.memories.fading import fading
 

@@ -1,4 +1,4 @@
-"""LoLA from chunk to chunk in one launch keeps what its definition keeps, and answers as it does, wherever the form fits."""
+"""LoLA's fused kernel keeps the same pairs and returns the same outputs as the definition."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ ON_GPU = Setting(device="cuda", dtype="bfloat16")
 
 
 def packed() -> Tokens:
-    """A row of four documents, the first of which goes on with what an earlier call has left."""
+    """Return a row of four documents. The first document continues from an earlier call."""
     lengths = [15, 1, 4, 19]
     position = torch.cat([torch.arange(length) for length in lengths])
     return Tokens(position[None], torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None])
 
 
 def keeping(score: str, gate: Any = "none", **options: Any) -> dict[str, Any]:
-    """LoLA with another score and a gate."""
+    """Return LoLA with another score and a gate."""
     return {**LOLA, **options, "memory": [WINDOW, {**SPARSE, "keep": score}, {"kind": "state", "gate": gate}]}
 
 
@@ -101,7 +101,7 @@ def test_rows_that_end_early_and_go_on_from_there() -> None:
 
 
 def test_rows_of_documents_that_end_early_or_have_ended() -> None:
-    """The second has a document less, and nothing but padding in the second call."""
+    """The second row has one document less, and only padding in the second call."""
     row = packed()
     assert row.segment is not None
     position, segment = row.position.expand(2, -1), row.segment.expand(2, -1)
@@ -111,14 +111,14 @@ def test_rows_of_documents_that_end_early_or_have_ended() -> None:
 
 
 def kept_by(keep: Score) -> HeadSpec:
-    """LoLA with a score that no spec can name."""
+    """Return LoLA with a score object instead of a score from the catalogue."""
     spec = complete(LOLA)
     window, sparse, state = spec.memory
     return spec.model_copy(update={"memory": (window, sparse.model_copy(update={"keep": keep}), state)})
 
 
 def test_scores_that_look_at_nothing_else_may_be_any() -> None:
-    """The example of CONTRIBUTING.md, and its resolution."""
+    """The kernel accepts the example score of CONTRIBUTING.md and its resolution."""
 
     class ValueNorm(Score):
         equation: ClassVar[str] = "‖v‖"
@@ -142,7 +142,7 @@ def test_scores_that_look_at_nothing_else_may_be_any() -> None:
 
 
 def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One choice is between scores that differ by less than a 512th part."""
+    """One of the choices is between scores that differ by less than one part in 512."""
     spec, data = complete(LOLA), inputs(GROUPED, 1, 25, seed=19).to(torch.float32)
     with torch.no_grad(), nothing_refused():
         _, chosen = run(built(spec, GROUPED).float(), data, backend="triton")
@@ -153,7 +153,7 @@ def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("earlier", [0, 3, 5, 12])
 def test_of_equals_the_older_stay(earlier: int) -> None:
-    """Scores that lie within their resolutions of the one in the last place, which a few pairs share."""
+    """Of scores within their resolutions of the last kept score, the older pairs stay."""
     generator = torch.Generator().manual_seed(earlier)
     score = torch.randint(0, 5, (20, 12), generator=generator) * 0.1
     resolution = torch.randint(0, 3, (20, 12), generator=generator) * 0.04
@@ -187,11 +187,11 @@ def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting
 
 
 class OwnRecall(SelfRecall):
-    """A score of somebody else's that looks at the state."""
+    """A custom score that reads the state."""
 
 
 class OwnError(SquaredError):
-    """And one that looks at the window."""
+    """A custom score that reads the window."""
 
 
 @pytest.mark.parametrize(("keep", "why"), [(OwnRecall(), "read the state"), (OwnError(), "read the window")])
@@ -202,7 +202,7 @@ def test_scores_that_it_does_not_know_it_does_not_take(keep: Score, why: str) ->
 
 
 def test_places_compare_as_scores_do() -> None:
-    """Equals have one place, and float32 cannot tell these apart."""
+    """Equal scores have one place in the order, although float32 cannot distinguish these scores."""
     score = torch.tensor([0.5, 0.25, 0.5 + 1e-12, 0.25, 0.75], dtype=torch.float64)[None, :, None]
     assert places(score)[0, :, 0].tolist() == [1, 0, 2, 0, 3]
 
@@ -214,7 +214,7 @@ def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
 
 
 class Refusing:
-    """A kernel that is there, and computes nothing."""
+    """A kernel that is installed but refuses every call."""
 
     def missing(self) -> None:
         return None

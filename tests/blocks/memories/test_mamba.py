@@ -1,4 +1,4 @@
-"""A state whose pairs enter by their step, and to whose answer the own value is added: Mamba-2's recurrence, written out."""
+"""A state whose pairs are scaled by their step, plus the token's own value, is Mamba-2's recurrence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = {"position": "none", "feature_map": "identity", "memory": [MEMORY]}
 
 
 def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
-    """h = exp(-exp(A) Δ) h + Δ B xᵀ and y = C h + D x, one token after the other."""
+    """Compute h = exp(-exp(A) Δ) h + Δ B xᵀ and y = C h + D x token by token."""
     named = dict(head.named_parameters())
     weight, bias, rate = (named[f"state_gate.{name}"] for name in ("weight", "bias", "rate"))
     batch, length = data.hidden.shape[:2]
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_the_recurrence() -> None:
 
 @pytest.mark.parametrize("features", ["exp", "elu"])
 def test_of_a_normalised_state_the_step_is_in_the_mass(features: str) -> None:
-    """Features times a step, or their logarithms with the step's: the same mean, which the definition has as well."""
+    """In a normalised state, features times the step and logarithms plus the logarithm of the step give the same mean."""
     memory = {"kind": "state", "gate": "softplus", "input_scale": "step"}
     head, data = built(complete({"position": "none", "feature_map": features, "memory": [memory]}), SHAPE), inputs(SHAPE, 2, 19)
     output, _ = run(head, data)
@@ -70,7 +70,7 @@ def test_of_a_normalised_state_the_step_is_in_the_mass(features: str) -> None:
 
 
 def test_padding_and_documents_have_no_part_in_it() -> None:
-    """The laws ask this of every shipped head; here the skip of padding is left alone, too."""
+    """Padding and other documents change nothing, with the skip connection included."""
     head, data = built(complete(HEAD), SHAPE), inputs(SHAPE, 2, 9)
     whole, _ = run(head, data)
     data.tokens.valid = torch.arange(9).expand(2, -1) < torch.tensor([[9], [5]])

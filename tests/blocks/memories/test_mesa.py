@@ -1,4 +1,4 @@
-"""MesaNet's state: what a query finds in it, whatever feeds it, and what it refuses."""
+"""MesaNet's state solves its regression for any memory above it, and rejects unsupported options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ WINDOW = {"kind": "window", "size": 5}
 
 
 def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
-    """Below a window, those that fell out of it, without decay: rows of √β k and √β v, and rows of √Λ for the penalty."""
+    """Below a window, without decay, the state solves the regression over the evicted pairs: rows √β k and √β v, and rows √Λ for
+    the penalty.
+    """
     memory = {"kind": "mesa", "gate": "none", "rate": {"kind": "fixed", "value": 0.5}}
     head, data = built(complete(HEAD | {"memory": [WINDOW, memory], "read": "sum"}), SMALL.shape(4)), inputs(SMALL.shape(4), 1, 30)
     alone = built(complete({"position": "none", "memory": [WINDOW | {"evict": "drop"}]}), SMALL.shape(4))

@@ -1,4 +1,4 @@
-"""Learned pairs are as if they stood before the text, and every pair of the text falls through them."""
+"""Learned pairs act as pairs before the text, and pass every pair of the text on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_window_sees_them_beside_the_last_pairs() -> None:
 
 
 def test_in_rotary_positions_they_stand_at_the_first() -> None:
-    """A query that is turned meets keys that are not, however far it stands behind: half of a mixture with a window."""
+    """A rotated query meets keys without rotation at any distance. The head is half of a mixture with a window."""
     head, data = built(complete({"position": "rope", "memory": [META, WINDOW], "read": "mixture"}), SHAPE), inputs(SHAPE, 1, 7)
     window, _ = run(built(complete({"position": "rope", "memory": [WINDOW]}), SHAPE), data)
     actual = 2 * run(head, data)[0] - window
@@ -49,7 +49,7 @@ def test_in_rotary_positions_they_stand_at_the_first() -> None:
 
 
 def test_they_start_as_pairs_that_take_mass_and_say_nothing() -> None:
-    """So a head does not start as its window does: what the window says is scaled by what they leave it of the softmax."""
+    """Learned pairs start with values of 0 and some mass, so the output of the window is scaled down at the start."""
     parameters = started(Meta(), GROUPED)
     assert parameters["key"].shape == (4, 2, 4)
     assert not parameters["value"].any()

@@ -1,4 +1,6 @@
-"""A terraced window holds two chunks, counted from each document's first token; one falls whole as the second after it begins."""
+"""A terraced window holds two chunks, counted from each document's first token. A chunk is evicted as the second chunk after it
+begins.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def terraced(size: int, **options: object) -> Window:
 
 
 def falling(pairs: Pairs, row: int, column: int) -> list[int]:
-    """Which of the pairs fall at this column, by their places in the tensors."""
+    """Return the places of the pairs that are evicted at this column."""
     assert pairs.arrival is not None
     return ((pairs.arrival[row] == column) & pairs.present[row]).nonzero()[:, 0].tolist()
 
@@ -74,7 +76,7 @@ def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> N
 
 
 def test_rows_stand_at_places_of_their_own() -> None:
-    """One row falls at columns where the other does not; what is missing in a row is no pair."""
+    """One row evicts at columns where the other row does not. Missing places count as no pair."""
     part, states = terraced(2), random(2, 6, 2, 4)
     tokens = documents([6], [1, 5])
     pairs = pairs_at(states, tokens.position.tolist())
@@ -86,7 +88,9 @@ def test_rows_stand_at_places_of_their_own() -> None:
 
 @pytest.mark.parametrize("form", ["reference", "torch"])
 def test_below_another_window_chunks_count_by_the_tokens_clock(form: str) -> None:
-    """Pairs come a token late: each stands in the chunk of the token at which it enters, so none is lost and none is seen twice."""
+    """Below another window, pairs arrive late. Each belongs to the chunk of the token at which it enters, so none is lost or
+    counted twice.
+    """
     above, part, states, query = Window(size=1), terraced(3), random(1, 14, 2, 4), random(1, 14, 4, 4)
     tokens = counted(1, 14)
     (_, late), _ = computed(

@@ -1,4 +1,4 @@
-"""The window holds what a list of its size holds: the same pairs answer and the same pairs fall, at the same tokens."""
+"""A window stores and evicts the same pairs at the same tokens as a list of its size."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the
 
 
 def test_what_falls_into_it_may_have_gaps() -> None:
-    """Below another window: nothing enters at first, and an empty window answers 0 without a mass."""
+    """Below another window nothing enters at first. An empty window returns 0 and no mass."""
     for form in ("reference", "torch"):
         part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
         query = random(1, 4, 4, 4)

@@ -1,4 +1,4 @@
-"""A window and the state below it in one pass are the two memories and their read, gradients too, wherever the form fits."""
+"""A window and the state below it in one kernel equal both memories and their read, gradients included."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packed() -> Tokens:
-    """A row of four documents, the first of which goes on with the state."""
+    """Return a row of four documents. The first document continues the state."""
     lengths = [6, 1, 9, 5]
     position = torch.cat([torch.arange(length) for length in lengths])
     segment = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
@@ -51,7 +51,7 @@ def packed() -> Tokens:
 
 
 def padded() -> Tokens:
-    """Two rows, the second of which ends early."""
+    """Return two rows. The second row ends early."""
     position = torch.arange(LENGTH).expand(2, -1)
     return Tokens(position, None, position < torch.tensor([[LENGTH], [13]]))
 
@@ -115,7 +115,7 @@ def test_rows_of_several_documents_and_rows_that_end_early(memory: list[Any], to
 
 
 def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
-    """One row has ended in the call before."""
+    """A row that ended in the previous call returns its state unchanged."""
     position = torch.arange(LENGTH).expand(2, -1)
     tokens = Tokens(position, None, position < torch.tensor([[LENGTH], [10]]))
     memory = [TERRACED, {"kind": "state", "gate": "head"}]
@@ -138,8 +138,9 @@ DECODERS = ["lolcats", "row_max, convolved", "terraced", "channel", "terraced, c
 
 @pytest.mark.parametrize(("head", "shape"), DECODED, ids=DECODERS)
 def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) -> None:
-    """Rows of a batch, at different positions: the second has had four tokens fewer. A ring goes round, and two chunks fall. The
-    document is not the first of its row."""
+    """Rows are at different positions, four tokens apart. The ring wraps around, two chunks are evicted, and the document is not
+    the row's first.
+    """
     spec, data = complete(head), inputs(shape, 2, 17)
     ends = torch.tensor([[9], [5]])
     position = torch.arange(9).expand(2, -1)
@@ -179,7 +180,7 @@ def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
 
 
 def test_large_logits_stay_finite_and_right() -> None:
-    """The window's mass is then e^50 times the state's, or nothing beside it."""
+    """The window's mass is e^50 times the state's mass, or negligible beside it."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
     mapped = torch.rand(2, 1, LENGTH, 1, 8, generator=generator) + 0.1
@@ -198,7 +199,7 @@ def test_large_logits_stay_finite_and_right() -> None:
 @pytest.mark.parametrize("chunk", [1, 6])
 @pytest.mark.parametrize("steepest", [1.0, 60.0])
 def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, chunk: int) -> None:
-    """By the feature, to e^-60 at a token: over a block that is more than float32 has room for, in either direction."""
+    """A decay per feature of up to e^-60 per token exceeds the range of float32 over a block, in either direction."""
     generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
     query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
     asking = torch.rand(1, LENGTH, 1, 8, generator=generator) + 0.1
@@ -238,7 +239,7 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
 @pytest.mark.parametrize("chunk", [1, 6])
 @pytest.mark.parametrize("own", [(), (8,)], ids=["head", "channel"])
 def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], chunk: int) -> None:
-    """-inf is as much as e^-100 to answers, states and gradients, and what passes after it is as exact as before."""
+    """A decay of -inf has the same outputs, states and gradients as e^-100, and later tokens are as exact as before."""
     generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
     query = torch.randn(1, LENGTH, 1, 8, generator=generator)
     key, value = (torch.randn(1, LENGTH + held, 1, 8, generator=generator) for _ in range(2))

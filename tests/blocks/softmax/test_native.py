@@ -1,4 +1,4 @@
-"""PyTorch's own kernel answers one query and several as the definition does, where nothing is seen, too; and where it is taken."""
+"""PyTorch's kernel equals the definition for one and several queries, also if no pair is visible, and is chosen if it fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
 
 @given(heads=HEADS, held=st.integers(1, 9), own=st.booleans(), hides=st.booleans(), seed=st.integers(0, 2**31))
 def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, seed: int) -> None:
-    """Some entries are no pairs, in some rows none is; where pairs are each query head's own, and with others out of reach."""
+    """Some places have no pair, and some rows have none at all. Pairs may belong to single query heads or be out of reach."""
     torch.manual_seed(seed)
     many, few = (heads[0], heads[0]) if own else heads
     states = random(3, 1, many, 4), random(3, held, few, 4), random(3, held, few, 4)

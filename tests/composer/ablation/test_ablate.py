@@ -1,4 +1,6 @@
-"""A sweep from specs to its report: what is shared runs once, what was stopped goes on to the same, what fails leaves the rest."""
+"""An ablation runs a sweep from its specs to its report: shared steps run once, a stopped run resumes, and a failure leaves the
+other variants.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ COMPARED = ("perplexity before stage 2", "attention MSE", "attention KL")
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two variants that differ in the second stage."""
+    """Return a sweep of two variants that differ in the second stage."""
     return write_spec(tmp_path_factory.mktemp("specs") / "s.yaml", vary=SECOND_STAGES)
 
 
@@ -48,7 +50,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> str:
 def whole(
     sweep: str, ablation_request: Request, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, AblationReport, list[str]]:
-    """The folder, the report, and what ran, of an ablation that nothing has stopped."""
+    """Return the folder, the report and the steps of an uninterrupted ablation."""
     messages: list[str] = []
     out = tmp_path_factory.mktemp("whole") / "out"
     report = ablate([sweep], ablation_request, out, tell=listener(messages))
@@ -65,7 +67,7 @@ def listener(messages: list[str]) -> Callable[[AblationStep | None, Figures, int
 
 
 def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """Its figures are those of the same stages run by hand."""
+    """The report has the figures of the same stages run by hand."""
     out, report, messages = whole
     assert Counter(messages) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
     assert sorted(path.name for path in out.iterdir()) == sorted(["plot.png", REPORT, STEPS, TABLE, VARIANTS])
@@ -93,7 +95,7 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
 
 
 def test_models_by_the_names_of_their_variants(whole: tuple[Path, AblationReport, list[str]]) -> None:
-    """Each is the model that was scored, verifies, and says whose it is, although both were one until stage 2."""
+    """Each variant's folder is the scored model, verifies and names its variant, although both share the first stage."""
     out, report, _ = whole
     assert [variant.models for variant in report.variants] == [{0: "variants/tiny-slow"}, {0: "variants/tiny-fast"}]
     text = (out / TABLE).read_text()
@@ -127,7 +129,7 @@ def _recipe_of(step: Path) -> float:
 def test_said_again_it_does_nothing(
     whole: tuple[Path, AblationReport, list[str]], sweep: str, ablation_request: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And with other samples no more than to score them: the folder grows, nothing in it is done again."""
+    """A second run changes nothing. With other samples it only scores the models again."""
     out, report, _ = whole
     messages: list[str] = []
     assert ablate([sweep], ablation_request, out, tell=listener(messages)) == report
@@ -161,7 +163,7 @@ def test_what_was_stopped_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed with SIGKILL at different places; the second of the variants alone then goes on with what both share."""
+    """After SIGKILL at different places, a run of the second variant alone resumes from the shared steps."""
     out = tmp_path / "out"
 
     def child() -> None:
@@ -210,7 +212,7 @@ def test_what_was_stopped_goes_on(
 def test_what_fails_leaves_the_others(
     sweep: str, ablation_request: Request, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rate that ends in NaN, and heads that nothing can be transferred to: both are said, and tried again."""
+    """A rate that ends in NaN, and heads without a transfer, are reported as failures and tried again."""
     finetune = {"lr": 1e30, "steps": 4, "batch": 2, "clip": None, "lora": {"rank": 2}}
     diverging = write_spec(tmp_path / "d.yaml", name="diverging", recipe={**RECIPE, "finetune": finetune})
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}, "recipe": RECIPE}
@@ -235,7 +237,7 @@ def test_what_fails_leaves_the_others(
 
 
 def test_seeds(ablation_request: Request, sweep: str, tmp_path: Path, whole: Any) -> None:
-    """Each is a run of its own."""
+    """Each seed is a separate run."""
     request = replace(ablation_request, seeds=(0, 4), tasks=(), lengths=())
     (slow,) = ablate([f"{sweep}:slow"], request, tmp_path / "out").variants
     figure = slow.figures["perplexity"]
@@ -247,7 +249,7 @@ def test_seeds(ablation_request: Request, sweep: str, tmp_path: Path, whole: Any
 
 
 def test_from_nothing(texts: Path, teacher: Path, tmp_path: Path) -> None:
-    """Each variant on its own trunk."""
+    """Each variant has its own trunk."""
     vary = {"grid": {"trunk.layers": [1, 2]}, "names": ["one", "two"]}
     spec = write_spec(tmp_path / "s.yaml", trunk=TRUNK, recipe={"sequence": 16, "train": {"lr": 1e-2, "steps": 2}}, vary=vary)
     report = ablate([spec], request_for(None, texts, tokenizer=str(teacher)), tmp_path / "out")
@@ -266,7 +268,7 @@ def test_without_data_nothing_is_trained(ablation_request: Request, tmp_path: Pa
 
 
 def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """It trains nothing: it is built, compared with the teacher that is named, and scored."""
+    """A variant without training is built, compared with the named teacher, and scored."""
     lolcats = {
         "compose": 1,
         "name": "cats",

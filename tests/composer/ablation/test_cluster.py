@@ -1,4 +1,4 @@
-"""A real Ray, on this machine, comes to what one process comes to, and leaves nothing behind; what it lacks is said."""
+"""An ablation on a local Ray gives the results of one process, leaves nothing behind, and reports what is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.composer.ablation.variants import chains_of, stored, write_spec
 
 
 def test_the_same_as_in_one_process(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of files that start from the folder of the caller are found from the workers', too; a failure is the same message."""
+    """Relative paths of the caller are found by the workers, and a failure has the same message."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'attention-composer[ray]'")
     assert ablation_request.source is not None
     monkeypatch.chdir(Path(ablation_request.source).parent)

@@ -1,4 +1,4 @@
-"""Pictures of an ablation show what its report says: the teacher as a line, a square a pair, a point a variant."""
+"""Pictures of an ablation show its report: the teacher as a line, a square per pair, a point per variant."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def report(*variants: VariantReport) -> AblationReport:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the names of their files, kept open."""
+    """Return the figures by the names of their files, still open."""
     return kept_open(monkeypatch)
 
 
@@ -89,7 +89,7 @@ def test_a_two_way_grid_is_a_heat_map(tmp_path: Path, figures: dict[str, Any]) -
     ],
 )
 def test_what_is_no_grid(tmp_path: Path, variants: tuple[VariantReport, ...]) -> None:
-    """A picture of an earlier call goes, too."""
+    """If the variants form no grid, the picture of an earlier call is removed."""
     (tmp_path / GRID).write_text("of before")
     assert grid_of(report(*variants)) is None
     draw_all(report(*variants), tmp_path)
@@ -133,7 +133,7 @@ def test_states_that_are_all_the_same_are_no_picture(tmp_path: Path) -> None:
 
 
 def test_a_report_of_before_is_read() -> None:
-    """It knows neither models nor states."""
+    """A report without models and states can be read."""
     report_data = report().model_dump(mode="json")
     del report_data["state_length"]
     for variant_data in report_data["variants"]:

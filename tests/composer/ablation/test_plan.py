@@ -1,4 +1,4 @@
-"""Steps have the same name exactly where the same is done: what decides a result is in it, names and papers are not."""
+"""Two steps have the same name only if they do the same: settings that decide the result count, names and papers do not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def keys_of_single_spec(spec: str, request: Request, folder: Path, *overrides: str) -> dict[str, str]:
-    """The keys of a single spec's steps with the first seed."""
+    """Return the keys of a single spec's steps with the first seed."""
     return names(next(iter(chains_of([spec], request, folder, *overrides).values())))
 
 
@@ -112,7 +112,7 @@ FILES: dict[str, tuple[Callable[[Path, Path], object], set[str]]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, name: str) -> None:
-    """Their contents do, under the same names."""
+    """Files are compared by their contents."""
     own = shutil.copytree(teacher, tmp_path / "teacher")
     shutil.copy(texts, tmp_path / "data.jsonl")
     for text in ("text.txt", "own.txt"):
@@ -132,7 +132,7 @@ def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, n
 
 
 def test_versions_decide(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another torch has computed is not mixed with what this one does."""
+    """Results of different torch versions are not mixed."""
     spec = write_spec(tmp_path / "s.yaml")
     before = keys_of_single_spec(spec, ablation_request, tmp_path)
     monkeypatch.setattr(plan_module, "versions_of", lambda packages: dict.fromkeys(packages, "2"))
@@ -167,7 +167,7 @@ def test_what_is_left_out_is_no_step(ablation_request: Request, tmp_path: Path) 
 
 
 def test_a_sweep_over_a_stage_and_none(ablation_request: Request, tmp_path: Path) -> None:
-    """`null` leaves the first stage out; the variant with it shares its steps with the spec that says it."""
+    """`null` removes the first stage. The variant that keeps it shares its steps with a spec that states the same stage."""
     vary = {"grid": {"recipe.transfer": [None, {"lr": 0.05}]}}
     chains = chains_of([write_spec(tmp_path / "s.yaml", vary=vary)], ablation_request, tmp_path)
     assert [chain.variant.values for chain in chains.values()] == [{"recipe.transfer": None}, {"recipe.transfer": {"lr": 0.05}}]
@@ -212,7 +212,7 @@ def test_what_settings_complete_is_good(tmp_path: Path) -> None:
 
 
 def test_nothing_to_train_is_no_mistake(ablation_request: Request, tmp_path: Path) -> None:
-    """A head without parameters of its own needs no recipe, nor does one whose parameters the source has trained."""
+    """Heads without fresh parameters need no recipe, nor do heads whose parameters the source has trained."""
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
     assert set(keys_of_single_spec(write_spec(tmp_path / "s.yaml", softmax), ablation_request, tmp_path)) == {
         "build",

@@ -1,4 +1,4 @@
-"""Figures of a report are those of its steps: means and spreads over seeds, perplexities of losses, a message for what failed."""
+"""A report has means and spreads over seeds, perplexities of losses, and a message for each failure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CELL = {"task": "recall", "length": 2048, "scored": "tokens", "mean": 0.25}
 
 @pytest.fixture
 def chains(ablation_request: Request, tmp_path: Path) -> list[Chain]:
-    """Two variants, two seeds each."""
+    """Return two variants with two seeds each."""
     spec = write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)
     return list(chains_of([spec], replace(ablation_request, seeds=(0, 1)), tmp_path).values())
 
 
 def figures_of(step: Any) -> Figures:
-    """What each step could have found."""
+    """Return possible figures of each step."""
     seed = step.seed
     faster = step.variant.name == "tiny-fast"
     figures: dict[str, Figures] = {
@@ -94,7 +94,7 @@ def test_heads_without_weights_have_no_divergence(chains: list[Chain]) -> None:
 
 
 def test_what_failed(chains: list[Chain]) -> None:
-    """The message once, also where it stopped all that comes after; what came before stands."""
+    """A failure's message appears once although later steps did not run. Earlier figures stay."""
     failed = {FAILURE: "layer 1 diverged"}
     report = report_of(chains, finetune_1=failed, evaluate_1=failed)
     slow = report.variants[0]
@@ -170,7 +170,7 @@ def test_values_of_a_sweep_in_a_cell(chains: list[Chain]) -> None:
 
 
 def test_the_picture(chains: list[Chain], tmp_path: Path) -> None:
-    """A panel for each column, and none where there is nothing to show."""
+    """The picture has a panel for each column, and none for a column without figures."""
     report = report_of(chains)
     draw_all(report, tmp_path)
     few = report.model_copy(update={"columns": report.columns[:1]})

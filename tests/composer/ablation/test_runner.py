@@ -1,4 +1,4 @@
-"""Steps run once, each behind the one before it; processes end with whoever started them."""
+"""Steps run once, each after the step that it depends on, and child processes end with their parent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(composer.__file__).parent.parent
 
 
 class Recorded:
-    """Ends steps in the order in which they were started, or against it."""
+    """An executor that ends steps in the order in which they started, or in reverse."""
 
     def __init__(self, *, backwards: bool = False, failing: str = "", done: str = "", at_once: float = math.inf) -> None:
         self.at_once = at_once
@@ -75,7 +75,7 @@ def test_what_is_behind_a_failure_is_not_run(chains: list[Chain], tmp_path: Path
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_one_chain_is_done_before_the_next_begins(chains: list[Chain], tmp_path: Path, at_once: int) -> None:
-    """As far as there are steps of it to run: a stop leaves whole chains."""
+    """A chain is completed before the next one begins, so that a stop leaves whole chains."""
     workers = Recorded(at_once=at_once)
     run_chains(chains, tmp_path, workers)
     ran, own = [step.name for step in workers.ran], [step.name for step in chains[0].steps]
@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, m
 
 
 def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
-    """A program whose processes are at work is killed: they end, too."""
+    """If a program is killed, its worker processes end, too."""
     code = (
         "import sys, time; from composer.ablation import runner\n"
         "runner.LIBRARIES = ('torch',)\n"
@@ -146,7 +146,7 @@ def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
 
 
 def test_ctrl_c_waits_while_processes_are_started() -> None:
-    """And reaches none of these: they would print where they were interrupted, each by itself."""
+    """Ctrl-C is delayed while processes start, and does not reach them, so they print no traceback."""
     code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     before, started = signal.getsignal(signal.SIGINT), []
 
@@ -180,7 +180,7 @@ def _threads(process: int) -> int:
 
 
 def test_warnings_are_told_as_their_step_ends(ablation_request: Request, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Steps run in other processes, so their warnings come with their figures, and each variant tells of the same once."""
+    """Warnings of a step in another process appear when the step ends, once for each variant."""
     texts = tmp_path / "unknown.jsonl"
     texts.write_text('{"text": "once qwx zzz xyz a time vvv kkk jjj"}\n' * 24)
     unknown = replace(ablation_request, data=(str(texts),), tasks=(), lengths=())

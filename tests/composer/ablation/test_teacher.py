@@ -1,4 +1,4 @@
-"""The teacher's scores are kept by all that decides them: the contents of files, too."""
+"""The teacher's scores are cached by everything that decides them, the contents of files included."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folders(steps: Path) -> set[str]:
 
 
 def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """No option replaces an evaluation in an ablation's folder, so none must be needed."""
+    """A changed text is scored again. An ablation has no option that replaces an evaluation."""
     steps, here = tmp_path / "steps", tmp_path / "own.txt"
     steps.mkdir()
     here.write_text("once upon a time there was a cat and it slept " * 9)
@@ -39,7 +39,7 @@ def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path
 
 
 def test_another_version_of_what_scores(teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The packages are those that an evaluation names."""
+    """The versions of the packages that an evaluation records decide."""
     steps = tmp_path / "steps"
     steps.mkdir()
     teacher_scores(request_for(teacher, texts), steps)

@@ -1,4 +1,4 @@
-"""Gauges count what a run holds at most, what its cache holds included, and nothing that was there before."""
+"""Gauges measure the peak memory of a run, its cache included and earlier memory excluded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_nothing_is_measured() -> None:
 
 @pytest.mark.skipif(not can_tell_resident(), reason="this system does not report resident memory")
 def test_what_is_resident() -> None:
-    """16 and 16 MiB at once, beside a cache of 4, each time; 8 were there before. To a MiB or so."""
+    """Two blocks of 16 MiB beside a cache of 4 MiB are measured each time, without the earlier 8 MiB, within about a MiB."""
     done = subprocess.run([sys.executable, "-c", RUN], env=os.environ | AT_ONCE, capture_output=True, text=True, check=True)
     *held, (answer, least) = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
     assert [size for size, _ in held] == [2 << 18] * 3
@@ -45,7 +45,7 @@ def test_what_is_resident() -> None:
 
 
 def test_a_cache_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors stand where others stood before: nothing more is resident."""
+    """Small tensors reuse freed memory, so the gauge reports at least the cache."""
     monkeypatch.setattr(memory, "bytes_of", lambda _: 1000)
     monkeypatch.setattr(memory, "CLEAR", type("Nowhere", (), {"write_text": lambda *_: None}))
     assert resident(lambda: None, 300) == (None, 300)

@@ -1,4 +1,4 @@
-"""Lengths and batches are taken once each and in order, or refused."""
+"""Lengths and batch sizes are sorted without duplicates, or rejected."""
 
 from __future__ import annotations
 

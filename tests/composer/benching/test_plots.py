@@ -1,4 +1,4 @@
-"""Pictures show what the report says: a line a model, a mark a cell, nothing where there was no room."""
+"""Pictures show the report: a line per model, a mark per cell, and nothing for cells without memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.drawn
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the names of their files, kept open."""
+    """Return the figures by the names of their files, still open."""
     return kept_open(monkeypatch)
 
 

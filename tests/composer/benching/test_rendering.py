@@ -1,4 +1,4 @@
-"""The tables say what the report says, and the lines below what they do not."""
+"""The tables show the report's figures, and the lines below them add remarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cell is what its rounds say: medians, rates, and ratios that are taken round by round."""
+"""A cell has the medians and rates of its rounds, and ratios computed round by round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_figures() -> None:
 
 
 def test_ratios_are_the_rounds_own() -> None:
-    """A machine that is ten times slower for two rounds does not show."""
+    """Two rounds at a tenth of the speed do not change the ratio."""
     _, own = make_cells(PREFILL, {"a": Measurement((2.0, 20.0, 20.0)), "b": Measurement((1.0, 10.0, 10.0))}, {})
     assert own.speed == 2.0
     _, drifting = make_cells(PREFILL, {"a": Measurement((1.0, 2.0, 9.0)), "b": Measurement((9.0, 1.0, 3.0))}, {})

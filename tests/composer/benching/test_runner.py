@@ -1,4 +1,4 @@
-"""The whole bench: every model on every workload, in a report that says what ran; mistakes are told before anything is timed."""
+"""A bench runs every model on every workload, reports the setting, and finds mistakes before timing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_report(folders: list[Path], tmp_path: Path) -> None:
 
 
 def test_lengths_beyond_what_the_source_was_made_for(folders: list[Path]) -> None:
-    """Rotary positions go on; how well is not what is asked here."""
+    """Rotary positions may exceed the source's trained length. Quality is not measured here."""
     longest = 2 * SIZES["max_position_embeddings"] + 1
     report = bench(folders[:2], [longest], [longest], BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None] * 4
@@ -68,7 +68,7 @@ def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> Non
 
 
 def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
-    """The teacher has no heads, and PyTorch has forms of all parts."""
+    """The report names parts that run on another backend. The teacher has no heads, and PyTorch has forms of all parts."""
     options = {"wanted": BenchOptions(**QUICK, backend="triton"), "everywhere": BenchOptions(**QUICK, backend="torch")}
     remarks_by_backend = {name: bench(folders[:2], [8], options=how).remarks for name, how in options.items()}
     assert remarks_by_backend == {
@@ -78,13 +78,13 @@ def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
 
 
 def test_vocabularies_may_differ(folders: list[Path], tmp_path: Path) -> None:
-    """All read ids that each of them knows."""
+    """Models with different vocabularies read ids that all of them have."""
     report = bench([llama(tmp_path / "small", vocab_size=16), folders[0]], [64], options=BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None, None]
 
 
 def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What processes of their own say stands in the cells; what they cannot, is said beside."""
+    """Figures of child processes are in the cells, and their failures in the remarks."""
 
     def peaks(folder: Path, options: BenchOptions, trial: Any, tell: Any) -> dict[Workload, int | None]:
         known = list(trial.workloads())[: 1 if folder.name == "lawcat" else 2]

@@ -1,4 +1,4 @@
-"""A spec in the place of a model is built for the bench, on the model beside it; where there is none, the message says how."""
+"""A spec in place of a model is built for the bench from the model beside it. Without one, the error tells how to name it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Copy:
-    """In the place of ``subprocess.Popen``: a copy of this process measures the memory, which has imported all already."""
+    """A replacement for ``subprocess.Popen`` that measures memory in a fork of this process, where all imports are done."""
 
     def __init__(self, command: list[str], *, stderr: IO[str], **_: Any) -> None:
         assert command[:3] == [sys.executable, "-m", memory.__name__]

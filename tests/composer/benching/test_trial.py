@@ -1,5 +1,5 @@
-"""What a bench runs: caches are what `compose explain` says, positions are reached as one pass would, and one model that comes to
-the end of the memory leaves the others.
+"""Caches have the size that `compose explain` computes, positions are reached as in one pass, and a model without memory leaves
+the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_a_source_keeps_its_keys_and_values() -> None:
 
 
 def test_a_model_whose_cache_is_none_of_keys_and_values_is_refused() -> None:
-    """An RWKV's states are no `past_key_values`: how far it has read cannot be told."""
+    """An RWKV has states instead of `past_key_values`, so the number of read tokens is unknown."""
     sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 32}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **sizes)).eval()
     for kind in ("prefill", "decode"):
@@ -67,7 +67,7 @@ def test_places_are_in_order() -> None:
 
 
 class Listening:
-    """A model that keeps which tokens it was given in which call, beside the length of the cache before them."""
+    """A model that records the tokens of each call and the length of the cache before it."""
 
     def __init__(self, label: str, calls: list[tuple[str, int, tuple[int, ...]]], most: int = 10**9) -> None:
         self.label, self.calls, self.most, self.model = label, calls, most, student("lolcats")
@@ -89,7 +89,7 @@ def listening(**most: int) -> tuple[list[Contestant], list[tuple[str, int, tuple
 
 
 def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompt by prompt, and several tokens at a time."""
+    """Models alternate prompt by prompt, and after several decoded tokens."""
     monkeypatch.setattr(trial_module, "IN_A_ROW", 2)
     models, calls = listening(a=10**9, b=10**9)
     (_, measurements), (_, decoded) = run_trial(models, trial(prefill=(8,), decode=(4,), batches=(3,), steps=4))
@@ -144,7 +144,7 @@ def test_tokens_are_the_same_for_all_and_for_ever() -> None:
 
 
 def test_what_has_no_room_leaves_the_others() -> None:
-    """The model called b has room for 40 tokens."""
+    """Model b has memory for 40 tokens."""
     models, calls = listening(a=10**9, b=40, c=10**9)
     measurements = dict(run_trial(models, trial(prefill=(64,), decode=(8, 48, 64), batches=(1, 2), repeats=1, steps=1)))
     lost = {workload for workload, measured in measurements.items() if measured["b"].failure == "out of memory"}
@@ -161,7 +161,7 @@ def test_what_has_no_room_leaves_the_others() -> None:
 
 
 def test_out_of_memory_between_rounds() -> None:
-    """The last of the tokens that are decoded is one too many."""
+    """Memory runs out at the last decoded token."""
     models, _ = listening(a=10**9, b=10)
     ((_, measurements),) = run_trial(models, trial(decode=(8,)))
     assert (measurements["a"].failure, measurements["b"]) == (None, Measurement(failure="out of memory"))
@@ -190,7 +190,7 @@ def test_nothing_keeps_a_gradient() -> None:
 
 
 def test_steps_are_recorded_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of each position and batch; what has been recorded goes with the cache."""
+    """Each position and batch size is recorded as a CUDA graph before it is timed. The recording is freed with its cache."""
     on_a_cpu(monkeypatch, trial_module)
     model, made = student("lolcats"), []
     whole = model.recording

@@ -1,4 +1,4 @@
-"""What one meets at the keyboard: a first line before all that takes seconds, `--quiet` wherever there is progress, completion."""
+"""Slow commands print a first line at once, commands with progress accept `--quiet`, and shells complete names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_command_that_shows_progress_can_be_quiet(command: str) -> None:
 
 
 def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
-    """Results are printed as ever, and warnings would be."""
+    """With --quiet, results and warnings are printed, progress is not."""
     for arguments in (
         ("distill", tiny, "--data", "texts.jsonl", *SHORT),
         ("eval", tiny, "--tasks", "mqar,pairs=2", "--lengths", 12, "--samples", 2),
@@ -48,7 +48,7 @@ def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
 
 
 def test_the_first_line_comes_before_what_takes_seconds(compose: Compose, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal, and only there: what is redirected has none."""
+    """The line appears on a terminal only."""
     messages: list[str] = []
 
     def at_once(what: str, *, quiet: bool) -> None:
@@ -82,7 +82,7 @@ def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
     ],
 )
 def test_a_shell_completes(words: str, completions: list[str]) -> None:
-    """Without torch, which would take seconds at each press of the key."""
+    """Completion does not import torch, which would take seconds at each key press."""
     environment = {"_COMPOSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = f"""
         import os, sys

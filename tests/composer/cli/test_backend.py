@@ -1,4 +1,4 @@
-"""`--backend` means the same in every command that runs a model: it reaches the heads, and a name that nobody has is refused."""
+"""`--backend` reaches the heads in every command that runs a model, and unknown names are rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
 
 @pytest.fixture
 def run_command(compose: Compose, teacher: Path, student: Path) -> Any:
-    """Runs one of the commands, with more behind."""
+    """Run one of the commands with further arguments."""
     write_texts(Path("texts.jsonl"))
     Path("text.txt").write_text("once upon a time there was a cat and it slept " * 20, encoding="utf-8")
     models = {"STUDENT": student, "TEACHER": teacher}
@@ -72,7 +72,7 @@ def test_a_student_that_is_looked_into_and_a_source_that_writes_refuse_it_too(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_reaches_the_heads(run_command: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also beside a teacher that has no form on it; and what is written says it."""
+    """It also works beside a teacher without forms on the backend, and the output records it."""
     with own_backend(monkeypatch) as calls:
         result = run_command(name, "--backend", NAME)
         assert result.exit_code == 0, result.output
@@ -89,7 +89,7 @@ def test_it_reaches_the_heads(run_command: Any, name: str, monkeypatch: pytest.M
 
 
 def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(run_command: Any) -> None:
-    """One that was begun before it could be said had `auto`."""
+    """An evaluation from before the option existed continues with `auto`."""
     assert run_command("eval").exit_code == 0
     path = Path("out/run.json")
     begun = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Bars move on a terminal, and nothing of them is in what is redirected; where training is quiet, warnings alone are printed."""
+"""Progress bars appear on a terminal and not in redirected output. With --quiet, training prints warnings only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compose chat` reads lines and streams answers, from a terminal and from a pipe, and ends in words."""
+"""`compose chat` reads lines and streams answers on a terminal and in a pipe, and ends without a traceback."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_model_without_a_template(compose: Compose, student: Path) -> None:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Run the command at a terminal with these lines typed, and return what the model was asked. An exception stands for a key."""
+    """Run the command on a terminal with these typed lines, and return the model's prompts. An exception stands for a key."""
 
     def run(chatty: Path, *lines: str | type[BaseException]) -> list[str]:
         from composer.cli import chat

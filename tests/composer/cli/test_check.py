@@ -1,4 +1,4 @@
-"""`compose check` finds every mistake of every spec, says where it stands, and passes what is good."""
+"""`compose check` finds every mistake of every spec with its place, and accepts valid specs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_map_may_keep_any_dimension_until_there_is_a_source(compose: Compose, 
 
 
 def test_a_head_that_rules_leave_without_a_layer_is_said_so(compose: Compose, teacher: Path) -> None:
-    """It is no mistake: the next source may have more layers."""
+    """A head that no layer of this source uses is a note and not an error: another source may have more layers."""
     Path("all.yaml").write_text(BEFORE + "extends: hybrid\nlayers: [{at: all, use: exact}]\n")
     assert compose("check", "all.yaml").stdout.splitlines()[0].endswith("head: window → state; exact: full")
     assert compose("check", "all.yaml", "--from", teacher).stdout.endswith("head: window → state (in no layer); exact: full\n")
@@ -107,7 +107,7 @@ def test_what_no_source_mends_is_told_with_a_source_and_without(compose: Compose
 
 
 def test_all_that_is_wrong_is_told_in_one_go(compose: Compose, teacher: Path) -> None:
-    """Two heads that no source mends, two rules that this one's sizes do not allow, each once."""
+    """Two heads that are wrong on every source and two rules that are wrong for this source are each reported once."""
     Path("wrong.yaml").write_text(
         BEFORE + "head: {memory: [window]}\n"
         "heads:\n  one: {memory: [{kind: state}]}\n  two: {memory: [{kind: latents, size: 6}]}\n"
@@ -215,7 +215,7 @@ def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teache
 
 
 def test_mistakes_have_their_place_in_fields(compose: Compose) -> None:
-    """What is printed is the same, put together."""
+    """The JSON fields together equal the printed message."""
     Path("wrong.yaml").write_text(BEFORE + "head: {memory: [{kind: window, sise: 3}], read: sharde}\n")
     (answer,) = json.loads(compose("check", "wrong.yaml", "--json").stdout)
     first, second = answer["mistakes"]

@@ -1,4 +1,4 @@
-"""`compose diff` compares meanings: names and spelling are nothing, every complete head is everything, and the hash agrees."""
+"""`compose diff` compares meanings: names and spelling do not count, every resolved head does, and the hashes agree."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ layers: [{at: "0:", use: mine}]
 
 
 def rows(compose: Compose, *arguments: object) -> list[list[str]]:
-    """The table, its columns split."""
+    """Return the table with split columns."""
     result = compose("diff", *arguments)
     assert result.exit_code == 0, result.stderr
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()]
 
 
 def test_two_specs_differ_exactly_where_their_hashes_do() -> None:
-    """Every spec beside a quarter of the others, and beside those with its hash."""
+    """Each shipped spec is compared with a quarter of the others, and with all that have its hash."""
     specs = {name: load_spec(name, ["trunk=null"]) for name in SHIPPED}
     resolved = {name: resolve(spec, SIZE) for name, spec in specs.items()}
     hashes = {name: spec.hash for name, spec in resolved.items()}

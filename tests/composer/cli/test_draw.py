@@ -1,4 +1,4 @@
-"""`compose draw` and `compose diff --draw` write pictures of specs and of built models; mistakes are told in words."""
+"""`compose draw` and `compose diff --draw` write pictures of specs and of built models, and report mistakes."""
 
 from __future__ import annotations
 

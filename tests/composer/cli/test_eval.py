@@ -1,4 +1,4 @@
-"""`compose eval` prints tables or JSON, refuses mistakes in one message, and goes on from a SIGKILL."""
+"""`compose eval` prints tables or JSON, rejects mistakes in one message, and resumes after SIGKILL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_tables(compose: Compose) -> None:
 
 @pytest.mark.parametrize("making", [True, False])
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(compose: Compose, monkeypatch: pytest.MonkeyPatch, making: bool) -> None:
-    """As samples are made, which has a line of its own, and as they are scored."""
+    """Ctrl-C is tested while samples are made, which has its own progress line, and while they are scored."""
     reports: list[EvaluationProgress] = []
     arguments = ("eval", TEACHER, *QUICK, "--batch-tokens", "1")
 
@@ -136,7 +136,7 @@ def test_a_mistake(compose: Compose, name: str) -> None:
 
 
 def test_killed_from_outside(compose: Compose, tmp_path: Path) -> None:
-    """A program of its own, killed when its first line is on the disk, and said again, comes to what it would have come to."""
+    """A command that is killed after its first line on disk and run again has the results of an uninterrupted one."""
     tasks = ["--tasks", "passkey,stories", "--lengths", "128,256", "--samples", "24", "--batch-tokens", "256"]
     arguments = ["eval", str(TEACHER), *tasks, "-o", "killed"]
     with open(os.devnull, "w") as nothing:

@@ -1,4 +1,4 @@
-"""`compose explain` prints what `composer.explain` finds: every group of heads, every part, every figure."""
+"""`compose explain` prints what `composer.explain` returns: every group of heads, every part and every figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compose inspect` prints a line a head, or JSON, and refuses mistakes in one message."""
+"""`compose inspect` prints a line per head, or JSON, and rejects mistakes in one message."""
 
 from __future__ import annotations
 

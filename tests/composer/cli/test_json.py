@@ -1,4 +1,4 @@
-"""docs/json.md is what the schemas are, names every command that prints JSON, and what commands print has the keys that it says."""
+"""docs/json.md equals the schemas, names every command with JSON output, and commands print its keys."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_is_refused_is_json_too(compose: Compose, case: str) -> None:
 
 
 def test_check_with_a_source_that_is_not_there(compose: Compose) -> None:
-    """Of each spec, beside what is wrong with itself."""
+    """If the source does not exist, this is reported for each spec beside its own mistakes."""
     Path("wrong.yaml").write_text("compose: 1\nname: wrong\nhead: {memory: [full], colour: red}\n")
     result = compose("check", "lolcats", "wrong.yaml", "--from", "nowhere/at/all", "--json")
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""`compose select` writes a spec that builds, with its scores and a picture; mistakes are told before anything is built."""
+"""`compose select` writes a valid spec with its scores and a picture, and finds mistakes before it builds anything."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nothing_held_out_is_told_before_anything_is_built(tmp_path: Path) -> No
 
 
 def test_a_selection_that_stopped_at_its_scores_keeps_its_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would make another student is told, and takes --force; what is asked of its scores may change."""
+    """Options that change the student need --force. Options that change only the scores do not."""
     out = tmp_path / "out"
     arguments = ["lawcat", "--from", str(TEACHER), "--share", "0.2", *QUICK, "-o", str(out)]
     data = ["--data", "stories,samples=20"]
@@ -131,7 +131,7 @@ def selection_arguments(out: Path, source: Path = TEACHER) -> list[str]:
 
 
 def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str):
-    """What comes of a command that SIGTERM reaches at its first step."""
+    """Run a command that SIGTERM reaches at its first step."""
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with monkeypatch.context() as sent:
         step = loop._StageRun._step
@@ -152,7 +152,7 @@ def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str):
 
 @pytest.mark.parametrize("how_many", [("--keep", "1"), ("--budget", "10000000")])
 def test_a_spec_of_two_heads(tmp_path: Path, how_many: tuple[str, str]) -> None:
-    """On two layers the one that is kept is all that one head has. A budget for both keeps one, and says so."""
+    """On two layers the kept layer takes a head's only layer. A budget for both keeps one and reports it."""
     out = tmp_path / "out"
     done = ran("alternating-delta", *selection_arguments(out)[1:], *how_many)
     assert done.exit_code == 0, done.output
@@ -166,7 +166,7 @@ def test_a_spec_of_two_heads(tmp_path: Path, how_many: tuple[str, str]) -> None:
 
 
 def test_quiet_keeps_warnings(tmp_path: Path) -> None:
-    """That the tokenizer cannot write the texts is told, and progress is not."""
+    """With --quiet the warning about unknown tokens is printed and progress is not."""
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat sat on zzqx qwzx\nthe cat sat on vvvv jjjj\n" * 12)
     words = ["lawcat", "--from", str(TEACHER), "--data", f"{texts},by=line", "--share", "0.2", *QUICK, "--keep", "1"]
@@ -179,7 +179,7 @@ def test_quiet_keeps_warnings(tmp_path: Path) -> None:
 
 
 def test_a_stopped_selection_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no --resume. One with --force goes on without it, as the old selection is gone by then, and not its student."""
+    """The command has no --resume. After --force it continues without --force, since the old selection is already removed."""
     out = tmp_path / "out"
     stopped = stopped_by_a_signal(monkeypatch, *selection_arguments(out), "--keep", "1")
     assert stopped.exit_code == 128 + signal.SIGTERM, stopped.output
@@ -200,7 +200,7 @@ def test_a_stopped_selection_says_how_to_go_on(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its copies of weights that are too large to be hashed are those of the call before, also after one that was refused."""
+    """Copies of weights too large to hash are recognised on another file system, also after a refused call."""
 
     def elsewhere(*_: object, **__: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -218,7 +218,7 @@ def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monk
 
 
 def test_a_student_of_another_source(tmp_path: Path) -> None:
-    """Its source may have moved; one with another config, or with other weights, is another one."""
+    """A moved source is the same source. Another config or other weights make it another one."""
     import torch
     from safetensors.torch import load_file, save_file
 

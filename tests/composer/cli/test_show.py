@@ -1,4 +1,4 @@
-"""`compose show` prints a spec that says the same by itself; on a source, the resolved document with nothing left open."""
+"""`compose show` prints an equivalent self-contained spec, and on a source the fully resolved document."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUES = st.recursive(
 
 
 def without_bare_words(value: object) -> object:
-    """A bare word and {kind: word} say the same, the innermost first."""
+    """Replace bare words by {kind: word}, from the inside out."""
     if isinstance(value, dict):
         inner = {key: without_bare_words(item) for key, item in value.items()}
         return inner["kind"] if inner.keys() == {"kind"} and isinstance(inner["kind"], str) else inner

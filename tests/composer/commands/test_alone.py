@@ -1,4 +1,4 @@
-"""Where several may stand, one may stand alone, and a spec is named in each way everywhere: over all signatures, and by calls."""
+"""Arguments that accept several values accept a single one, and specs are named in the same ways everywhere."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_task_may_stand_alone() -> None:
 
 
 def test_a_spec_is_named_in_each_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file as text or as a path, what stands in it, and what is loaded; one, and several."""
+    """A spec may be a file as text or as a path, its text, or a loaded spec; single or in a list."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump(DOCUMENT))
@@ -140,7 +140,7 @@ def test_a_new_spec_by_its_path(tmp_path: Path) -> None:
 
 
 def test_labels_of_ones_own() -> None:
-    """Of models that are timed or scored; a spec among them is built as ever."""
+    """Models may have labels when they are timed or scored. A spec among them is built as usual."""
     timed = composer.bench({"before": TEACHER, "after": "lawcat"}, prefill=8, repeats=1, steps=1)
     assert [model.label for model in timed.setting.models] == ["before", "after"]
     scored = composer.evaluate({"mine": TEACHER}, "mqar,pairs=2", 16, samples=1)

@@ -1,4 +1,4 @@
-"""Numbers are read as they are meant, or refused with the option that they stand in; so are numbers of tokens in every command."""
+"""Numbers and numbers of tokens are read in one way in every command, or rejected with the name of the option."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_too_few_tokens(value: str | int) -> None:
 
 
 class InMemory:
-    """Stands for a model in memory."""
+    """A placeholder for a model in memory."""
 
 
 OF_FOLDERS: dict[str, Callable[[Any], object]] = {
@@ -84,13 +84,13 @@ OF_FOLDERS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("name", OF_FOLDERS)
 def test_a_model_in_memory_where_a_folder_is_expected(name: str) -> None:
-    """It is told to be written to one; some functions (`build`, `draw`, `inspect`) do take models."""
+    """The error tells to write the model to a folder. `build`, `draw` and `inspect` do accept models."""
     with pytest.raises(ComposerError, match=r"^expected a folder, or the name of a model, got a InMemory\..*save_pretrained"):
         OF_FOLDERS[name](InMemory())
 
 
 def test_several_prompts() -> None:
-    """They are refused before a model is read."""
+    """Several prompts are rejected before a model is read."""
     with pytest.raises(ComposerError, match="^prompt: expected text, got a list$"):
         composer.generate("nothing", ["a", "b"])  # pyright: ignore[reportArgumentType]
 
@@ -185,7 +185,7 @@ def test_these_are_all_options_that_are_numbers() -> None:
 
 @pytest.mark.parametrize(("command", "option"), [(name, option) for name, (_, options) in NUMBERS.items() for option in options])
 def test_numbers_that_are_too_small_are_told_in_one_way(compose: Compose, tmp_path: Path, command: str, option: str) -> None:
-    """Before anything is read or imported; nothing is written."""
+    """The check runs before anything is read or imported, and nothing is written."""
     needed, options = NUMBERS[command]
     least = options[option]
     value = str(-5 if least > LEAST_SEED else int(least) - 1)
@@ -208,7 +208,7 @@ SEEDED = {
 
 @pytest.mark.parametrize("name", SEEDED)
 def test_seeds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest is taken; what no generator takes is told, and nothing is written."""
+    """The largest seed is accepted. A larger one is rejected, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     for value in (2**63, 2**70, -(2**63) - 1, 1.5, True):
         with pytest.raises(ComposerError, match=r"^(--)?seed"):

@@ -1,4 +1,4 @@
-"""Where memory runs out, a command says so and what takes less; what it has reached stands, and is gone on with."""
+"""If memory runs out, the error suggests options that need less. A run keeps its progress and can be continued."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def raising(error: Exception, passing: int = 0, then: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A function that calls another a few times, and then raises the error."""
+    """Return a function that calls another one a few times and then raises the error."""
     left = passing
 
     def full(*arguments: Any, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkey
 
 
 def test_what_is_asked_for_already_is_not_named(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor what a command does not have."""
+    """Options that are already set, or that the command lacks, are not suggested."""
     monkeypatch.setattr(_StageRun, "_step", raising(ERRORS["cpu"]))
     with pytest.raises(ComposerError, match=r"Out of memory .*recipe.sequence.*`resume=True`") as caught:
         composer.train(fresh, "stories,samples=20", tmp_path / "out", gradient_checkpointing=True)

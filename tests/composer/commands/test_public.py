@@ -1,4 +1,4 @@
-"""Everything that the command line does is a public function, typed and documented, and a user's mistake is told in words."""
+"""Everything that the command line does is a public, typed and documented function that reports users' mistakes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 
 
 def _plain(default: object) -> object:
-    """Numbers may be said between commas on a command line, and in thousands."""
+    """Return whether a default may be compared as text: numbers may have thousands or commas on a command line."""
     is_number = isinstance(default, str) and re.fullmatch(r"[\dk,]+", default)
     return read_tokens(cast("str", default), least=0) if is_number else default
 

@@ -1,4 +1,4 @@
-"""What functions return can be read as it stands: as text, and in a notebook as HTML in which nothing of a user's is markup."""
+"""Results of functions can be read as text, and in a notebook as HTML in which users' text is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 class Tags(HTMLParser):
-    """The tags that are open, and all that ever were."""
+    """The open tags, and all tags so far."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Tags(HTMLParser):
 
 
 def looked_at(report: Readable) -> str:
-    """Its text; the HTML is well-formed, and has all of the text's words."""
+    """Return the text. The HTML is well-formed and has all words of the text."""
     text, html = repr(report), report._repr_html_()
     tags = Tags(html)
     assert not tags.open
@@ -121,7 +121,7 @@ def test_a_bench_of_which_cells_failed() -> None:
 
 
 def test_messages_are_those_of_a_log(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What makes one doubt a run is a warning, how it goes is not; and neither where somebody else listens."""
+    """Doubts about a run are warnings, progress is information, and neither is printed if the caller has set up logging."""
     caplog.set_level(logging.INFO, "composer")
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "once upon a time there was a cat and it slept"}\n' * 2)

@@ -1,4 +1,4 @@
-"""``OWNER/NAME@REVISION`` is that state of a model of the Hub in every command that takes a model."""
+"""Every command that accepts a model accepts ``OWNER/NAME@REVISION`` for a revision on the Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A served model answers over HTTP what ``generate`` writes, whole and piece by piece, and several callers at once."""
+"""A served model answers over HTTP with the text of ``generate``, whole or streamed, also for several clients at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def post(server: Server, path: str, **body: Any) -> str:
-    """The answer to a request, as text."""
+    """Return the response to a request as text."""
     data = json.dumps({"model": server.model, "temperature": 0, "max_tokens": 6, **body}).encode()
     request = urllib.request.Request(f"{server.address}/v1/{path}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:

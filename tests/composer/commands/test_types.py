@@ -1,4 +1,4 @@
-"""Arguments of another type are refused in words by every public function, before it does anything."""
+"""Every public function rejects arguments of a wrong type with a message before it does anything."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ NEEDED: dict[str, tuple[Any, ...]] = {
 
 
 def anything(value: object) -> Any:
-    """The value, of a type that no type checker looks at."""
+    """Return the value with a type that type checkers do not check."""
     return value
 
 
 class Thing:
-    """It is nothing that any function takes."""
+    """An object that no function accepts."""
 
 
 def wrong(annotation: str) -> Iterator[Any]:
-    """Values that are not of these types."""
+    """Return values of other types."""
     is_path = any(word in annotation for word in ("Reference", "Path"))
     if "None" not in annotation and annotation != "Any":
         yield None

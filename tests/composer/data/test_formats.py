@@ -1,4 +1,4 @@
-"""Each form of record becomes the tokens that it should, and only the answers are learned."""
+"""Each record format becomes the right tokens, of which only the answers are learned."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_prompt_keeps_the_tokens_that_it_has_alone(tokenizer: PreTrainedTokeni
 
 
 def spaced() -> PreTrainedTokenizerBase:
-    """A tokenizer that begins each text with a space of its own, as Llama 2's and Mistral's do."""
+    """A tokenizer that adds a space before each text, as Llama 2's and Mistral's."""
     letters = ["<unk>", "\u2581", *"abcdefghijklmnopqrstuvwxyz:?.\n"]
     merged = [f"\u2581{letter}" for letter in "adnoty"]
     vocabulary = {token: place for place, token in enumerate([*letters, *merged])}
@@ -108,7 +108,7 @@ def spaced() -> PreTrainedTokenizerBase:
     [("once upon ", "a time"), ("why?\nanswer: ", "yes"), ("the a", "nswer"), ("line\n", "a line"), ("once", " upon a time")],
 )
 def test_a_record_is_learned_as_it_is_written(prompt: str, answer: str) -> None:
-    """Also where the answer goes on within a word, or behind a space: no other space comes between."""
+    """Prompt and answer are joined without an added space, also within a word."""
     tokenizer = spaced()
     assert tokenizer.convert_ids_to_tokens(ids_of(tokenizer, "a yes")) == ["\u2581a", "\u2581y", "e", "s"]
     made = document({"prompt": prompt, "completion": answer}, tokenizer)
@@ -142,7 +142,7 @@ def test_an_assistant_may_begin(chatty: PreTrainedTokenizerBase) -> None:
 
 
 def test_templates_do_not_ask_the_clock(chatty: PreTrainedTokenizerBase) -> None:
-    """Llama's: `strftime_now` only where there is no date_string."""
+    """Templates such as Llama's call `strftime_now` only without a date_string."""
     asks = "{% if date_string is not defined %}{{ strftime_now('%d %b %Y') }}{% else %}{{ date_string }}{% endif %}"
     chatty.chat_template = asks + str(chatty.chat_template)
     (made,) = drafts(DataRecord("", {"messages": TALK}), FileData(path=""), chatty)
@@ -176,7 +176,7 @@ def test_which_columns_are_taken(columns: list[str], form: str) -> None:
 
 
 def test_columns_without_anything_in_them_are_passed_over() -> None:
-    """A file of conversations and texts has the columns of both in every record."""
+    """In a file of conversations and texts, every record has the columns of both. Empty ones are ignored."""
     fields = {"messages": None, "text": "once"}
     assert form_of(DataRecord("here", fields), FileData(path="")) == "text"
     assert form_of(DataRecord("here", fields | {"text": None}), FileData(path="")) == "messages"

@@ -1,4 +1,4 @@
-"""From references to rows: nothing is lost, training and evaluation share no text, and what cannot be trained on is told."""
+"""Loading loses no text, keeps training and evaluation separate, and reports data that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def report_of(rows: PackedRows) -> DataReport:
 
 
 def texts(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Records whose texts all differ."""
+    """Return records with different texts."""
     numbers = range(first, first + count)
     return [{"text": " ".join(WORDS[number // 8**place % 8] for place in range(4))} for number in numbers]
 
 
 def documents(rows: PackedRows) -> list[tuple[int, ...]]:
-    """The documents of rows in which none was cut."""
+    """Return the documents of rows in which no document was cut."""
     ids = rows.ids[rows.valid].tolist()
     ends = [index + 1 for index, token in enumerate(ids) if token == EOS]
     return [tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
@@ -61,7 +61,7 @@ def test_the_share_that_is_held_out(count: int, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_all_documents_of_a_conversation_are_on_one_side(share: float, write: Write) -> None:
-    """Each repeats the turns before it."""
+    """Each document of a conversation repeats the turns before it, so all are in training or all in evaluation."""
     tokenizer = tokenizer_with("qwen")
     records = [
         {"messages": [{"role": role, "content": f"{number} {turn}"} for turn in (1, 2, 3) for role in ("user", "assistant")]}

@@ -1,4 +1,4 @@
-"""Tables are read as they are stored: nothing that their metadata names is opened, and nothing unpacks without bound."""
+"""Parquet files are read as stored: nothing that the metadata names is opened, and decompression is bounded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def message_of(path: Path) -> str:
 
 
 def pictures(folder: Path, feature: str) -> pyarrow.Table:
-    """Texts, and a column that names a host, a pipe and a file, which the metadata declares to be images or the like."""
+    """Return texts, and a column with a host, a pipe and a file that the metadata declares to be images or similar."""
     os.mkfifo(folder / "pipe")
     paths = ["http://127.0.0.1:9/a.png", str(folder / "pipe"), "/etc/passwd"]
     table = pyarrow.table({"text": ["a", "b", "c"], "x": pyarrow.array([{"bytes": None, "path": path} for path in paths], PICTURE)})

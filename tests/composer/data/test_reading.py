@@ -1,4 +1,4 @@
-"""Files of every kind are read, offline and without leaving anything behind; what cannot be read is told with its place."""
+"""Files of every kind are read offline without leftovers, and errors name their place."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_packed_files_that_are_damaged_or_too_large(write: Write, monkeypatch: p
 
 
 def test_tables(write: Write) -> None:
-    """Cells stay text, also dates, numbers and what looks like nothing; a cell may have separators, quotes and line breaks."""
+    """Cells stay text, also dates, numbers and empty-looking ones, with separators, quotes and line breaks inside."""
     table = 'prompt,completion\r\n"once, ""upon""\na time",2024-01-01\r\n\r\nNA,\r\n007,nan\r\n'
     rows = [
         {"prompt": 'once, "upon"\na time', "completion": "2024-01-01"},
@@ -194,7 +194,7 @@ def test_tables_that_are_broken(write: Write) -> None:
 
 
 def test_what_a_table_fills_in_is_taken_out(tmp_path: Path) -> None:
-    """Parquet has each key of one object in all objects. Columns stay, and a message's content."""
+    """Parquet adds the keys of one object to all objects. These are removed, but columns and a message's content stay."""
     calls = [{"name": "look", "arguments": {"at": "river"}}, {"name": "go", "arguments": {"to": "house"}}]
     messages = [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "user", "content": "once"}]
     records = [{"messages": messages, "text": None}]
@@ -203,7 +203,7 @@ def test_what_a_table_fills_in_is_taken_out(tmp_path: Path) -> None:
 
 
 def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A date stays a text; a column may be empty, or missing, far into the file; and what one record lacks is None there."""
+    """Dates stay text, a column may be empty or missing far into the file, and missing fields are None."""
     monkeypatch.setattr(reading, "KNOWN", 2)
     records = [
         {"text": "2024-01-01"},
@@ -218,7 +218,7 @@ def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.Monke
 
 
 def test_json_is_read_as_it_is(write: Write) -> None:
-    """A list of objects or of texts, one object, or lines in spite of the name; no date, and messages may differ in their keys."""
+    """JSON may be a list of objects or texts, one object, or lines. Dates stay text, and messages may have different keys."""
     talk = [{"role": "user", "content": "once"}, {"role": "user", "content": "upon", "name": "she"}]
     records = [{"text": "2024-01-01", "messages": talk}, {"text": "2024-01-02"}]
     whole = [records[0], {**records[1], "messages": None}]
@@ -274,7 +274,7 @@ def test_the_package_imports_neither_torch_nor_datasets() -> None:
 
 
 def test_no_cache_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file system may know no locks, or be full."""
+    """The cache may be on a full file system or on one without locks, so it is not used."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     assert [record.fields for record in read_records(FileData(path=str(tmp_path / "a.jsonl")))] == [{"text": "a"}]
@@ -286,7 +286,7 @@ SECRET = b'{"text": "secret"}\n'
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt", "a.csv", "a.jsonl.gz"])
 def test_what_is_no_file_is_not_waited_for(write: Write, tmp_path: Path, name: str) -> None:
-    """Pipes, devices and links out of the folder, named by the user or found in a folder."""
+    """Pipes, devices and links out of the folder are rejected, whether they are named or found in a folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / name
@@ -342,7 +342,7 @@ def test_large_files_of_lines_are_read_line_by_line(write: Write, monkeypatch: p
 
 
 def test_records_of_different_columns_take_time_as_their_number(write: Write) -> None:
-    """Twice as many records of one column each, all of them different, have at most twice as many values."""
+    """Twice as many records, each with a different column, have at most twice as many values."""
     count = 5 * reading.MOST_COLUMNS
     records = read(write("a.jsonl", [{f"column {number}": number} for number in range(count)]))
     assert len(records) == count
@@ -359,7 +359,7 @@ def test_what_json_may_hold(write: Write) -> None:
 
 @pytest.fixture
 def limit_of_csv() -> Iterator[None]:
-    """Put the limit of the csv module back, which is of the whole process."""
+    """Restore the limit of the csv module, which holds for the whole process."""
     before = csv.field_size_limit()
     yield
     csv.field_size_limit(before)
@@ -376,7 +376,7 @@ def test_tables_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tables_of_many_columns(write: Write) -> None:
-    """Twice as many take twice as long, and messages name a few of them."""
+    """Twice as many columns take twice as long, and messages name a few of them."""
     names = [f"column {number}" for number in range(100_000)]
     began = time.process_time()
     message = message_of(write("a.csv", ",".join(names) + "\n1,2\n"))

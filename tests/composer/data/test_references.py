@@ -1,4 +1,4 @@
-"""What ``--data`` may say, and what is told of the rest."""
+"""``--data`` accepts the documented references and explains what is wrong with others."""
 
 from __future__ import annotations
 

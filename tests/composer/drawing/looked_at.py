@@ -1,4 +1,4 @@
-"""A picture's SVG as a reader sees it: boxes, labels and lines, measured with a font file and not with the picture's own table."""
+"""A picture's SVG as boxes, labels and lines, measured with a font file instead of the product's table of widths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACROSS = 64
 
 @dataclass(frozen=True)
 class Rectangle:
-    """left, top, right, bottom. says: the text that it is the outline of, or of a box, its lines."""
+    """left, top, right, bottom. says: the text in the rectangle, or the lines of a box."""
 
     left: float
     top: float
@@ -42,7 +42,7 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Seen:
-    """One drawn head, or, for words, all of the picture. outlines: of each box, its corners; lines: as points."""
+    """One drawn head, or the whole picture for words. outlines: the corners of each box. lines: points."""
 
     outlines: tuple[tuple[Point, ...], ...]
     inside: tuple[tuple[Rectangle, ...], ...]
@@ -60,7 +60,7 @@ def _font(bold: bool) -> FT2Font:
 
 @functools.cache
 def measured(text: str, size: float, bold: bool) -> float:
-    """The width of a text in DejaVu Sans, as FreeType lays it out."""
+    """Return the width of a text in DejaVu Sans, by FreeType."""
     font = _font(bold)
     font.set_text(text, 0)
     return sum(font.load_char(ord(character)).linearHoriAdvance for character in text) / 65536 * size / 100
@@ -76,7 +76,7 @@ def _rectangle(element: ElementTree.Element) -> Rectangle:
 
 
 def seen(panel: ElementTree.Element) -> Seen:
-    """What is drawn of one head."""
+    """Read the drawing of one head."""
     outlines, inside, labels, lines = [], [], [], []
     for box in (element for element in panel if element.tag == f"{SVG}g"):
         shape = next(element for element in box if element.get("class") == "cd-shape")
@@ -91,7 +91,7 @@ def seen(panel: ElementTree.Element) -> Seen:
 
 
 def panels(root: ElementTree.Element) -> list[ElementTree.Element]:
-    """What is drawn of each head."""
+    """Return the drawing of each head."""
     return [element for element in root if element.tag == f"{SVG}g"]
 
 
@@ -114,7 +114,7 @@ def _points(path: str) -> list[Point]:
 
 
 def within(corners: tuple[Point, ...], point: Point) -> bool:
-    """Whether a point lies in a convex outline, or, but for a tenth, on it."""
+    """Return whether a point is in a convex outline, with a tolerance of a tenth."""
     sides = []
     for (x1, y1), (x2, y2) in itertools.pairwise((*corners, corners[0])):
         length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-9)
@@ -123,7 +123,7 @@ def within(corners: tuple[Point, ...], point: Point) -> bool:
 
 
 def crossed_by(points: Sequence[Point], rectangles: Sequence[Rectangle]) -> list[Rectangle]:
-    """Those that one of the points lies in."""
+    """Return the rectangles that contain one of the points."""
     if not rectangles:
         return []
     x, y = np.array(points).T[:, :, None]
@@ -135,13 +135,12 @@ def crossed_by(points: Sequence[Point], rectangles: Sequence[Rectangle]) -> list
 
 
 def around(corners: tuple[Point, ...]) -> Rectangle:
-    """The rectangle around an outline."""
+    """Return the bounding rectangle of an outline."""
     return Rectangle(min(x for x, _ in corners), min(y for _, y in corners), max(x for x, _ in corners), max(y for _, y in corners))
 
 
 def assert_legible(picture: Picture) -> None:
-    """Nothing overflows or meets what it should not: words stay in their boxes and on the sheet, boxes and labels stand apart, and
-    no line runs through a box or a label."""
+    """Check that text stays in its box and on the page, boxes and labels do not overlap, and no line crosses them."""
     root = ElementTree.fromstring(picture.svg)
     assert panels(root)
     assert min(float(element.get("font-size", "0")) for element in root.iter(f"{SVG}text")) * 72 / 96 >= POINTS

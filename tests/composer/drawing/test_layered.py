@@ -1,4 +1,4 @@
-"""Boxes in layers: each below what feeds it, order without needless crossings, and neighbours that never meet."""
+"""Each box is below the boxes that feed it, crossings are minimal, and neighbours do not overlap."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_a_line_that_could_be_straight_is() -> None:
 
 
 def test_two_lines_that_need_not_cross_do_not() -> None:
-    """a feeds d and b feeds c, which stand the other way round at first."""
+    """a feeds d and b feeds c, which start in the other order."""
     layout = laid_out("abcd", [("a", "d"), ("b", "c")], "ab")
     assert (layout.boxes["a"][0] < layout.boxes["b"][0]) == (layout.boxes["d"][0] < layout.boxes["c"][0])
 
 
 def test_what_leaves_one_output_shares_its_way() -> None:
-    """a feeds b, c and d, one below the other: past b runs one line, and past c its other half."""
+    """a feeds b, c and d in a column. One line passes b, and one continues past c."""
     layout = laid_out("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "c"), ("a", "d")])
     passing = [line for line in layout.lines if not line.arrives]
     assert [line.link.start for line in passing] == ["a", "a"]

@@ -1,4 +1,4 @@
-"""A picture says what the spec is: its parts, what flows, the bytes of its states, its layers; all of it is escaped."""
+"""A picture shows the spec: its parts, their edges, the bytes of states and the layers. All text is escaped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def on(name: str, *overrides: str, layers: int = 4) -> Resolved:
 
 
 def labels_of(drawn: Picture) -> list[str]:
-    """All text that is shown."""
+    """Return all visible text."""
     return [element.text or "" for element in ElementTree.fromstring(drawn.svg).iter(f"{SVG}text")]
 
 
@@ -56,7 +56,7 @@ def test_states_are_those_that_explain_has() -> None:
 
 
 def test_every_part_and_every_edge_of_every_head_is_drawn() -> None:
-    """But for the read of one memory, through which its answer passes as it is."""
+    """Only the read of a single memory is not drawn, since it changes nothing."""
     for name in ("lola", "gated-delta", "latte-macchiato", "rglru-window", "latte"):
         resolved = on(name)
         root = ElementTree.fromstring(picture(resolved).svg)
@@ -137,7 +137,7 @@ def test_a_picture_shows_itself_in_notebooks_and_is_saved(tmp_path: Path) -> Non
 
 
 def marked(drawn: Picture) -> list[str]:
-    """The nodes that are marked."""
+    """Return the marked nodes."""
     names = []
     for box in ElementTree.fromstring(drawn.svg).iter(f"{SVG}g"):
         if any(element.get("class") == "cd-marked" for element in box):
@@ -182,7 +182,7 @@ def test_a_picture_is_saved_as_svg_alone(tmp_path: Path, name: str) -> None:
 
 
 def test_looking_finds_what_is_wrong() -> None:
-    """The eyes of these tests: each kind of damage is seen."""
+    """The checks of these tests detect each kind of damage."""
     drawn = picture(on("lola"))
     assert_legible(drawn)
     for what, instead in (

@@ -1,4 +1,4 @@
-"""The pictures' colours: text stands out from what is below it, light and dark, and kinds differ for the colour-blind, too."""
+"""Text has enough contrast in light and dark, and kinds differ for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENOUGH, APART = 4.5, 10.0
 
 
 def rules(dark: bool) -> dict[str, dict[str, str]]:
-    """The colours by selector, of one scheme."""
+    """Return the colours by selector of one scheme."""
     every = style(" ".join(f"cd-{name}" for name in (*LOOKS, *FLOWS)))
     light, _, night = every.partition("@media (prefers-color-scheme:dark)")
     rules_by_selector: dict[str, dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Widths are those of DejaVu Sans, measured here in its file; what is cut or broken fits."""
+"""Widths equal those of DejaVu Sans, measured from its file, and shortened or wrapped text fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for is read as it is meant, or refused with the nearest name."""
+"""Requested tasks are read correctly, or rejected with the nearest name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder keeps every whole line, gives up half ones, and belongs to one evaluation."""
+"""A folder keeps every complete line, drops partial ones, and belongs to one evaluation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_result(index: int, **more: Any) -> SampleResult:
 
 
 def opened(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> ScoreLog:
-    """As it is after it was left."""
+    """Return the log as it is after it was closed."""
     with open_score_log(folder, setting, force=force) as log:
         return log
 
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
-    """Nor does the second touch what the first has written so far."""
+    """A second evaluation does not change what the first has written."""
     for _ in ("begun", "gone on with"):
         with open_score_log(tmp_path, setting(), force=False) as first:
             first.add(KEY, make_result(0))
@@ -240,7 +240,7 @@ def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
 
 
 def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
-    """None finds another's evaluation there when it looks."""
+    """All of them start before any has created the folder."""
     go, out = tmp_path / "go", tmp_path / "out"
 
     def child(seed: int) -> None:

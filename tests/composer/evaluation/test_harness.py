@@ -1,4 +1,4 @@
-"""lm-eval asks our models what it asks any other: its accuracy is the one worked out by hand."""
+"""lm-eval sends our models the same requests as others, and its accuracy equals a computation by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MACHINE = functools.cache(collect_env.get_pretty_env_info)
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A folder with a task of lm-eval, and what it asks: which value was told with a key. One answer in four is wrong."""
+    """Return a folder with a task of lm-eval, and its questions for the value of a key. One answer in four is wrong."""
     folder, rng = tmp_path_factory.mktemp("harness"), random.Random(0)
     questions = []
     for _ in range(20):
@@ -64,7 +64,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 
 
 def by_hand(model: Any, tokenizer: Any, questions: list[dict[str, Any]]) -> float:
-    """The share of questions whose answer is the likeliest of the choices."""
+    """Return the share of questions whose answer is the most likely choice."""
     right = 0
     for question in questions:
         begin, scores = len(tokenizer(question["question"]).input_ids), []
@@ -102,7 +102,7 @@ def test_the_accuracy_is_that_by_hand(
 def test_a_model_is_asked_once(
     questions: tuple[Path, list[dict[str, Any]]], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that stops between two models goes on with the second; --samples limits the questions."""
+    """A run that stops between two models continues with the second. --samples limits the questions."""
     original, calls = runner_module.run_harness, []
 
     def run(label: str, model: Any, *arguments: Any) -> Any:
@@ -128,7 +128,7 @@ def test_a_model_is_asked_once(
 def test_tasks_and_lm_eval_into_one_folder(
     questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In either order; what one call did not ask for is no contradiction to the other."""
+    """The order does not matter, and each call may omit what the other call evaluated."""
     figures = {"mine": {"acc,none": 0.5, "acc_stderr,none": 0.1}}
     monkeypatch.setattr(runner_module, "run_harness", lambda label, *_: HarnessResult(model=label, results=figures))
     theirs = EvaluationOptions(lm_eval=("mine",), include_path=questions[0])

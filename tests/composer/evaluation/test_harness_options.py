@@ -1,4 +1,4 @@
-"""lm-eval's own options reach it, its figures are those of its own model, and requests that it cuts are counted."""
+"""lm-eval's options reach it, its figures equal those of its own model, and truncated requests are counted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHAT = (
 
 
 def theirs(model: Any, tokenizer: Any, folder: Path, task: str, **options: Any) -> dict[str, Any]:
-    """What lm-eval itself finds, with its own model."""
+    """Return the results of lm-eval with its own model."""
     from lm_eval import evaluator
     from lm_eval.models import huggingface
     from lm_eval.tasks import TaskManager
@@ -55,7 +55,7 @@ def theirs(model: Any, tokenizer: Any, folder: Path, task: str, **options: Any) 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two tasks of questions of very different lengths, and examples to show before them."""
+    """Return a folder with two tasks of questions of very different lengths, and few-shot examples."""
     folder, rng = tmp_path_factory.mktemp("many"), random.Random(1)
     questions = []
     for number in range(12):
@@ -74,7 +74,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_requests_that_are_cut_are_counted(
     many: Path, plain: Any, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    """Their number, the number of all, and the longest: in the table, in the JSON and as a warning. Figures are lm-eval's."""
+    """Their number, the total and the longest request are in the table, the JSON and a warning. The figures are lm-eval's."""
     most, out = 60, tmp_path / "out"
     report = evaluate([TEACHER], [], [], EvaluationOptions(lm_eval=(task,), include_path=many, out=out, max_length=most))
     questions = [json.loads(line) for line in (many / "data.jsonl").open()]
@@ -103,7 +103,7 @@ def test_requests_that_are_cut_are_counted(
 
 
 def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Path], tmp_path: Path) -> None:
-    """Requests and figures are those of lm-eval with the same options; samples are logged as lm-eval logs them."""
+    """Requests and figures equal lm-eval's with the same options, and samples are logged as lm-eval logs them."""
     model = shutil.copytree(folders["softmax"], tmp_path / "chatty", symlinks=True)
     (model / "chat_template.jinja").write_text(CHAT)
     options = {"num_fewshot": 2, "limit": 5, "apply_chat_template": True, "system_instruction": "Answer."}
@@ -159,7 +159,7 @@ def test_options_that_cannot_be(many: Path, options: dict[str, Any], message: st
 
 
 def test_git_prints_nothing(many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """lm-eval would run it, and outside of a checkout it prints an error."""
+    """lm-eval would run git, which prints an error outside a checkout."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     evaluate([TEACHER], [], [], EvaluationOptions(lm_eval=("mine",), include_path=many, limit=1))

@@ -1,4 +1,4 @@
-"""Samples that are made to look at a task are those that are scored: none is made twice, up to a number of tokens."""
+"""Samples that are made to check a task are reused for scoring, up to a number of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT, SHORT, LONG = 3, 72, 96
 
 
 def scored(monkeypatch: pytest.MonkeyPatch, most: int, requested_lengths: list[int]) -> tuple[Counter[int], EvaluationReport]:
-    """How many samples of each length were made, where so many tokens are kept, and the report."""
+    """Return the number of samples made for each length with this many tokens kept, and the report."""
     made: list[int] = []
     original = Recall.sample
 
@@ -36,7 +36,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, most: int, requested_lengths: list[i
 
 
 def test_each_sample_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 tokens are too few for the task, so that one fails at its first."""
+    """64 tokens are too few for the task, so that length fails at its first sample."""
     once, kept = scored(monkeypatch, 10**6, [64, SHORT, LONG])
     assert once == {64: 1, SHORT: COUNT, LONG: COUNT}
     some, second = scored(monkeypatch, SHORT, [64, SHORT, LONG])

@@ -1,4 +1,4 @@
-"""Windows have exactly the length asked for, do not overlap, and are spread over all of the text."""
+"""Windows have exactly the requested length, do not overlap, and are spread over the whole text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.tasks.writer import Writer
 
 
 def starts(task: Perplexity, tokenizer: Any, length: int) -> list[int]:
-    """Where each window begins in the text, once its tokens have been found to be the text's."""
+    """Return the start of each window after checking that its tokens are the text's."""
     text = tokenizer(task.text.read_text(), add_special_tokens=False).input_ids
     every, starts_of = task.windows(Writer(tokenizer), length), []
     for index in range(every.count):
@@ -44,7 +44,7 @@ def test_some_windows_of_a_text(tokenizer: Any, book: Path) -> None:
 
 
 class Letters:
-    """A tokenizer without BOS: a letter is a token."""
+    """A tokenizer without BOS with one token per letter."""
 
     is_fast, bos_token_id, eos_token_id = True, None, None
 

@@ -1,4 +1,4 @@
-"""Pictures show what the report says: a line a model, a square a depth, nothing for a cell that failed."""
+"""Pictures show the report: a line per model, a square per depth, nothing for failed cells."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def report() -> EvaluationReport:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the names of their files, kept open."""
+    """Return the figures by the names of their files, still open."""
     return kept_open(monkeypatch)
 
 
 def test_a_legend_names_what_is_drawn(tmp_path: Path, figures: dict[str, Any]) -> None:
-    """A model that was not asked for a task, or failed in it, has no line there."""
+    """A model that was not evaluated on a task, or failed in it, has no line in its legend."""
     base = report()
     left = tuple(cell for cell in base.cells if (cell.model, cell.task) != ("one", "stories"))
     draw(base.model_copy(update={"cells": left}), tmp_path)

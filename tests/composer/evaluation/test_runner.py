@@ -1,4 +1,4 @@
-"""An evaluation is checked before anything is loaded, reports every cell, and goes on from a kill to the same results."""
+"""An evaluation is checked before models are loaded, reports every cell, and resumes after a kill with the same results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(folders: dict[str, Path], out: Path | None = None, **options: Any) -> Ev
 
 
 def timeless(value: Any) -> Any:
-    """Without what no two runs have alike."""
+    """Remove the fields that differ between runs."""
     if isinstance(value, dict):
         return {key: timeless(item) for key, item in value.items() if key != "seconds"}
     return [timeless(item) for item in value] if isinstance(value, list) else value
@@ -51,7 +51,7 @@ def results(folder: Path) -> tuple[Any, list[Any], str]:
 
 @pytest.fixture(scope="module")
 def whole(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of a run that nothing interrupted."""
+    """Return the results of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("results") / "whole"
     run(folders, folder)
     return folder
@@ -105,7 +105,7 @@ def test_without_a_folder_nothing_is_written(
 def test_a_killed_run_goes_on_to_the_same(
     folders: dict[str, Path], whole: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between two lines of a batch, with half of the next on the disk."""
+    """The run is killed between two lines of a batch, with half of the next line on disk."""
     out, process = tmp_path / "out", os.fork()
     if not process:
         try:
@@ -172,7 +172,7 @@ def test_other_settings_are_refused_or_begin_anew(folders: dict[str, Path], whol
 
 
 def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is recorded, the others report, and it is tried again when the evaluation is."""
+    """A cell without memory is recorded, other cells are scored, and it is tried again in the next call."""
     original = Subject.load
 
     def load(self: Subject, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Scores are those of a plain computation with transformers, whatever the batch; memory that ends is met with smaller batches."""
+"""Scores equal a plain computation with transformers for any batch, and batches shrink if memory runs out."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_loss_is_that_of_transformers(plain: Any, tokenizer: Any, book: Path, ta
 @pytest.mark.parametrize("family", PASSED)
 @torch.no_grad()
 def test_logits_are_those_of_the_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its scales, soft caps and prediction heads, a few tokens at a time."""
+    """Logits include the family's scales, soft caps and prediction heads, computed a few tokens at a time."""
     if family not in CONFIG_MAPPING:
         pytest.skip("not in this version of transformers")
     monkeypatch.setattr(scoring, "LOGITS", 500)
@@ -145,7 +145,7 @@ def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Pat
 
 @pytest.mark.parametrize("name", ["teacher", "lola"])
 def test_steps_are_told_what_a_cache_does_not_know(plain: Any, folders: dict[str, Path], name: str) -> None:
-    """Of padded prompts: a cache of keys and values needs mask and positions, one of states counts by itself."""
+    """For padded prompts, a cache of keys and values needs mask and positions. A cache of states counts by itself."""
     model: Any = plain if name == "teacher" else composer.load(folders[name])
     calls: list[dict[str, list[list[int]]]] = []
 
@@ -211,7 +211,7 @@ class Counting:
 
 
 def test_where_writing_ends() -> None:
-    """At a token that ends a text, which is not written, or after so many; and not before the last row is done."""
+    """Writing ends at an end token, which is not included, or after a number of tokens, once all rows are done."""
     model = Counting()
     assert write(model, [[0, 1], [3], [6]], [2, 9, 9], {5}) == [[2, 3], [4], [7, 8, 9, 9, 9, 9, 9, 9, 9]]
     assert model.calls == 9
@@ -230,7 +230,7 @@ def test_what_a_generation_config_says_does_not_count(plain: Any, tokenizer: Any
 
 
 def limited(most: int, error: Exception) -> Callable[..., Any]:
-    """A hook that lets batches of so many rows through."""
+    """Return a hook that accepts batches up to this many rows."""
 
     def hook(_module: Any, _inputs: Any, named: dict[str, Any]) -> None:
         if len(named["input_ids"]) > most:
@@ -287,7 +287,7 @@ def test_numbers_that_are_not_finite(folders: dict[str, Path], tokenizer: Any, t
 
 
 def test_only_what_is_missing_is_told(plain: Any, tokenizer: Any) -> None:
-    """Batches are those of a run without an interruption; one that is known is not computed again."""
+    """Batches are those of an uninterrupted run, and known samples are not computed again."""
     task, calls, sizes = Stories(samples=7), [], []
     expected = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64)
     hook = plain.model.layers[0].register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))

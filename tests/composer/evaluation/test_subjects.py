@@ -1,4 +1,4 @@
-"""Models are told apart by label and contents, come with their adapters, and are refused where they cannot be evaluated."""
+"""Models are identified by label and contents, include their adapters, and are rejected if they cannot be evaluated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random heads as specs say them, many of which mean nothing."""
+"""Random heads as specs state them. Many of them are invalid."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HEADS = st.fixed_dictionaries(
 
 
 def head_of(fields: dict[str, Any]) -> HeadSpec | None:
-    """The head, whose memories are called m0, m1 and so on; None where a schema refuses it."""
+    """Return the head with memories m0, m1 and so on, or None if a schema rejects it."""
     memories = [{**memory, "name": f"m{index}"} for index, memory in enumerate(fields["memory"])]
     parts = {name: {"kind": kind, **fields[name]} for name, kind in KINDS.items() if isinstance(fields.get(name), dict)}
     try:

@@ -1,4 +1,4 @@
-"""Edges that a spec names: one window may feed several memories, each with what it needs of the pairs; all are read together."""
+"""With edges in a spec, one window may feed several memories, and all of them are read together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TWO_CACHES = {
 
 
 def by_hand(spec: HeadSpec, head: Head, data: Inputs) -> torch.Tensor:
-    """Row by row, from the definition."""
+    """Compute row by row from the definition."""
     parameters = {name: parameter.detach() for name, parameter in head.named_parameters()}
     rows = zip(*data.tensors, strict=True)
     return torch.stack([Document(spec, parameters, *tensors).outputs() for tensors in rows])
@@ -95,7 +95,7 @@ def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None
 
 
 def test_a_memory_may_be_called_by_another_ones_weight() -> None:
-    """No name of a part is one that a spec could give."""
+    """Names of parts inside the program cannot collide with names in a spec."""
     memory = [{**WINDOW, "weight": "learned"}, {"kind": "state", "weight": "learned"}]
     data, plain = inputs(SHAPE, 1, 9), {"feature_map": "elu", "memory": memory}
     named = {**plain, "memory": [memory[0], {**memory[1], "name": "window_weight"}]}

@@ -1,4 +1,4 @@
-"""A program as text: one line an operation, in which every name is given before it is read; explain's forms stand in it."""
+"""A program is listed with one line per operation, every name is defined before its use, and forms are those of explain."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ GPU = Setting(device="cuda", dtype="bfloat16")
 
 @once
 def assert_all_read_well(head: HeadSpec, shape: Shape, backend: str) -> None:
-    """On a GPU more operations are joined in one step."""
+    """Check all programs. On a GPU, more operations are joined in one step."""
     for setting in (Setting(), GPU):
         assert_reads_well(build_graph(head, shape), backend, setting)
 
 
 def assert_reads_well(graph: HeadGraph, backend: str = "auto", setting: Setting | None = None) -> None:
-    """A line for each operation and one for the projections; names in order; every edge is an argument; forms that explain says."""
+    """Check that each operation and the projections have a line, names are defined in order, every edge is an argument, and
+    forms are those of explain.
+    """
     setting = setting or Setting()
     program = lower(graph, backend, setting)
     *lines, last = listing(program)
@@ -112,7 +114,7 @@ def test_a_read_in_a_joined_step_lists_all_that_it_reads() -> None:
 
 
 def test_the_lines_of_decode_are_those_that_differ() -> None:
-    """Here the window's and the state's; the others are the same line, and stand once."""
+    """The window and the state have other lines in decode. All other lines appear once."""
     program, decode = compiled(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
     assert squeezed(otherwise(program, decode)) == [
         "window, window_evicted = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs, by PyTorch's kernel",
@@ -123,7 +125,7 @@ def test_the_lines_of_decode_are_those_that_differ() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_step_that_is_other_in_decode_is_listed_whole(name: str) -> None:
-    """So every bracket at its side that opens is closed."""
+    """Every bracket in the column of decode is closed."""
     spec = shipped(name)
     for head in spec.heads.values():
         for setting in (Setting(), GPU):
@@ -133,7 +135,7 @@ def test_a_step_that_is_other_in_decode_is_listed_whole(name: str) -> None:
 
 
 def test_an_argument_that_its_edge_does_not_name_has_a_keyword() -> None:
-    """LoLA's cache has the window's weight; the write strength of gated delta is called as its edge says."""
+    """LoLA's cache has the window's weight as a keyword. The write strength of gated delta has the name of its edge."""
     (*_, read, _) = listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4))))
     assert read.startswith("output = read(window, sparse, state, window_weight, sparse_weight=window_weight)  #")
     lines = listing(lower(build_graph(shipped("gated-delta").heads["head"], SIZE.shape(4))))
@@ -142,7 +144,7 @@ def test_an_argument_that_its_edge_does_not_name_has_a_keyword() -> None:
 
 @pytest.mark.parametrize("name", ["lola", "latte-macchiato", "gated-delta", "gla"])
 def test_what_is_given_has_the_shape_that_the_line_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step's first tensor, on 2 rows of 7 tokens."""
+    """The first tensor of every step is checked on 2 rows of 7 tokens."""
     shape, spec, call = SIZE.shape(4), shipped(name).heads["head"], []
 
     def kept(self: CoveredOperation, outputs: Any, *rest: Any) -> None:

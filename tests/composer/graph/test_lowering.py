@@ -1,4 +1,4 @@
-"""Every part says which form computes it, and the form that it says is the one that runs; a backend may have one form alone."""
+"""Every part reports its form, and this form runs. A backend may have a single form."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
     ("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one eviction after the other; {SAYS}")], ids=str
 )
 def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other parts fall back by themselves and say so; what is computed is the same, in prefill and in decode."""
+    """Other parts fall back with a reason, and the results are the same in prefill and in decode."""
     data = inputs(SIZE.shape(4), 2, 12)
     expected, _ = run(head_of(head), data)
     with own_backend(monkeypatch) as calls:
@@ -169,7 +169,7 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
 
 
 def test_a_form_that_does_not_fit_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes single tokens only: prefill falls back and says why, decode does not; explain shows both."""
+    """With a form for single tokens only, prefill falls back with a reason, decode does not, and explain shows both."""
     data = inputs(SIZE.shape(4), 2, 6)
     with own_backend(monkeypatch, lambda setting: None if setting.one_token else "it takes one token") as calls:
         state_of = {lowered_part.part: lowered_part for lowered_part in lowered(graph_of(LINEAR), NAME, CPU)}["state"]
@@ -222,7 +222,7 @@ def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypa
 
 
 def test_a_backend_that_nothing_of_a_head_runs_on_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a call of several tokens; not where some part runs on it, nor where none was asked for."""
+    """The warning is for a call of several tokens. There is none if some part runs on the backend, or without a chosen backend."""
     monkeypatch.setattr(program, "_warned", set())
     data, alone = inputs(SIZE.shape(4), 1, 6), head_of({"memory": [{**WINDOW, "evict": "drop"}]})
     here = "with several tokens at once (cpu, float64, with gradients)"

@@ -1,4 +1,4 @@
-"""Which heads take a long text in pieces, and of what length. That pieces are the whole is a law: ``tests.laws.test_pieces``."""
+"""Some heads process a long text in pieces of a chosen length. ``tests.laws.test_pieces`` compares pieces with the whole."""
 
 from __future__ import annotations
 

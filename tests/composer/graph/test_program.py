@@ -1,4 +1,4 @@
-"""A program does every operation of its head once, each after what it reads, and hands every tensor of the state on."""
+"""A program runs every operation of its head once, after its inputs, and returns every tensor of the state."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ def test_in_every_setting_there_is_a_program_and_its_forms_fit(name: str) -> Non
 
 @once
 def assert_forms_fit(head: HeadSpec) -> None:
-    """On every backend that is built in; and the reference is the reference wherever a part has more than one form. Any three
-    facts of a setting meet in all combinations."""
+    """Check every built-in backend. The reference is used if a part has more than one form. Any three facts of a setting occur
+    in all combinations.
+    """
     graph = build_graph(head, SHAPE)
     for device, *facts in itertools.product(("cpu", "cuda"), *[(False, True)] * 4):
         one_token, documents, padded, gradients = facts
@@ -98,7 +99,7 @@ def assert_forms_fit(head: HeadSpec) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_it_hands_on_every_tensor_of_the_state_and_reads_no_other(name: str) -> None:
-    """Each operation is called with its own tensors alone; what is handed in is not changed by it."""
+    """Each operation receives only its own tensors and does not change them."""
     head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 2, 12)
     _, state = run(head, data.cut(slice(0, 9)))
     kept = {name: tensor.clone() for name, tensor in state.items()}
@@ -132,7 +133,7 @@ def test_a_program_is_made_once_and_nothing_in_it_changes() -> None:
 
 
 def test_copies_of_a_head_share_its_programs() -> None:
-    """A deep copy and one that was pickled compute the same, with the programs of the first."""
+    """A deep copy and an unpickled head compute the same with the programs of the first."""
     data = inputs(SHAPE, 1, 7)
     head = built(shipped("lola", SMALL).heads["head"], SHAPE)
     expected, _ = run(head, data)

@@ -1,4 +1,4 @@
-"""The rules on whatever is drawn: random heads, graphs that no spec draws, and heads whose tokens see all others."""
+"""Rules on random heads, on graphs that no spec describes, and on bidirectional heads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def problems_of(graph: HeadGraph) -> list[Problem]:
 @given(fields=HEADS, both_ways=st.booleans())
 @settings(max_examples=200)
 def test_every_rule_comes_to_its_end_whatever_is_drawn(fields: dict[str, Any], both_ways: bool) -> None:
-    """Also on what another rule has refused; and a head is refused where one of them says something."""
+    """Every rule terminates, also on heads that another rule has rejected. A head is rejected if a rule reports a problem."""
     whole = head_of(fields)
     if whole is None:
         return
@@ -55,7 +55,7 @@ def test_every_rule_comes_to_its_end_whatever_is_drawn(fields: dict[str, Any], b
 
 
 def test_sizes_that_do_not_fit_in_a_graph() -> None:
-    """No spec draws such an edge; a part that is new may."""
+    """No spec creates such an edge, but a new part may."""
     graph = build_graph(resolved(LOLCATS).heads["head"], SIZE.shape(4))
     place = next(index for index, edge in enumerate(graph.edges) if (edge.start, edge.end) == ("state_features", "state"))
 

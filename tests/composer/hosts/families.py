@@ -1,4 +1,4 @@
-"""Tiny random models of transformers' families, by their own classes."""
+"""Tiny random models of transformers' families."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ PECULIAR: dict[str, dict[str, Any]] = {
 
 
 def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
-    """A language model of the family, with no parameter at a value that would hide what it does."""
+    """Return a language model of the family with every parameter away from values that hide its effect."""
     # By name: flash-linear-attention registers classes of its own for some families once it is imported.
     host = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
     make = host.config_class

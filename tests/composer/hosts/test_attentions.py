@@ -1,5 +1,6 @@
-"""`output_attentions=True` of softmax students gives what their sources give: with rotations of their own, soft caps, windows and
-attention sinks."""
+"""`output_attentions=True` of softmax students returns their sources' weights with own rotations, soft caps, windows and
+attention sinks.
+"""
 
 from __future__ import annotations
 

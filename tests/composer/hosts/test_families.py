@@ -1,4 +1,6 @@
-"""A softmax student of every family is its source, however it is called; other students split, write, learn and are loaded."""
+"""A softmax student of every family equals its source in every kind of call. Other students can be split, generate, learn and be
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,13 @@ def tokens(rows: int = 2) -> torch.Tensor:
 
 
 def near(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Within 1e-5, or 5e-6 of large logits."""
+    """Compare within 1e-5, or 5e-6 of large logits."""
     scale = max(1.0, float(wanted.abs().max()) / 2)
     torch.testing.assert_close(actual, wanted, rtol=0, atol=CLOSE * scale)
 
 
 def by_token(model: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
-    """The logits of a cached decode, behind a prefill of some tokens."""
+    """Return the logits of a cached decode after a prefill of some tokens."""
     answer = model(ids[:, :first], use_cache=True)
     logits = [answer.logits]
     for at in range(first, ids.shape[1]):
@@ -129,7 +131,7 @@ def test_students(family: str, spec: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
 @torch.no_grad()
 def test_autocast_stays_near_a_float32_model(family: str, spec: str) -> None:
-    """Norms of queries and keys leave these in float32 there, and values are in bfloat16. What is kept is, too."""
+    """Norms of queries and keys stay in float32 under autocast, values and the cache are in bfloat16."""
     model, ids = composer.build(spec, small(family), overrides=["head.memory.0.size=4"] if spec == "lolcats" else []), tokens()
     expected = model.base(ids).last_hidden_state
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,4 +1,4 @@
-"""What is found is frozen and closed, whole when it is handed out, and dumps as the JSON that is printed."""
+"""Findings are frozen, complete, and dump as the printed JSON."""
 
 from __future__ import annotations
 

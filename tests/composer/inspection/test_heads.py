@@ -1,4 +1,4 @@
-"""A group of heads that is looked into: how large its states are said to be, against sums over pairs written out."""
+"""The sizes of states that an inspection reports equal sums over pairs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shifted(key: Tensor) -> Tensor:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize(("feature_map", "features"), [(EXPONENTIAL, two_sided), ("elu", shifted)])
 def test_norms_are_those_of_the_sum_over_pairs(feature_map: Any, features: Any, normalise: bool, backend: str) -> None:
-    """Whatever the state is divided by, and without the sums that answers are divided by."""
+    """Norms do not depend on the divisor of the state, and exclude the sums of masses."""
     data = inputs(SHAPE, 1, 40, scale=3.0)
     head = {"feature_map": feature_map, "memory": [{"kind": "state", "normalise": normalise}]}
     findings = looked(head, data, range(9, 40, 10), backend)
@@ -49,7 +49,7 @@ def test_norms_are_those_of_the_sum_over_pairs(feature_map: Any, features: Any, 
 
 
 def test_norms_of_features_that_are_out_of_range_are_numbers() -> None:
-    """exp(400) has a square that no float has."""
+    """The square of exp(400) overflows in every float dtype."""
     data = inputs(SHAPE, 1, 12)
     data.key = data.key.clamp(-1, 1) * 400
     findings = looked({"feature_map": EXPONENTIAL, "memory": ["state"]}, data, range(12)).norms["state"]

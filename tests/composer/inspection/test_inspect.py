@@ -1,5 +1,6 @@
-"""What is found in a model: a softmax student is its teacher in everything, LoLA's pairs stand where its memories say, what its
-parts have to show is there by itself, and a passkey that the teacher finds is found in the teacher's heads."""
+"""Inspection results of a softmax student equal the teacher's, LoLA's pairs are in their memories, parts show their own
+findings, and heads of the teacher attend to a passkey.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ PASSKEY: dict[str, Any] = {"tasks": "passkey,depth=0.2", "length": 128, "queries
 
 
 def every_number(value: Any) -> None:
-    """JSON as it should be: no NaN anywhere."""
+    """Yield every number of the JSON. None is NaN."""
     json.dumps(value, allow_nan=False)
 
 
@@ -47,7 +48,7 @@ def test_a_softmax_student_is_its_teacher(softmax: Findings) -> None:
 
 
 def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) -> None:
-    """That it is said right is not the teacher's luck: some head looks at each digit as it has to be said."""
+    """The right answer is not chance: for each digit, some head attends to it when it is predicted."""
     assert softmax.answered is not None
     assert softmax.answered.right == (True,) * 5
     assert all(places for places in softmax.found_at)
@@ -123,7 +124,7 @@ def test_only_the_layers_asked_for(tokenizer: Any) -> None:
 
 
 def test_inference_mode_changes_nothing(tokenizer: Any) -> None:
-    """It knows no gradients, and weights are gradients."""
+    """Weights are computed as gradients, which inference mode does not record."""
     looked = {"tokenizer": tokenizer, "teacher": TEACHER, "text": "the cat sat " * 30, "length": 40, "queries": 4}
     model = student("lola")
     wanted = composer.inspect(model, **looked)

@@ -1,4 +1,4 @@
-"""Recall, spectra, half-lives, norms, stretches and bins, against cases whose answers are known."""
+"""Recall, spectra, half-lives, norms, stretches and bins equal known results."""
 
 from __future__ import annotations
 

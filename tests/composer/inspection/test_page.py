@@ -1,4 +1,4 @@
-"""What the page says of a text is true of it: of one that asks nothing, of one with an answer at its end, of one with several."""
+"""The page describes a text without a question, with an answer at its end, and with several answers correctly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.composer.inspection.conftest import TEACHER
 
 
 def looked(**options: Any) -> tuple[str, str]:
-    """The page without pictures, and what it would say below the first map."""
+    """Return the page without pictures, and its text below the first map."""
     findings = composer.inspect(TEACHER, queries=8, **options)
     return page(findings, ()), _map(findings)
 

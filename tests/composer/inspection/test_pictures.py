@@ -1,4 +1,4 @@
-"""Pictures of what was found: legible, each memory of one colour in all of them, and nothing drawn where there is nothing."""
+"""Pictures of an inspection are legible, each memory has one colour in all of them, and there are no empty panels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ that differ."""
 
 @pytest.fixture(scope="module")
 def findings_of(tokenizer: Any) -> Found:
-    """Of a spec's student, looked into when it is first asked for."""
+    """Return the findings of a spec's student, computed at first use."""
 
     @cache
     def inspected(spec: str) -> Findings:
@@ -50,7 +50,7 @@ def findings_of(tokenizer: Any) -> Found:
 
 @pytest.fixture(scope="module")
 def pictures(findings_of: Found) -> Iterator[Pictures]:
-    """Of a spec's student, all still open."""
+    """Return the pictures of a spec's student, still open."""
     kept: dict[str, list[DrawnFigure]] = {}
 
     def of(spec: str) -> list[DrawnFigure]:
@@ -122,7 +122,7 @@ def test_half_lives_of_heads_are_dots(pictures: Pictures) -> None:
 
 
 def test_what_is_drawn_has_room(pictures: Pictures) -> None:
-    """Panels that share an axis are as high as the highest of them; a spectrum stops where it says that it does."""
+    """Panels that share an axis have the height of the highest, and a spectrum ends at its stated length."""
     for picture in pictures("lawcat"):
         if picture.name not in ("recall", "conv-taps-key", "spectra"):
             continue

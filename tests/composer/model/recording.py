@@ -1,7 +1,6 @@
-"""What a CUDA graph does, on a CPU: operations are recorded with the tensors that they were called with, and replayed on those.
-
-As there, nothing but these operations runs in a replay: no Python, no other tensors; and a step that waits for a number on the host
-cannot be recorded. One thing is otherwise: operations run as they are recorded, so their tensors are put back afterwards.
+"""A CUDA graph simulated on a CPU: operations are recorded with their tensors, and replayed on them. A replay runs these
+operations only, without Python or other tensors. A step that needs a number on the host cannot be recorded. Unlike in CUDA,
+operations run while they are recorded, so their tensors are restored afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonz
 
 
 class Operations(TorchDispatchMode):
-    """Keeps what is called, and what comes of it."""
+    """Record the called operations and their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class Operations(TorchDispatchMode):
 
 
 def recorded(step: Computation) -> Computation:
-    """As ``composer.model.cuda_graph.captured``, without a GPU."""
+    """Replace ``composer.model.cuda_graph.captured`` without a GPU."""
     with Operations() as operations:
         logits = step()
     for whole, before in operations.before.values():
@@ -71,7 +70,7 @@ def recorded(step: Computation) -> Computation:
 
 
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
-    """Steps are recorded here as on a GPU, where Python looks at no numbers. asking: modules that ask whether they may be."""
+    """Record steps as on a GPU, where Python reads no numbers. asking: modules that ask whether they may record."""
     for module in (flow, tensors, ring, window):
         monkeypatch.setattr(module, "may_look", lambda numbers: False)
     monkeypatch.setattr(product, "captured", recorded)

@@ -1,4 +1,4 @@
-"""A layer's attention with heads in it: what it answers by itself, who hears of it, and what it says where it is called alone."""
+"""A layer's attention with heads: its output on its own, its listener, and its errors if it is called alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.composer.model.models import student, tokens
 
 
 def heard(spec: str, *overrides: str) -> tuple[Any, list[tuple[LayerCall, Any, torch.Tensor]]]:
-    """The first layer's attention of a student that has read a few tokens, and what its listener was told."""
+    """Return the attention of a student's first layer after a few tokens, and the events of its listener."""
     model, messages = student(spec, *overrides), []
     (_, attention), *_ = attentions(model)
     attention.listener = lambda *event: messages.append(event)
@@ -24,7 +24,7 @@ def heard(spec: str, *overrides: str) -> tuple[Any, list[tuple[LayerCall, Any, t
 
 @pytest.mark.parametrize("spec", ["lolcats", "lawcat", "latte-macchiato"])
 def test_by_itself_it_answers_as_in_the_model(spec: str) -> None:
-    """From an empty state: the layer's output, and its heads' alone, for which the rest of the host is left out."""
+    """From an empty state, the output of the layer and of its heads alone equal those in the model."""
     attention, ((call, options, output),) = heard(spec)
     assert call.heads is not None
     assert not call.alone

@@ -1,6 +1,6 @@
-"""`output_attentions=True` gives what each head attends to: a softmax student's weights are those that transformers computes for
-its source, padded or not, and any other's are what its memories imply, in inference mode, too. Where weights are no attention it is
-refused."""
+"""`output_attentions=True` returns the weights of each head: those of the source for a softmax student, padded or not, and the
+implied weights for others, also in inference mode. Heads without attention weights are refused.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_of_others_they_are_what_their_memories_imply(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["softmax", "lola", "forgetting", "latte-bidirectional"])
 def test_inference_mode_changes_nothing(spec: str) -> None:
-    """It knows no gradients, and weights are gradients."""
+    """Weights are computed as gradients, which inference mode does not record."""
     model, (ids, mask) = student(spec), padded()
     wanted = model(ids, attention_mask=mask, output_attentions=True).attentions
     with torch.inference_mode():

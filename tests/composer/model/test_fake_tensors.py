@@ -1,4 +1,4 @@
-"""A model runs on PyTorch's fake tensors, which have shapes and no numbers; what asks for them ahead of a run does so."""
+"""A model runs on PyTorch's fake tensors, which have shapes and no numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = dealt(layers_of(["softmax", "lolcats", "lola", "lawcat", "gated-deltanet
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_prefill_has_its_shapes(part: str) -> None:
-    """With gradients and a mask, and without either."""
+    """A prefill has its shapes with gradients and a mask, and without either."""
     layers = PARTS[part]
     model = composer.build(document(layers), llama(num_hidden_layers=len(layers)))
     for gradients in (False, True):

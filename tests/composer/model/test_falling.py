@@ -1,4 +1,4 @@
-"""A state below a sparse cache, while pairs fall into it: when the cache looks at it."""
+"""A sparse cache reads the state below it at the right time while pairs enter the state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ KEY = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
 @pytest.mark.parametrize("pieces", [(4,), (3, 1), (1, 1, 1, 1)], ids=str)
 def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int, ...]) -> None:
-    """One place above a state that keeps 7 %. Of values 8 and 4 the cache keeps 8, and 4 falls. As -1 follows, the state answers 4
-    to both, so that -1 is the farther from it; a decay later it would answer 0.27, and 8 would be."""
+    """The cache has one place above a state that keeps 7 % per token. Of values 8 and 4 the cache keeps 8 and evicts 4. When -1
+    follows, the state predicts 4 for both, so that -1 has the larger error. One decay later it would predict 0.27, and 8
+    would have the larger error.
+    """
     state = {"kind": "state", "gate": {"kind": "constant", "exponent": 0.1}, "normalise": False}
     memory = [{"kind": "window", "size": 1}, {"kind": "sparse", "size": 1, "keep": "self_recall"}, state]
     spec = complete({"position": "none", "feature_map": "relu", "memory": memory, "read": "sum"})
@@ -36,7 +38,9 @@ def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int,
 @pytest.mark.parametrize("scale", ["none", "root"])
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: str) -> None:
-    """Undivided: Σ_s exp(k) exp(k_s) v_s, over √F with a root, however the state keeps it. What is nearest to it falls."""
+    """The prediction is Σ_s exp(k) exp(k_s) v_s, or divided by √F with a root, for any storage of the state. The pair with the
+    smallest error is evicted.
+    """
     state = {"kind": "state", "normalise": False, "scale": scale}
     memory = [{"kind": "sparse", "size": 2, "keep": "self_recall"}, state]
     spec = complete({"position": "none", "feature_map": "exp", "memory": memory, "read": "sum"})

@@ -1,4 +1,4 @@
-"""transformers' own generation, on states: cached equals uncached in every mode, and what does not fit is refused clearly."""
+"""transformers' generation works on states: cached equals uncached in every mode, and unsupported arguments are rejected."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_padding_anywhere_is_unseen(spec: str, side: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_conversation_goes_on(spec: str) -> None:
-    """What a first call returned is handed to a second, with more text."""
+    """The cache of a first call is passed to a second call with more text."""
     model, ids = student(spec, *SPECS[spec]), tokens(2, 30)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
     longer = torch.cat((first.sequences, ids[:, 9:]), 1)
@@ -89,7 +89,7 @@ def test_a_conversation_goes_on(spec: str) -> None:
 
 
 def test_new_tokens_alone_continue_a_conversation() -> None:
-    """Their mask has the columns of all tokens."""
+    """The mask has the columns of all tokens."""
     model, ids = student("lolcats", *SPECS["lolcats"]), tokens(2, 30)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
     new = torch.cat((first.sequences[:, -1:], ids[:, 9:]), 1)
@@ -102,7 +102,7 @@ def test_new_tokens_alone_continue_a_conversation() -> None:
 
 @pytest.mark.parametrize("spec", ["softmax", "lolcats", "gla"])
 def test_a_cache_that_has_seen_the_whole_input_is_refused(spec: str) -> None:
-    """Whichever argument has the input, and however it is generated from."""
+    """This holds for every argument with the input, and for every way to generate."""
     model, ids = student(spec, *SPECS[spec]), tokens(2, 9)
     first = model.generate(ids, return_dict_in_generate=True, **GREEDY)
     cache, text = first.past_key_values, first.sequences
@@ -121,7 +121,7 @@ def test_a_cache_that_has_seen_the_whole_input_is_refused(spec: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_text_goes_on_at_any_position(spec: str) -> None:
-    """Calls one after the other are one call, with padding and without, where positions jump as a call begins."""
+    """Several calls equal one call, with and without padding, and with a jump of positions at the start of a call."""
     model, ids, position = student(spec, *SPECS[spec]), tokens(2, 30), torch.arange(30).repeat(2, 1)
     position[:, 9:] += 100
     position[:, 20:] += 100
@@ -151,7 +151,7 @@ def test_packed_documents_are_apart(spec: str, how: str) -> None:
 
 @torch.no_grad()
 def test_padding_in_a_packed_row_is_part_of_no_document() -> None:
-    """Where a document begins with it, too, or is nothing else."""
+    """Documents may begin with padding, or have nothing else."""
     model, ids = student("lolcats-terraced", "head.memory.0.size=3"), tokens(1, 23)
     mask = torch.ones_like(ids)
     mask[:, [3, 9, 10, 16, 17, 18, 22]] = 0
@@ -184,7 +184,9 @@ def test_loss_and_checkpointed_gradients(spec: str) -> None:
 
 @torch.no_grad()
 def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> None:
-    """transformers takes it from them, so the text before would be forgotten. In evaluation they take it."""
+    """transformers drops the cache in checkpointed layers in training, so the earlier text would be ignored. In evaluation the
+    cache is used.
+    """
     model, ids = student("gla"), tokens(2, 12)
     expected, cache = model(ids).logits[:, 6:], model(ids[:, :6]).past_key_values
     model.gradient_checkpointing_enable()
@@ -195,7 +197,7 @@ def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_autocast_stays_near_a_float32_model(spec: str) -> None:
-    """Projections are rounded to 8 bits; sums are not, so outputs are within a few times 2^-8 of their size."""
+    """Projections are rounded to 8 bits and sums are not, so outputs differ by a few times 2^-8 of their size."""
     model, ids = student(spec, *SPECS[spec]).float(), tokens(2, 70)
     with torch.no_grad():
         expected = model.model(ids).last_hidden_state
@@ -206,7 +208,7 @@ def test_autocast_stays_near_a_float32_model(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", CAUSAL)
 def test_a_cache_goes_on_where_autocast_begins_or_ends(spec: str) -> None:
-    """A prefill in float32, a piece and a token under autocast, and a token in float32 again."""
+    """The calls are a prefill in float32, a piece and a token under autocast, and a token in float32."""
     model, ids, cache, outputs = student(spec, "trunk=null").float(), tokens(2, 40), None, []
     with torch.no_grad():
         expected = model.model(ids).last_hidden_state
@@ -304,7 +306,7 @@ def test_a_student_of_a_student_keeps_what_fits() -> None:
 
 
 def test_a_tokenizer_for_what_stops_a_text_is_taken() -> None:
-    """transformers hands it on from ``generate`` to the model."""
+    """transformers passes it from ``generate`` to the model."""
     model, ids = student("lolcats"), tokens(1, 9)
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
     assert torch.equal(model.generate(ids, tokenizer=object(), **options), model.generate(ids, **options))

@@ -1,4 +1,4 @@
-"""Implied weights against formulas, in pieces as in one call, by documents, in inference mode, and in bounded memory."""
+"""Implied weights equal their formulas, in pieces as in one call, by documents, in inference mode, and with bounded memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_of_a_full_memory_they_are_its_softmax() -> None:
 
 
 def test_of_a_state_they_are_its_features_products() -> None:
-    """φ(q)·φ(k)γ^(t-s) over their sum, φ = elu + 1; γ the gate's decay."""
+    """The weights are φ(q)·φ(k)γ^(t-s) over their sum, with φ = elu + 1 and the gate's decay γ."""
     shape = SMALL.shape(4)
     gated = {"kind": "state", "gate": "constant"}
     head, data = built(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
@@ -118,7 +118,7 @@ LONG: dict[str, Any] = {
 
 
 class LiveBytes(TorchDispatchMode):
-    """The bytes of the tensors that operations have made and that are alive, and their largest sum."""
+    """The bytes of live tensors that operations have created, and their maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_live_bytes_are_counted_until_they_are_freed() -> None:
-    """Also those that only a graph of gradients keeps; a view has none of its own."""
+    """Tensors that only an autograd graph holds count, views do not."""
     start = torch.ones(1000, requires_grad=True)
     with LiveBytes() as counted:
         end = start.exp().exp().view(10, 100)
@@ -160,7 +160,7 @@ def test_live_bytes_are_counted_until_they_are_freed() -> None:
 
 @pytest.mark.parametrize("name", LONG)
 def test_memory_grows_with_the_tokens_and_not_with_their_square(name: str) -> None:
-    """One T × T matrix of one head would be 256 MiB."""
+    """One T × T matrix of one head would have 256 MiB."""
     shape, length = Shape(hidden_size=8, heads=1, key_heads=1, head_dim=4), 8192
     head, data = built(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)
     with LiveBytes() as counted:

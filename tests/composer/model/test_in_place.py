@@ -1,4 +1,4 @@
-"""A step of decode writes over the state of its cache, and of nobody else: copies, beams and gradients keep theirs."""
+"""A decode step overwrites the state of its own cache only: copies, beams and autograd graphs keep theirs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def held(cache: ComposedCache) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def test_a_users_copy_of_a_cache_is_left_alone(model) -> None:
-    """And goes on as the first one went, over the fall of a chunk."""
+    """The copy continues as the first cache did, across the eviction of a chunk."""
     ids = tokens(2, LENGTH + 4)
     cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
     kept = copy.deepcopy(cache)
@@ -51,7 +51,7 @@ def test_a_users_copy_of_a_cache_is_left_alone(model) -> None:
 
 
 def test_with_gradients_nothing_is_written_over(model) -> None:
-    """The tensors of the state before are the graph's: each step leaves them as they were, and is the step without gradients."""
+    """The autograd graph holds the earlier state, so each step leaves it unchanged and equals the step without gradients."""
     ids = tokens(2, LENGTH + 3)
     with torch.no_grad():
         cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
@@ -67,7 +67,7 @@ def test_with_gradients_nothing_is_written_over(model) -> None:
 
 
 def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
-    """Also after a prompt of one token, whose states are the very tensors that the graph of gradients holds."""
+    """This holds also after a prompt of one token, whose states are the tensors of the autograd graph."""
 
     def gradients(logits: torch.Tensor) -> list[torch.Tensor]:
         gradients = torch.autograd.grad(logits.square().mean(), list(model.parameters()), allow_unused=True)
@@ -86,7 +86,7 @@ def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
 
 @torch.no_grad()
 def test_beams_have_states_of_their_own(model) -> None:
-    """Two beams of one row go on apart from each other."""
+    """Two beams of one row continue independently."""
     ids = tokens(2, LENGTH + 2)
     cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
     cache.reorder_cache(torch.tensor([1, 1]))
@@ -111,7 +111,7 @@ def test_a_step_moves_no_state(spec: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("spec", CAUSAL)
 def test_inference_mode_and_no_gradients_may_take_turns(spec: str) -> None:
-    """Outside inference mode PyTorch refuses to write over tensors that were made in it."""
+    """Outside inference mode, PyTorch refuses to overwrite tensors that were created in it."""
     model, ids = student(spec), tokens(2, LENGTH + 4)
     with torch.inference_mode():
         cache = model(ids[:, :LENGTH], use_cache=True).past_key_values

@@ -1,5 +1,6 @@
-"""A whole student answers, trains and decodes where kernels do not: a package that is missing or fails to import, a kernel that has
-gone, a shape that it refuses. The next form answers as it always does, and one warning for each kernel says so."""
+"""A student answers, trains and decodes without working kernels: a missing or broken package, a removed kernel, an unsupported
+shape. The next form gives the usual result, with one warning per kernel.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ KERNELS = {
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Nothing has been told, nothing has failed and nothing has been lowered, before the test and because of it."""
+    """Clear the warnings, failures and compiled programs of earlier tests."""
     monkeypatch.setattr(program, "_warned", set())
     monkeypatch.setattr(blocks.kernels, "_failed", {})
     forget()
@@ -45,7 +46,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def answers(backend: str, runs_on: str) -> list[torch.Tensor]:
-    """Logits of a text, of a prefill and of decode behind it, and all gradients."""
+    """Return the logits of a text, of a prefill and of decode after it, and all gradients."""
     spec, overrides = STUDENTS[backend]
     model = composer.build(spec, TEACHER, overrides=overrides)
     model.set_backend(runs_on)
@@ -60,7 +61,7 @@ def answers(backend: str, runs_on: str) -> list[torch.Tensor]:
 
 
 def broken_at_import(backend: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """In the place of the package stands one that raises, and nothing of what was imported of it is left."""
+    """Replace the package by one that raises on import, and forget its imported modules."""
     (folder / backend).mkdir()
     (folder / backend / "__init__.py").write_text("raise RuntimeError('no driver for this device')", encoding="utf-8")
     on_it = "blocks.fused." if backend == "triton" else "fla."

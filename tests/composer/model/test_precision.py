@@ -1,4 +1,4 @@
-"""What must be precise is float32 however a model is narrowed: in a file, as it is loaded, by a cast, when it is trained."""
+"""Precise parameters stay in float32 if a model is narrowed: in a file, on loading, by a cast, and in training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def student() -> Any:
-    """In float32, with numbers in it that no narrower type has."""
+    """A student in float32 with numbers that no narrower type represents."""
     model = composer.build(SPEC, llama_model())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -122,7 +122,7 @@ def test_loads(kind: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("source", ["a source", "nothing"])
 def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
-    """What is drawn is the same, whatever the type of the rest; also where it is built anew from a student in float32."""
+    """Initial values are the same for every dtype of the other weights, also in a build from a float32 student."""
     options: dict[str, Any] = {"fresh": True} if source == "nothing" else {"source": llama(tmp_path / "llama")}
     spec = SPEC | ({"trunk": TRUNK} if source == "nothing" else {})
     composer.build_folder(spec, out=tmp_path / "wide", **options)
@@ -139,7 +139,7 @@ def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
 
 
 def test_autocast_does_not_reach_them() -> None:
-    """Under it projections compute in bfloat16, which is as wrong at the start as it is late: heads take parameters as they are."""
+    """Autocast would compute projections in bfloat16. Its error is constant, but heads read parameters directly."""
     model = composer.build(SPEC | {"trunk": TRUNK | {"layers": 1}}, fresh=True)
     tokens = torch.randint(64, (1, 4096), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A model's programs are its user's to choose, to read and to look into: backends, print and forward hooks."""
+"""Users can choose a model's backend, print its programs and add forward hooks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_backend_gives_the_same_logits(spec: str) -> None:
 
 
 def test_a_backend_of_ones_own_runs_in_a_model_that_was_loaded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever asked for it: build, load or set_backend; and generation runs it, too."""
+    """The backend may be set by build, load or set_backend, and generation uses it."""
     expected = logits(student("lawcat"), tokens(1, 9))
     with own_backend(monkeypatch) as calls:
         model = student("lawcat", source=llama())
@@ -74,7 +74,7 @@ def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path)
 
 
 def test_forward_hooks_fire_on_every_part() -> None:
-    """Once a call and operation, with what it gives: so does the cache that is one step with the state below it."""
+    """A hook fires once per call and operation with its outputs, also for a cache that is one step with the state below it."""
     model: Any = student("lola", *SPECS["lola"])
     head, seen = model.model.layers[1].self_attn.composed.head, dict[str, list[Any]]()
     for name, module in head.named_children():
@@ -120,7 +120,7 @@ def test_a_model_is_printed_with_its_programs() -> None:
 @pytest.mark.parametrize("spec", ["lolcats", "lawcat", "softmax"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_what_is_printed_is_what_runs_on_the_models_device_and_in_its_dtype(spec: str, dtype: torch.dtype) -> None:
-    """Of heads without parameters, too, and of such as have some that stay wide. The meta device stands for one that is no CPU."""
+    """This includes heads without parameters and heads with precise ones. The meta device stands for one that is no CPU."""
     model: Any = student(spec)
     model.to(dtype)
     head, dtype_name = model.model.layers[0].self_attn.composed.head, str(dtype).removeprefix("torch.")

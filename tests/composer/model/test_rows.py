@@ -1,4 +1,4 @@
-"""The order of columns inside a model: real tokens first, and back; positions and documents, by any way to say them."""
+"""Inside a model, real tokens come first. Positions and documents may be given in every accepted way."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_call_goes_on_behind_what_was_seen() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_bounds_and_positions_say_the_same_documents(padded: bool) -> None:
-    """A row of documents of 3, 1 and 4 tokens; padded: the last document's first token is none."""
+    """A row has documents of 3, 1 and 4 tokens. In the padded row the last document's first token is padding."""
     mask = torch.tensor([[1, 1, 1, 1, 0, 1, 1, 1]]) if padded else None
     position = torch.tensor([[0, 1, 2, 0, 9, 0, 1, 2]]) if padded else torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])
     bounded = rows(1, 8, mask=mask, cu_seqlens=torch.tensor([0, 3, 4, 8]))
@@ -149,7 +149,7 @@ def test_documents_are_read_from_every_statement_of_them(how: str) -> None:
 
 
 def test_each_row_has_documents_of_its_own() -> None:
-    """Padding, whatever its number is, belongs to none."""
+    """Padding of any number belongs to no document."""
     numbers, mask = torch.tensor([[0, 0, 1, 1, 1], [7, 3, 3, 9, 9]]), torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]])
     tokens = rows(2, 5, seq_idx=numbers, mask=mask).tokens
     assert tokens.segment is not None

@@ -1,4 +1,4 @@
-"""A head's program piece by piece: the pieces together are one call, end where they must, and show what flows between the steps."""
+"""A head's program run piece by piece equals one call, has the right boundaries, and exposes the values between steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTH = 40
 
 
 def called(spec: HeadSpec) -> tuple[Head, HeadCall, torch.Tensor]:
-    """The head, what it is called with, and what it answers in one call."""
+    """Return the head, its inputs, and its output in one call."""
     head, data = built(spec, SMALL.shape(4)), inputs(SMALL.shape(4), 2, LENGTH)
     return head, HeadCall(*data.tensors, data.tokens), run(head, data)[0]
 

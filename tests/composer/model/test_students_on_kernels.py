@@ -83,7 +83,7 @@ def answers(folder: Path, backend: str) -> Answers:
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Answers]]:
-    """The folder of a student whose fresh parameters are not at their start, and what PyTorch's forms answer."""
+    """The folder of a student with fresh parameters away from their start, and the results of PyTorch's forms."""
 
     @cache
     def saved(spec: str) -> tuple[Path, Answers]:

@@ -1,5 +1,6 @@
-"""Whole students on this project's own kernels write what they write on PyTorch's forms, rows that are padded on their left, too;
-and some that are not in ``test_students_on_kernels.py`` train alike."""
+"""Students on this project's kernels write the same text as on PyTorch's forms, with left padding, too. Some students that
+``test_students_on_kernels.py`` omits train alike.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ CLOSE = 1e-4
 
 
 def student(spec: str, *overrides: str) -> ComposedForCausalLM:
-    """Its fresh parameters moved away from their start."""
+    """A student with fresh parameters away from their start."""
     model = composer.build(spec, str(TEACHER), overrides=(*(SMALL if spec in WINDOWED else ()), *overrides))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -73,7 +74,7 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
     ids=["lolcats", "lola", "lawcat"],
 )
 def test_what_is_written_behind_a_prompt(spec: str, overrides: tuple[str, ...], kernels: dict[str, int]) -> None:
-    """Two rows, the first of which is padded on its left."""
+    """The first of two rows has left padding."""
     model = student(spec, *overrides)
     ids = IDS.view(2, 20)
     mask = torch.ones_like(ids)

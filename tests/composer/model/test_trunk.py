@@ -1,4 +1,6 @@
-"""Trunks from nothing: Llama's own is Llama, the others are their formulas, and absolute positions follow each document."""
+"""Trunks from nothing: Llama's default equals Llama, the others equal their formulas, and absolute positions restart in each
+document.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_a_trunk_like_llamas_is_llama(tied: bool, bias: bool) -> None:
 
 
 def classic(ids: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    """LayerNorm, a plain MLP with the exact GELU, learned positions, a tied output; 4 query heads share 2 key heads."""
+    """A trunk with LayerNorm, a plain MLP with exact GELU, learned positions, a tied output, and 4 query heads on 2 key heads."""
 
     def norm(states: torch.Tensor, name: str) -> torch.Tensor:
         centred = states - states.mean(-1, keepdim=True)
@@ -80,7 +82,7 @@ def test_the_classic_trunk_is_its_formula() -> None:
 
 @pytest.mark.parametrize("width", [32, 20])
 def test_sinusoidal_positions(width: int) -> None:
-    """The first layer sees them: with all else at nothing, they are all that is left of the hidden state."""
+    """With all other weights at 0, the hidden state is the positions."""
     built = model(embedding="sinusoidal", width=width, head_dim=8)
     ids = tokens(1, 9)
     states = built.model(ids, output_hidden_states=True).hidden_states[0] - built.model.embed_tokens(ids)

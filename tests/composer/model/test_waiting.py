@@ -1,4 +1,4 @@
-"""No step of ``generate`` waits on the host for a number: what mask and positions say of it, the cache knows."""
+"""No step of ``generate`` waits on the host for a number, since the cache keeps what mask and positions say."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASK = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
 
 
 class Waits(TorchDispatchMode):
-    """Counts the operations that wait."""
+    """Count the operations that wait."""
 
     def __init__(self, counted: Counter[str]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Waits(TorchDispatchMode):
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often steps have waited, by operation, and how many there were. Python may not look, as on a GPU."""
+    """Return how often steps have waited, by operation, and the number of steps. Python may not read numbers, as on a GPU."""
     counts: Counter[str] = Counter()
 
     def call(self: ComposedForCausalLM, *arguments: Any, **options: Any) -> Any:
@@ -86,7 +86,7 @@ def test_with_learned_positions_and_in_every_mode(mode: str, counted: Counter[st
 
 
 def test_a_text_that_goes_on(counted: Counter[str]) -> None:
-    """Behind a text with padding, with more of it than one token, and with padding in between."""
+    """A padded text continues with several tokens, also with padding between them."""
     model, ids = small("lolcats"), tokens(2, 30)
     first = model.generate(ids[:, :9], attention_mask=MASK, return_dict_in_generate=True, **GREEDY)
     longer = torch.cat((first.sequences, ids[:, 9:20]), dim=1)
@@ -99,7 +99,7 @@ def test_a_text_that_goes_on(counted: Counter[str]) -> None:
 
 
 def test_positions_that_do_not_follow_are_heeded(counted: Counter[str]) -> None:
-    """A second document in the prompt: the steps are its own, and its positions are those that are said."""
+    """With a second document in the prompt, the steps use the given positions."""
     model, ids = small("lolcats"), tokens(1, 9)
     position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     generated = model.generate(ids, position_ids=position, **GREEDY)

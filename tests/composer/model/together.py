@@ -1,4 +1,4 @@
-"""The layers of several shipped specs in one model: what takes long, as compiling a whole model does, is done once for them all."""
+"""Layers of several shipped specs in one model, so that slow steps such as compiling run once for all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Layer = tuple[tuple[int, HeadSpec], ...]
 
 
 def layers_of(names: Iterable[str], overrides: Callable[[str], Sequence[str]]) -> dict[str, Layer]:
-    """Every layer that these specs have, once, by the first spec that has it."""
+    """Return the distinct layers of these specs, each with the first spec that has it."""
     layers: dict[Layer, str] = {}
     for name in names:
         spec = resolve(load_spec(name, overrides(name)), SIZE)
@@ -52,7 +52,7 @@ def parts_of(heads: Iterable[HeadSpec]) -> set[tuple[str, str]]:
 
 
 def _parts(value: Any, role: str = "head") -> set[tuple[str, str]]:
-    """The roles in a document, each with the kind of the part that has it."""
+    """Yield the roles in a document, each with the kind of its part."""
     if isinstance(value, list):
         return set().union(*(_parts(nested, role) for nested in value))
     if not isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def _parts(value: Any, role: str = "head") -> set[tuple[str, str]]:
 
 
 def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:
-    """A model's worth at a time, by the first and the last of it."""
+    """Yield groups of layers of one model's size, named by the first and the last layer."""
     rest, parts = iter(layers.items()), {}
     while part := dict(islice(rest, MOST)):
         first, *_, last = *part, *part
@@ -71,9 +71,8 @@ def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:
 
 
 def printed_of(layers: Mapping[str, Layer], program: str, **options: object) -> str:
-    """What a program prints that builds ``{spec}`` of ``{count}`` layers; of one that fails, what the first to fail alone says.
-
-    In a process of its own: in this one, shapes are checked at every call, which no compiler looks through.
+    """Return the output of a program that builds ``{spec}`` of ``{count}`` layers. If it fails, return the output for the first
+    layer that fails alone. It runs in another process, since compilers cannot trace the shape checks of this one.
     """
     try:
         return printed_behind_composer(program.format(spec=document(layers), count=len(layers), **options))
@@ -86,7 +85,7 @@ def printed_of(layers: Mapping[str, Layer], program: str, **options: object) -> 
 
 
 def document(layers: Mapping[str, Layer]) -> dict[str, Any]:
-    """A spec of these layers, one behind the other."""
+    """Return a spec of these layers in order."""
     rules, heads = [], {}
     for at, (name, layer) in enumerate(layers.items()):
         groups = {f"{name}-{place}": group for place, group in enumerate(layer)}

@@ -1,4 +1,4 @@
-"""The picture of a selection has a bar a layer and score, and those kept are told apart by more than colour."""
+"""The picture of a selection has a bar per layer and score, and kept layers differ by more than colour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of layers are what comes of building the models that they speak of, and leave both models as they were."""
+"""Scores of layers equal those of separately built models, and both models are unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory):
-    """A student whose heads are random, its teacher, and two rows."""
+    """A student with random heads, its teacher, and two rows."""
     out = tmp_path_factory.mktemp("selection") / "student"
     composer.build_folder("lawcat", TEACHER, out, overrides=["recipe.sequence=64"], seed=3)
     options = TrainingOptions(data=("stories,samples=20",), share=0.5)
@@ -37,7 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory):
 
 
 def apart(wanted: torch.nn.Module, actual: torch.nn.Module, rows: PackedRows) -> float:
-    """KL(wanted ‖ found), a mean over tokens, in float64."""
+    """Return KL(wanted ‖ found), the mean over tokens in float64."""
     total, tokens = 0.0, 0
     with torch.no_grad():
         for batch in rows.in_order(1):

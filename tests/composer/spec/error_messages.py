@@ -1,4 +1,4 @@
-"""What a user is told about a source that is no spec."""
+"""The error message for an invalid spec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from composer.spec import load_spec
 
 
 def message_of(source: str | Path | Mapping[Any, Any], overrides: Sequence[str] = ()) -> str:
-    """The message of the SpecError; empty where the source is a spec. Any other error passes through."""
+    """Return the message of the SpecError, or an empty text for a valid spec. Other errors pass through."""
     try:
         load_spec(source, overrides)
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""FLOPs of explain are those of the equations: compared with PyTorch's count of what its forms execute."""
+"""FLOPs of explain follow the equations, and equal PyTorch's count of the executed forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK = 32
 
 
 def executed(head: Head, data: Inputs, state: dict[str, torch.Tensor] | None = None) -> tuple[int, dict[str, torch.Tensor]]:
-    """The operations of one call on the torch backend, and its state."""
+    """Return the operations of one call on the torch backend, and its state."""
     with FlopCounterMode(display=False) as counter:
         _, state = run(head, data, state, backend="torch")
     return counter.get_total_flops(), state
@@ -25,7 +25,9 @@ def executed(head: Head, data: Inputs, state: dict[str, torch.Tensor] | None = N
 
 @pytest.mark.parametrize("tokens", [64, 512])
 def test_a_prefill_with_a_gate_executes_the_masked_pairs_too(tokens: int) -> None:
-    """Of T² pairs a token sees (T + 1) / 2 on average, and these count; the gate and the sums of its decays count, too."""
+    """A token sees (T + 1) / 2 of T² / T pairs on average, which explain counts. It also counts the gate and the sums of its
+    decays.
+    """
     resolved = resolve(load_spec("forgetting"), SIZE)
     shape, gate = SIZE.shape(4), 2 * 64 * 4
     counted = explain_resolved(resolved, sequence=tokens).groups[0].prefill_flops_per_token

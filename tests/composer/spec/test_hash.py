@@ -1,4 +1,4 @@
-"""A hash is what a spec means and nothing else: not its names, its order, its chain of files, or what it leaves at its default."""
+"""A hash depends on the meaning of a spec alone, not on names, order, its chain of files, or explicit defaults."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_edges_that_are_those_of_a_flow_are_that_flow(flow: str) -> None:
 
 
 def test_a_model_is_known_by_the_hash_that_its_edges_had_with_names() -> None:
-    """Pinned: a folder that was built before has it, and loads."""
+    """The hash of an already built folder is pinned. The folder loads."""
     former = "eef0ac4a7333915d11bce9445d9b73b6f11a574660052a1d8c9edd20659615ac"
     spec = branched("a", "b", "c", "d", "pairs -> a", "pairs -> b", "a -> c", "b -> d")
     assert spec.hash != former
@@ -202,13 +202,15 @@ def test_a_model_is_known_by_the_hash_that_its_edges_had_with_names() -> None:
 
 
 def test_the_hash_of_version_1_stays() -> None:
-    """Pinned: what is built today says this hash of itself for ever, whatever fields a part gains."""
+    """The hash is pinned: models store it, so new fields of a part must not change it."""
     pinned = "11a5aef9407d7ad4a052b0803f4aaea9c45ae5aaa4d5904367ac9e63e3648004"
     assert resolved({"compose": 1, "name": "x", "head": DROP | {"position": "none"}}).hash == pinned
 
 
 def test_the_defaults_of_version_1_stay() -> None:
-    """Pinned: they are no part of the hash, so a spec would silently mean something else. New parts and new fields are welcome."""
+    """Defaults are not part of the hash, so a changed default would change a spec's meaning silently. New parts and fields are
+    allowed.
+    """
     for (role, kind), defaults in DEFAULTS.items():
         fields = CATALOGUE[role][kind].model_fields
         assert {name: fields[name].get_default(call_default_factory=True) for name in defaults} == defaults, (role, kind)

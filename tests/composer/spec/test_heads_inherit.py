@@ -1,4 +1,4 @@
-"""A head of ``heads`` that extends another one is the head that it would be if all of it were written."""
+"""A head of ``heads`` that extends another one equals the head with all fields written out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_it_is_the_same_as_written_out(spec: str, write: Write) -> None:
 
 
 def test_what_is_said_of_a_head_holds_for_those_that_extend_it(spec: str, write: Write) -> None:
-    """By an override, by a file that extends the file, and by a sweep."""
+    """The parent may be changed by an override, by a file that extends the file, and by a sweep."""
     kernel = {"head.feature_map.share": "qk", "heads.far.read": "mixture", "heads.farther.memory.0.size": 12}
     child = "compose: 1\nname: child\nextends: spec.yaml\nhead: {feature_map: {share: qk}}\nheads: {far: {read: mixture}}\n"
     child += "vary: {grid: {'heads.farther.memory[0].size': [12, 24]}}\n"
@@ -77,7 +77,7 @@ def test_what_is_taken_away_stays_away(spec: str) -> None:
 
 
 def test_one_that_is_there_to_be_extended_needs_no_layer(write: Write) -> None:
-    """It is a whole head all the same, and no part of what the spec means."""
+    """A head that is only extended needs no layer. It must be complete, and is not part of the spec's meaning."""
     spec = load_spec(str(write("spec.yaml", TEXT.replace("  - {at: 1, use: far}\n", ""))))
     assert list(spec.heads) == ["farther"]
     assert load_spec(spec.model_dump(mode="json", exclude_unset=True)) == spec
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_told(write: Write, before: str, after: str, message: s
 
 
 def test_what_is_taken_over_is_told_once(write: Write) -> None:
-    """At the place that says it, though three heads have it."""
+    """A mistake that three heads inherit is reported once at its place."""
     (line,) = message_of(write("spec.yaml", TEXT.replace("kind: hedgehog", "kind: hedghog"))).splitlines()
     assert line.startswith('spec.yaml:5:23  head.feature_map.kind: unknown kind "hedghog"')
 

@@ -1,4 +1,4 @@
-"""A key that is indented too far, or like no other, is told of in words of indentation, with the column where it belongs."""
+"""A key with a wrong indentation is reported as such, with the column where it belongs."""
 
 from __future__ import annotations
 

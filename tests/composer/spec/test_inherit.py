@@ -1,4 +1,4 @@
-"""``extends``: mappings merge, lists are replaced, null removes, a part of another kind starts anew; chains end well or clearly."""
+"""With ``extends``, mappings merge, lists are replaced, null removes, and a part of another kind starts anew. Cycles are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A spec is found, loaded with the places of its paths, located in errors, and none of it needs torch."""
+"""A spec is found and loaded with the places of its paths, errors name these places, and torch is not needed."""
 
 from __future__ import annotations
 

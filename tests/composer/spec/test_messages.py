@@ -1,4 +1,4 @@
-"""Every mistake of a document is told at once, in plain words, at its line, with the nearest name."""
+"""Every mistake of a document is reported at once with its line and the nearest name."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def leaves(annotation: Any) -> Iterator[Any]:
 
 
 def test_paths_can_be_told_apart_from_tags() -> None:
-    """A key named as its part's kind would look like pydantic's tag of the union."""
+    """A key with the name of its part's kind would look like pydantic's tag of the union."""
     models = list(every_model(Spec, set()))
     assert len(models) > 20
     assert not [model for model in models if set(kind_words(model)) & model.model_fields.keys()]
@@ -258,7 +258,7 @@ def taken(annotation: Any, value: object) -> bool:
 
 
 def test_no_number_can_be_said_as_true() -> None:
-    """Nor one of a few whole numbers as 1.0, which equals it."""
+    """A number must not be true, nor a choice of whole numbers 1.0, although Python calls them equal."""
     numbers = 0
     for model in every_model(Spec, set()):
         for name, field in model.model_fields.items():
@@ -287,7 +287,7 @@ def test_every_pattern_has_words() -> None:
 
 @pytest.mark.parametrize("mistakes", ["k{0}: 1", "layers: [{{use: head, at: [{1}]}}]"])
 def test_thousands_of_mistakes_are_told_of_in_time_that_grows_with_them(mistakes: str) -> None:
-    """And not all of them."""
+    """Only the first mistakes are listed."""
     names = ", ".join(["a"] * 10_000)
     lines = "\n".join(mistakes.format(number, names) for number in range(10_000 if "{0}" in mistakes else 1))
     document = read_text(f"compose: 1\nname: x\n{lines}\n", "x.yaml")

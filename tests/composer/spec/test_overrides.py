@@ -1,4 +1,4 @@
-"""``--set path=value`` says what a child document would say, reaches into lists, and points at itself when it is wrong."""
+"""``--set path=value`` equals a child document, reaches into lists, and is named in its errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_stands_at_its_default_may_be_changed_in_part(spec: str | dict, ove
 
 
 def test_a_default_of_another_kind_is_not_guessed_at() -> None:
-    """Fixed rates have a value, the default ones have none; no gate has a temperature."""
+    """Fixed rates have a value and the default rates have none. The gate `none` has no temperature."""
     for override in ("head.memory.0.rate.value=1", "head.memory.0.gate.temperature=3", "head.memory.0.rate.bogus=1"):
         with pytest.raises(SpecError, match="kind: missing. (Those with [a-z]+: [a-z_, ]+. )?Known kinds"):
             load_spec("delta", [override])

@@ -1,4 +1,4 @@
-"""Text is read as YAML 1.2, every value keeps its place, and what is no spec is refused at its line and column."""
+"""Text is read as YAML 1.2, every value keeps its place, and invalid text is rejected with line and column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.composer.spec.error_messages import message_of
 
 
 def refused(read: Callable[[], object]) -> str:
-    """What the SpecError says."""
+    """Return the message of the SpecError."""
     with pytest.raises(SpecError) as caught:
         read()
     return str(caught.value)
@@ -197,7 +197,7 @@ DAMAGES = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 6), st.sampled
 
 
 def placed(node: SpecNode) -> object:
-    """A tree with the places of its keys and values."""
+    """Return a tree with the places of its keys and values."""
     inside = node.value
     if isinstance(inside, dict):
         inside = {key: placed(value) for key, value in inside.items()}
@@ -207,7 +207,7 @@ def placed(node: SpecNode) -> object:
 
 
 def read_or_refused(text: str) -> object:
-    """All that reading a text gives, kept for no later one."""
+    """Return the complete result of reading a text, without a cache."""
     try:
         return placed(read_text.__wrapped__(text, "x"))
     except SpecError as error:
@@ -229,7 +229,7 @@ def test_libyaml_reads_as_pyyaml_does(text: str, damages: list[tuple[int, int, s
 
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
 def test_what_is_good_is_read_by_libyaml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyYAML's own reader takes five times as long."""
+    """PyYAML's own reader takes five times as long, so it reads only invalid text."""
     text = shipped_specs()["lolcats"].read_text(encoding="utf-8")
     monkeypatch.setattr(_Document, "by_pyyaml", lambda document: pytest.fail(document.text))
     assert read_text.__wrapped__(text, "x").child("compose")

@@ -1,4 +1,4 @@
-"""A spec becomes complete against a source: positions, dimensions, names and reads, and which layer has which heads."""
+"""A source completes a spec: positions, dimensions, names, reads, and the heads of each layer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_recipe_and_paper_stay_with_it() -> None:
 
 
 def layout(*rules: tuple[Any, Any], head: bool = True) -> list[str]:
-    """The heads of each of 6 layers, ``a`` where no rule says otherwise; groups as ``a2 b6``."""
+    """Return the heads of each of 6 layers, ``a`` without a rule, groups as ``a2 b6``."""
     used = {name for _, use in rules for name in ([use] if isinstance(use, str) else (group["head"] for group in use))}
     document: dict[str, Any] = {"compose": 1, "name": "x", "layers": [{"at": at, "use": use} for at, use in rules]}
     document["heads"] = {name: EXACT if name == "exact" else DROP for name in NAMES if name in used}
@@ -179,7 +179,7 @@ def test_a_head_called_head_among_the_named_ones_is_found_there() -> None:
 
 
 def test_a_group_is_checked_at_its_own_size() -> None:
-    """Groups of 2 and 8 heads of one kind: both have graphs of their own."""
+    """Groups of 2 and 8 heads of one kind have different graphs."""
     resolved(LOLCATS | {"heads": {"a": EXACT}, "layers": [{"at": 0, "use": groups(head=2, a=6)}]})
 
 
@@ -205,14 +205,14 @@ def test_resolving_needs_neither_torch_nor_transformers() -> None:
 
 
 def test_a_default_that_no_layer_needs_is_left_out() -> None:
-    """A hybrid whose first and last layer are exact is a whole on a source of two layers."""
+    """On a source of two layers, the exact first and last layer of the hybrid are all layers."""
     named = {"compose": 1, "name": "x", "head": DROP, "heads": {"a": EXACT}, "layers": [{"at": "all", "use": "a"}]}
     assert set(resolved(named).heads) == {"a"}
     assert resolved(named).hash == resolved({key: value for key, value in named.items() if key != "head"}).hash
 
 
 def test_shares_of_a_layers_heads() -> None:
-    """Of 8 query heads on 4 key heads."""
+    """8 query heads share 4 key heads."""
     document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}}
 
     def shared(*shares: tuple[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Order, comments and chains of files change no document; what is wrong with any is a SpecError at a line of its file."""
+"""Order, comments and chains of files change no document, and any mistake is a SpecError at a line of its file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHIPPED = [path.read_text(encoding="utf-8") for path in shipped_specs().values()
 
 
 def part(kind: str, **fields: st.SearchStrategy) -> st.SearchStrategy:
-    """A part with some of its fields, as a bare word where it has none of them."""
+    """Return a part with some of its fields, or a bare word if it has none."""
     spelled = st.fixed_dictionaries({"kind": st.just(kind)}, optional=fields)
     return spelled.map(lambda fields: kind if len(fields) == 1 else fields)
 
@@ -67,7 +67,7 @@ DOCUMENTS = st.fixed_dictionaries(
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what YAML 1.2 reads: no anchors, and quotes around text that is a number there."""
+    """A writer of YAML 1.2 without anchors that quotes text which YAML 1.2 reads as a number."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -120,7 +120,7 @@ PARTS = ("position", "feature_map", "read", "gate")
 
 
 def difference(base: dict, whole: dict) -> dict:
-    """What a child says so that over ``base`` it means ``whole``."""
+    """Return the child document that changes ``base`` to ``whole``."""
     child: dict = {key: None for key in base if key not in whole}
     for key, value in whole.items():
         before, after = (spelled(base.get(key)), spelled(value)) if key in PARTS else (base.get(key), value)
@@ -132,7 +132,7 @@ def difference(base: dict, whole: dict) -> dict:
 
 
 def settings_of(child: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The same as overrides, one a leaf."""
+    """Return the same change as overrides, one per leaf."""
     if isinstance(child, dict) and child:
         # A part of another kind starts anew, so its kind comes first.
         for key, value in sorted(child.items(), key=lambda item: item[0] != "kind"):
@@ -174,7 +174,7 @@ def test_what_is_loaded_is_read_again_from_its_own_dump(document: dict) -> None:
 
 
 def complaints(text: str) -> list[str]:
-    """The lines of the error, each checked to stand at an existing place of the text."""
+    """Return the lines of the error after checking that each place exists in the text."""
     with folder(x="") as path:
         (path / "x.yaml").write_bytes(text.encode("utf-8"))
         lines = [line for line in message_of(path / "x.yaml").split("\n") if line]
@@ -228,7 +228,7 @@ VALUES = st.recursive(
 
 @st.composite
 def broken(draw: st.DrawFn) -> dict:
-    """A document with one or two values replaced, added or taken away anywhere."""
+    """Return a document with one or two values replaced, added or removed anywhere."""
     document = copy.deepcopy(draw(DOCUMENTS))  # strategies share their lists
     for _ in range(draw(st.integers(1, 2))):
         spot: Any = document

@@ -1,4 +1,4 @@
-"""A sweep is a table of specs: each of its rows is what the document says with those values, under a name that tells them apart."""
+"""A sweep is a table of specs: each row is the document with these values, under a distinct name."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_any_names_differ_and_are_legal(grid: dict[str, list[Any]]) -> None:
 
 
 def test_what_overrides_complete_is_checked_after_them(write: Write) -> None:
-    """A document that lacks something is a mistake where nothing is said over it, of a sweep as of one spec."""
+    """A document with a missing field is an error without overrides and valid with them, for a sweep as for one spec."""
     lacking = START | {"trunk": {"width": 16, "layers": 1, "heads": 2, "mlp": {"kind": "gated", "width": 24}}}
     overrides = ["trunk.vocabulary=64"]
     write("one.yaml", json.dumps(lacking))

@@ -1,4 +1,4 @@
-"""A spec's own trunk: what it may say, what it leaves open, and what it adds to the meaning of a spec, and only where it is."""
+"""The fields of a spec's trunk, their defaults, and their part in the hash of a spec with a trunk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_an_mlp_leaves_open(mlp: Any, width: int, complete: GatedMLP | Plai
 
 
 def test_the_defaults_stay() -> None:
-    """Pinned: they are no part of the hash."""
+    """The defaults are pinned, since they are not part of the hash."""
     trunk = load_spec(spec()).trunk
     assert trunk is not None
     defaults = trunk.model_dump(mode="json", exclude=set(TRUNK))
@@ -208,7 +208,7 @@ def test_mistakes_have_a_place(write: Callable[[str, str], Path]) -> None:
     ],
 )
 def test_an_odd_head_dimension_is_the_trunks_mistake(write: Callable[[str, str], Path], trunk: str, place: str) -> None:
-    """Whatever file says the positions."""
+    """This holds for positions from any file of the chain."""
     spec = load_spec(write("odd.yaml", f"compose: 1\nname: x\nextends: lolcats\ntrunk: {trunk}\n"))
     with pytest.raises(GraphError) as caught:
         resolve(spec)

@@ -1,4 +1,4 @@
-"""What is asked about simulated facts has the answer that whoever reads these works out, and the facts named for it tell it."""
+"""The answers about simulated facts equal those of an independent reader, and follow from the named facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def questions(number: int, split: Split = "train") -> list[Question]:
 
 
 class Reader:
-    """Reads sentence by sentence, and refuses what cannot have happened."""
+    """A reader that processes sentence by sentence and rejects impossible facts."""
 
     def __init__(self, facts: tuple[str, ...]) -> None:
         self.where: dict[str, str] = {}
@@ -104,7 +104,7 @@ class Reader:
         raise AssertionError(f"no question: {question}")
 
     def on(self, place: str, step: tuple[int, ...]) -> list[str]:
-        """All places that lie straight that way of another, however far."""
+        """Return all places in a straight line in this direction from another place."""
         at = {place: (0, 0)}
         for subject, side, other in (*self.beside, *self.beside):  # once more, for what was told before it could be placed
             x, y = SIDES[side]
@@ -129,7 +129,7 @@ def test_answers_follow_from_the_facts(number: int, split: Split) -> None:
 
 @pytest.mark.parametrize("number", TASKS)
 def test_the_facts_that_answer(number: int) -> None:
-    """As many as the task says; what is told behind the last of them does not change the answer, where it is a place by now."""
+    """Their number is the task's. Facts after the last of them do not change the answer if it is a place."""
     for question in questions(number):
         assert len(question.supports) == len({*question.supports}) == {1: 1, 2: 2, 3: 3, 4: 1, 5: 1}[number]
         supports = [question.facts[place] for place in question.supports]
@@ -151,7 +151,7 @@ def test_the_facts_that_answer(number: int) -> None:
 
 @pytest.mark.parametrize("number", TASKS)
 def test_splits_tell_no_story_twice(number: int) -> None:
-    """The facts alone decide whose they are, whatever is asked about them."""
+    """The facts alone decide the split of a story, for any question about them."""
     train, evaluation = ({question.facts for question in questions(number, split)} for split in ("train", "evaluation"))
     assert not train & evaluation
     assert min(len(train), len(evaluation)) > MANY / 2

@@ -1,4 +1,4 @@
-"""BABILong mixes the facts of a bAbI story into a text, in order, and counts an answer only where it is the only one."""
+"""BABILong mixes the facts of a bAbI story into a text in order, and counts only a single answer."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_labels_of_the_question_do_not_count(babi: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("babilong")])
 def test_without_files(name: str, any_text: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facts of this project are told, named as such, and each split asks for its own (which ``test_babi`` keeps apart)."""
+    """Without files, this project's facts are used and recorded as such. Each split requests its own (``test_babi`` keeps them
+    apart).
+    """
     calls: set[tuple[int, Split]] = set()
     monkeypatch.setattr(babilong, "ask", lambda number, rng, split: (calls.add((number, split)), ask(number, rng, split))[1])
     made = TASKS[name].model_validate({"samples": 6})

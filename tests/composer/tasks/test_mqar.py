@@ -1,4 +1,4 @@
-"""MQAR is Zoology's, to the number: against another reading of what its ``multiquery_ar`` draws, and by what it has to be."""
+"""MQAR equals Zoology's ``multiquery_ar`` for the same random numbers, and has its stated properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.tasks.writer import Writer
 
 
 def zoology(vocabulary: int, examples: int, length: int, seed: int, power: float, pairs: int) -> tuple[list[Any], list[Any]]:
-    """Symbol by symbol, from NumPy's global generator: all keys, then all values, then all gaps, each without replacement."""
+    """Draw symbol by symbol from NumPy's global generator: all keys, then all values, then all gaps, each without replacement."""
     np.random.seed(seed)
     half = vocabulary // 2
     keys = [np.random.choice(np.arange(1, half), replace=False, size=pairs).tolist() for _ in range(examples)]

@@ -1,4 +1,4 @@
-"""Pass keys with names: what is asked for is hidden somewhere, and a score is exact, with the chance that its task says."""
+"""Named pass keys are hidden at random places, scores are exact matches, and chance is the task's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(name: str, **options: Any) -> Needles:
 
 
 def parted(sample: Sample) -> tuple[list[tuple[str, str]], str, str]:
-    """The needles of a text in order, the filler without them, and the question."""
+    """Return the needles of a text in order, the filler without them, and the question."""
     start = TASK.format(it="it") + " "
     assert sample.text.startswith(start)
     hidden, question = sample.text.removeprefix(start).split("What is")
@@ -128,7 +128,7 @@ def test_scores_are_exact(task: Needles, answers: tuple[str, ...], written: str,
 
 @pytest.mark.parametrize(("name", "options"), [("multikey", {}), ("multikey", {"keys": 2}), ("two-needles", {})])
 def test_chance_is_what_any_key_of_the_text_is_worth(name: str, options: dict[str, Any], words: Writer) -> None:
-    """Of 600 texts, one who writes the keys of the text in random order."""
+    """Chance is the score of answering 600 texts with their keys in random order."""
     task, rng, scores = made(name, samples=600, **options), random.Random(0), list[float]()
     for sample in task.drawn(words, 100, "evaluation"):
         keys = re.findall(r"is (\d{5})\.", sample.text)

@@ -1,4 +1,4 @@
-"""Needles are RULER's: its sentences, keys, values, places and score."""
+"""Needles equal RULER's: its sentences, keys, values, places and score."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def samples(name: str, writer: Writer, length: int, split: Split = "evaluation",
 
 
 def parts(name: str, sample: Sample) -> tuple[str, str]:
-    """The haystack before and after the needle, where the text is RULER's."""
+    """Return the haystack before and after the needle if the text has RULER's form."""
     what = "uuid" if name == "niah-single-3" else "number"
     match = re.fullmatch(
         rf"A special magic {what} is hidden within the following text\. Make sure to memorize it\. I will quiz you about the "
@@ -155,7 +155,7 @@ NEEDLE = r"One of the special magic (?:number|uuid)s for (.+?) is: ([0-9a-f-]+)\
 
 
 def needles(sample: Sample) -> list[tuple[str, str]]:
-    """Keys and values of the prompt, in order."""
+    """Return the keys and values of the prompt in order."""
     assert sample.prompt
     return re.findall(NEEDLE, sample.prompt)
 

@@ -1,4 +1,4 @@
-"""Passkey texts are those of Mohtashami & Jaggi, or the one-line form that the shipped teacher was trained on."""
+"""Passkey texts are those of Mohtashami & Jaggi, or the one-line form of the shipped teacher's training."""
 
 from __future__ import annotations
 

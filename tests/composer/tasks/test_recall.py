@@ -1,4 +1,4 @@
-"""Recall in words tells pairs and asks for them; MQAR draws what Zoology's generator draws."""
+"""The recall task states pairs in words and asks for them. MQAR draws as Zoology's generator does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_recall(pairs: int, words: Writer) -> None:
 
 
 def test_all_64_pairs(words: Writer) -> None:
-    """At 256 tokens there is room to ask for all but one of them once, at 512 for each more than once."""
+    """256 tokens have room for all questions but one. At 512 tokens each pair is asked for more than once."""
     for length, queries in ((256, 63), (512, 191)):
         for sample in Recall(pairs=64, samples=5).drawn(words, length, "evaluation"):
             symbols = sample.text.split()
@@ -62,7 +62,7 @@ def test_recall_that_does_not_fit(words: Writer) -> None:
 
 
 def as_published(vocabulary: int, examples: int, length: int, seed: int, power: float, pairs: int) -> tuple[Any, Any]:
-    """The original's draws, in numpy's global generator as it has them: all keys, then all values, then all gaps."""
+    """The draws from numpy's global generator are in the original's order: all keys, then all values, then all gaps."""
     np.random.seed(seed)
     half, context = vocabulary // 2, 2 * pairs
     keys = [np.random.choice(np.arange(1, half), replace=False, size=pairs) for _ in range(examples)]

@@ -1,4 +1,4 @@
-"""What holds of every task: lengths are kept, a seed says everything, and evaluation sees nothing that training sees."""
+"""For every task, lengths are exact, the seed decides everything, and evaluation and training are separate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped teacher was trained on these texts, knows their answers, and finds them as they were."""
+"""The texts of the shipped teacher's training are unchanged, and the teacher knows their answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def teacher() -> Any:
 
 @torch.no_grad()
 def share_right(model: Any, task: Task, writer: Writer) -> float:
-    """Of the answers' tokens, those that the model has as its first choice after the true text."""
+    """Return the share of the answers' tokens that are the model's first choice after the true text."""
     right: list[torch.Tensor] = []
     for sample in task.drawn(writer, 256, "evaluation"):
         ids = torch.tensor([sample.ids])

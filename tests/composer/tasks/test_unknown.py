@@ -1,4 +1,4 @@
-"""Texts that a tokenizer cannot write are told in one and the same way by all that read one."""
+"""All functions that read a text report unknown tokens in the same words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_share_that_matters_is_told() -> None:
 
 
 def test_all_that_read_a_text_say_so(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The tokenizer knows eleven words; every second of this text is none of them."""
+    """The tokenizer has eleven words, and every second word of this text is unknown."""
     strange = " ".join(["once", "whale"] * 40)
     text = tmp_path / "strange.txt"
     text.write_text(strange)

@@ -1,4 +1,4 @@
-"""Variable tracking is RULER's: a chain of assignments in lines of noise, after an example, and the variables as the answer."""
+"""Variable tracking equals RULER's: a chain of assignments in lines of noise after an example, with the variables as the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def samples(writer: Writer, length: int, **options: Any) -> list[Sample]:
 
 
 def chains(context: str, size: int) -> dict[str, list[str]]:
-    """Values to variables. size: letters of a variable."""
+    """Return the variables by value. size: letters per variable."""
     assignments: dict[str, list[str]] = {}
     for line in context.split("\n"):
         if line == NOISE:
@@ -66,7 +66,7 @@ def test_form(letters: Writer) -> None:
 
 def test_an_example_has_500_tokens_at_most(words: Writer) -> None:
     class Letters(Writer):
-        """A letter is a token."""
+        """A tokenizer with one token per letter."""
 
         def encode(self, text: str, *, begin: bool = True) -> list[int]:
             return [1] * len(text)

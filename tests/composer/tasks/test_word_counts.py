@@ -1,4 +1,4 @@
-"""Common and frequent words are RULER's: how often each stands there, in which form, and that the answer is the most frequent."""
+"""Common and frequent words equal RULER's: the counts, the form, and the most frequent words as the answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FREQUENT = (
 
 
 class Spaced(Writer):
-    """A word is a token."""
+    """A tokenizer with one token per word."""
 
     def encode(self, text: str, *, begin: bool = True) -> list[int]:
         return [1] * len(text.split())
@@ -56,7 +56,7 @@ def frequent(writer: Writer, length: int, **options: Any) -> list[Sample]:
 
 
 def entries(numbered: str) -> list[str]:
-    """The words of ``1. one 2. two``, whose numbers have to be right."""
+    """Return the words of ``1. one 2. two`` after checking their numbers."""
     numbered_words = re.findall(r"(\d+)\. (.+?)(?= \d+\. |$)", numbered)
     assert [int(number) for number, _ in numbered_words] == list(range(1, len(numbered_words) + 1))
     return [word for _, word in numbered_words]

@@ -1,4 +1,4 @@
-"""Lengths are counted in the tokenizer's own tokens, answers are found in them, and as much filler is taken as fits."""
+"""Lengths are counted in the tokenizer's tokens, answers are located in them, and filler is added up to the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streamed runs: how they are asked for, how one is stopped in a layer, and whether it ends as it should."""
+"""Streamed runs: their options, a stop inside a layer, and a comparison of their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
 
 
 def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:
-    """The folder of a run that ended in the third step of a layer."""
+    """Return the folder of a run that ended in the third step of a layer."""
 
     def watch(step: StepProgress) -> None:
         if (step.stage, step.step) == (f"transfer {layer}", 3):

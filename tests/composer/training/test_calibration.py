@@ -1,4 +1,4 @@
-"""Calibrated starts in a run: what they change, that they are recorded, and that memory, streams and stops change nothing."""
+"""Calibrated starts in a run: their effect, their record, and equal results in memory, streamed and after a stop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Pa
 
 
 def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
-    """Folders and runs of before compare their recipe with what is written."""
+    """Existing folders and runs compare their recipe with the written one."""
     assert "init" not in Transfer(lr=1, steps=1).model_dump(mode="json")
     run(student, tmp_path / "out", texts, which="transfer")
     record = read_record(tmp_path / "out")
@@ -62,7 +62,7 @@ def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: P
 
 
 def test_streamed_and_in_memory(student: Path, texts: Path, tmp_path: Path) -> None:
-    """Stopped in its second layer, and gone on with."""
+    """The run is stopped in its second layer and continued."""
     whole = run(student, tmp_path / "whole", texts, CALIBRATED, which="transfer")
     stopped_here(student, tmp_path / "out", texts)
     learned = run(student, tmp_path / "out", texts, CALIBRATED, resume=True, **STREAM)
@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(student: Path, text
 
 
 def test_parts_that_cannot_keep_their_start() -> None:
-    """A convolution does; the gate's matrices do, too, and its bias does not."""
+    """The convolution and the gate's matrices keep their start, and the gate's bias does not."""
     source = small_llama().float()
     student, teacher = student_of(source, LAWCAT), teacher_of(source)
     before = {name: parameter.clone() for name, parameter in student.named_parameters()}
@@ -121,7 +121,7 @@ def test_calibration_is_the_same_each_time(memory: list[Any]) -> None:
 
 
 def test_padding_does_not_count() -> None:
-    """Rows with padding behind them say what the same rows say without: what is padded has other tokens here."""
+    """Rows with padding of other tokens give the same result as rows without padding."""
     source = small_llama()
     rows = rows_of(16, how="padded", lengths=(9, 12, 7, 16))
     assert not rows.valid.all()

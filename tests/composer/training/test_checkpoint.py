@@ -1,4 +1,4 @@
-"""A checkpoint is data: nothing in it runs, and nothing in it that was changed is gone on from."""
+"""Loading a checkpoint runs no code, and a changed checkpoint is rejected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unit_of(value: float = 0.0) -> Unit:
 
 
 class Hostile:
-    """What runs a command where it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -45,7 +45,7 @@ class Hostile:
 
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was stopped, to copy."""
+    """The folder of a stopped run, to copy."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(StoppedError):
         run(folder, STAGES["transfer"], checkpoint_seconds=0.0, watch=stop_at(3))
@@ -54,7 +54,7 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(stopped_once: Path, tmp_path: Path) -> Path:
-    """The checkpoint of a stage that was stopped, in a folder of this test's own."""
+    """The checkpoint of a stopped stage in a folder for this test."""
     shutil.copytree(stopped_once, tmp_path / "run")
     (step,) = (tmp_path / "run" / "transfer").iterdir()
     return step
@@ -95,7 +95,7 @@ def test_every_bit_counts(tmp_path: Path) -> None:
 
 
 def test_an_exponent_in_capitals_is_another_file(tmp_path: Path) -> None:
-    """It is the same number, and one bit of the file."""
+    """The number is the same, but one bit of the file differs."""
     checkpoint.save(tmp_path, 1, [unit_of()], {"told": 1e-05})
     path = tmp_path / "step-00000001" / FACTS
     path.write_text(path.read_text().replace("1e-05", "1E-05"))
@@ -104,7 +104,7 @@ def test_an_exponent_in_capitals_is_another_file(tmp_path: Path) -> None:
 
 
 def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
-    """Other facts, with the checksum that goes with them."""
+    """Change the facts and their checksum."""
     facts = json.loads((folder / FACTS).read_text())["facts"]
     how(facts)
     (folder / FACTS).write_text(checkpoint._text(facts))

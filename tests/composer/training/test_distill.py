@@ -1,4 +1,4 @@
-"""A whole run: what it writes means what it trained, says where it comes from, and appears once it is finished or not at all."""
+"""A run writes the trained model with its record, and its output appears only when the run is finished."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WHOLE = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.fine
 
 
 class StoppedError(Exception):
-    """The run ends here, as if it were killed."""
+    """An error that ends the run as a kill would."""
 
 
 def held_out(model: Path, texts: Path) -> PackedRows:
@@ -51,7 +51,7 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingReport, torch.Tensor]:
-    """The folder of a run of both stages, its report, and the logits that the student had in memory at its end."""
+    """The folder of a run of both stages, its report, and the student's logits in memory at its end."""
     seen: list[torch.Tensor] = []
     original, out = module._changed, tmp_path_factory.mktemp("runs") / "out"
 
@@ -160,7 +160,7 @@ def test_nothing_is_left_beside_it_and_the_rest_is_as_it_was(teacher: Path, stud
 
 
 def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path) -> None:
-    """While training or later: the same weights, without adapters, and a model that can be trained and built from."""
+    """Merging in the run or later gives the same weights without adapters, and a model that can be trained and be a source."""
     out, _, trained = distilled
     run(student, tmp_path / "merged", texts, merge=True)
     merge_adapters(out, tmp_path / "later")
@@ -181,7 +181,7 @@ def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: 
 def test_adapters_in_the_way(
     distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
 ) -> None:
-    """Are told of in the same words, whatever would miss them."""
+    """Every command that cannot use adapters reports them in the same words."""
     out, before = distilled[0], fingerprint(distilled[0])
     streamed: dict[str, Any] = {"which": "transfer", "stream": True}
     for act in (
@@ -199,7 +199,7 @@ def test_adapters_in_the_way(
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_tied_embeddings_stay_tied(texts: Path, tmp_path: Path, copy: bool) -> None:
-    """Even where the source stores a copy of them, which transformers would take for a matrix of its own once they differ."""
+    """The source stores a copy of the embeddings, which transformers would load as a separate matrix once they differ."""
     teacher = make_teacher(tmp_path / "teacher", tie_word_embeddings=True)
     if copy:
         from safetensors.torch import save_file
@@ -221,7 +221,7 @@ def test_tied_embeddings_stay_tied(texts: Path, tmp_path: Path, copy: bool) -> N
 def test_killed_in_either_stage(
     distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
 ) -> None:
-    """Nothing appears before the end, --resume goes on, and the folder is that of a run that nobody stopped."""
+    """No output appears before the end, --resume continues, and the output equals that of an uninterrupted run."""
     out, report, _ = distilled
 
     def stop(stage: str, at: int) -> Any:

@@ -1,4 +1,4 @@
-"""Stage 2 learns the losses that it says, in the parameters that it says, and its adapters mean the same wherever they are read."""
+"""Stage 2 trains the chosen parameters on the stated losses, and its adapters give the same model wherever they are loaded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loss(course: FinetuneCourse, batch: Batch) -> float:
 
 
 def stirred(student: ComposedForCausalLM) -> None:
-    """Adapters that do something."""
+    """Return adapters with an effect."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in student.named_parameters():
@@ -58,7 +58,7 @@ def stirred(student: ComposedForCausalLM) -> None:
 
 @torch.no_grad()
 def logits_of_documents(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Of what is asked for, each document in a call of its own: logits and targets."""
+    """Return logits and targets of the learned tokens, with each document in a separate call."""
     logits, targets = [], []
     for row, start, end in documents(batch):
         own = model(batch.ids[row, start:end][None], use_cache=False).logits[0, :-1]
@@ -85,7 +85,9 @@ def test_the_next_tokens_loss_is_that_of_transformers(how: Any) -> None:
 
 
 def test_rows_may_count_as_much_as_one_another() -> None:
-    """Padded rows ask for different numbers of tokens: the mean of their means, whole or in parts, distilled or not."""
+    """Padded rows have different numbers of targets. The loss is the mean of the rows' means, in one batch or in parts,
+    distilled or not.
+    """
     source = small_llama()
     student, rows = student_of(source), rows_of(how="padded")
     batch = whole(rows)
@@ -104,7 +106,7 @@ def test_rows_may_count_as_much_as_one_another() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_divergence_from_the_teacher(temperature: float) -> None:
-    """T² Σ p (log p - log q) of the distributions at temperature T; and what both losses weigh together."""
+    """The divergence is T² Σ p (log p - log q) at temperature T, and the total weighs both losses."""
     source = small_llama()
     student, batch = student_of(source), whole(rows_of())
     (actual, targets), (wanted, _) = logits_of_documents(student, batch), logits_of_documents(source, batch)
@@ -189,7 +191,7 @@ def test_adapters_begin_as_the_identity_and_the_seed_decides_them() -> None:
 
 
 def test_an_adapter_is_scaled_by_alpha_over_rank() -> None:
-    """W + α/r BA, by hand; folded in, the answers stay."""
+    """The adapted weight is W + α/r BA, and merging does not change the outputs."""
     source, batch = small_llama(), whole(rows_of())
     student = student_of(source)
     course = course_of(student, lora=LORA)
@@ -261,7 +263,7 @@ def test_what_it_does_not_serve_is_as_defined() -> None:
 
 
 def test_narrow_logits_cost_what_they_say() -> None:
-    """No gradient is lost by their dtype: on the way back it is rounded once."""
+    """Gradients are rounded to the narrow dtype once."""
     logits, targets = drawn(6, 50)
     narrow = logits.bfloat16().requires_grad_()
     losses = next_token_losses(narrow, targets)
@@ -287,7 +289,7 @@ def test_what_it_refuses_is_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 def test_on_a_gpu_auto_takes_it(kind: torch.dtype) -> None:
-    """At the vocabulary of Llama 3."""
+    """The vocabulary is Llama 3's."""
     exact, targets = drawn(130, 128_256)
     logits, targets = exact.to(kind).cuda().requires_grad_(), targets.cuda()
     assert why_not_fused(logits, "auto") is None

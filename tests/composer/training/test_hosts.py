@@ -1,4 +1,4 @@
-"""Students of other families than Llama learn alike in memory and streamed, experts too, and a kill changes no bit."""
+"""Students of other families learn the same in memory and streamed, experts included, and a kill changes no bit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def hosted(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pyte
 
 @pytest.fixture(scope="module")
 def wanted(hosted: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What it ends with in memory, after attention transfer and LoRA."""
+    """The weights after attention transfer and LoRA in memory."""
     out = tmp_path_factory.mktemp("wanted") / "out"
     run(hosted, out, texts)
     return weights(out)
 
 
 def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed as the first layer is written, and gone on with."""
+    """The run is killed while the first layer is written, and continued."""
     run(hosted, tmp_path / "whole", texts, which="transfer")
 
     def child() -> None:
@@ -54,7 +54,7 @@ def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monke
 
 
 def test_the_trunk_learns(hosted: Path, texts: Path, tmp_path: Path) -> None:
-    """Each expert's matrices stay apart in the files, and have learned."""
+    """The matrices of each expert stay separate in the files, and have changed."""
     trunk = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.finetune.steps=1")
     run(hosted, tmp_path / "out", texts, *trunk, which="finetune")
     start, trained = weights(hosted), weights(tmp_path / "out")
@@ -69,7 +69,7 @@ def test_killed(
     wanted: dict[str, torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the middle of fine-tuning."""
+    """The run is killed in fine-tuning."""
 
     def child() -> None:
         killed_at(monkeypatch, checkpoint, "_write", 9, behind=True)

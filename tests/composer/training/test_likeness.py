@@ -1,4 +1,4 @@
-"""How like its teacher a student is: means over real tokens, against plain attention over whole T × T matrices."""
+"""Likeness measures are means over real tokens, and equal plain attention over whole T × T matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW = 4
 
 
 def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
-    """For each layer, the mean squared error of the heads' answers and the mean of Σ a log(a / â), over real tokens."""
+    """Return, for each layer, the mean squared error of the heads' outputs and the mean of Σ a log(a / â) over real tokens."""
     batch = whole(rows)
     width = attention_of(student, 0).facts.head_dim
     sums = [[0.0, 0.0] for _ in source.model.layers]
@@ -87,7 +87,7 @@ def test_a_teacher_without_weights_has_none_either() -> None:
 
 
 def test_no_mass_at_all_is_a_number() -> None:
-    """ReLU's features can all be 0: the answer is then 0, and the divergence as large as float32 allows."""
+    """If all features of ReLU are 0, the output is 0, and the divergence is as large as float32 allows."""
     source = small_llama()
     spec = {"compose": 1, "name": "relu", "head": {"position": "rope", "feature_map": "relu", "memory": ["state"]}}
     for layer in attention_likeness(student_of(source, spec), teacher_of(source), rows_of()):
@@ -131,7 +131,7 @@ AVERAGED = {"lr": 1e-2, "steps": 1, "average": "rows"}
 
 
 def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) -> None:
-    """The loss is the one that the second stage begins with; after it the report has the model's own."""
+    """The first report has the loss with which the second stage begins. The second report has the final model's."""
     compared = likeness_of(student, TrainingOptions([str(texts)], share=0.2))
     report = run(student, tmp_path / "out", texts, which="finetune")
     assert report.stages[0].before["model"] == pytest.approx(compared.loss, rel=1e-5)

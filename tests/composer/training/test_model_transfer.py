@@ -1,4 +1,4 @@
-"""Transfer from end to end learns the last hidden states, in all layers at once; it stops, splits and goes on as others do."""
+"""End-to-end transfer matches the last hidden states in all layers at once, and stops, splits and continues like other stages."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def course_of(source: Any, student: Any, **changes: Any) -> ModelTransferCourse:
 
 
 def learned(course: ModelTransferCourse, batch: Batch, parts: int = 1) -> float:
-    """The loss of a batch in so many parts, with the gradients added up."""
+    """Return the loss of a batch in this many parts, and the summed gradients."""
     total = course.count(batch)
     return sum(float(course.learn(part, total)["model"]) for part in batch.split(parts))
 
 
 def last_by_hand(source: Any, student: Any, ids: Tensor) -> Tensor:
-    """T C of one document: a Llama's residual stream, in which the student's whole attention matrices stand."""
+    """Return a Llama's last hidden states T C of one document with the student's whole attention matrices."""
     hidden = source.model.embed_tokens(ids)
     for index, layer in enumerate(source.model.layers):
         normed = layer.input_layernorm(hidden)
@@ -69,7 +69,7 @@ def last_by_hand(source: Any, student: Any, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
-    """mse · mean over real tokens and channels of (h - h')², and what autograd makes of it, each document alone."""
+    """The loss is mse · mean over real tokens and channels of (h - h')², with autograd's gradients, each document alone."""
     source = small_llama()
     student, batch = student_of(source), everything(rows_of(14, how))
     assert how == "packed" or not bool(batch.valid.all())
@@ -137,7 +137,9 @@ def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "cohere2", "mixtral"])
 def test_other_families_have_their_end_at_the_same_place(family: str) -> None:
-    """What the output matrix is given; and gradients reach all fresh parameters through norms, biases and experts."""
+    """The compared states are the inputs of the output matrix, and gradients reach all fresh parameters through norms, biases
+    and experts.
+    """
     source, batch = small(family, vocab_size=VOCABULARY), rows_of().batch(range(3))
     student: Any = student_of(source)
     course = course_of(source, student)
@@ -154,7 +156,7 @@ def test_other_families_have_their_end_at_the_same_place(family: str) -> None:
 
 @torch.no_grad()
 def test_it_compares_what_the_output_matrix_is_given() -> None:
-    """So a student at no distance says what its teacher says, whoever that is."""
+    """At distance 0 the student's logits equal those of any teacher."""
     source, batch = small_llama(), everything(rows_of(how="padded"))
     student = student_of(source)
     logits = student(**batch.inputs(mask=True), use_cache=False).logits
@@ -191,7 +193,7 @@ def test_what_it_refuses(student: Path, texts: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both stages, in one process that nobody stops."""
+    """Both stages in one uninterrupted process."""
     out = tmp_path_factory.mktemp("alone") / "out"
     run(student, out, texts, AT_THE_END)
     return out
@@ -202,7 +204,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_whole_run(alone: Path, student: Path, texts: Path, tmp_path: Path) -> None:
-    """The held-out error falls, its log and report are of one unit, and nothing but fresh parameters has changed."""
+    """The held-out error decreases, its log and report have one unit, and only fresh parameters change."""
     longer = (AT_THE_END, "recipe.transfer.steps=40", "recipe.transfer.lr=5e-2")
     report = run(student, tmp_path / "out", texts, *longer, which="transfer")
     (outcome,) = report.stages
@@ -231,7 +233,7 @@ def test_killed_it_goes_on_to_the_same_bits(alone: Path, student: Path, texts: P
 
 
 def test_several_processes_compute_what_one_does(texts: Path, tmp_path: Path) -> None:
-    """With layers that are computed twice, tied embeddings and rows that two cannot share evenly; then fine-tuned."""
+    """The runs have gradient checkpointing, tied embeddings, rows that two processes cannot share evenly, and fine-tuning."""
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
     overrides = (AT_THE_END, "recipe.transfer.batch=3", "recipe.transfer.accumulate=1", "recipe.finetune.steps=2")
     run(student, tmp_path / "one", texts, *overrides)

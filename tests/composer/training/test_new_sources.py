@@ -1,4 +1,4 @@
-"""A hybrid and the text decoder of a model that reads images go from a build through both stages to generated text."""
+"""A hybrid, and the text decoder of a model that reads images, are built, trained in both stages, and generate text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation takes a fifth of a stage at most, alike in all of them; and what nobody should trust is told, or is an error."""
+"""Evaluation takes at most a fifth of a stage, in all stages alike. Untrustworthy results give a warning or an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.composer.training.runs import rows_of, run
 
 @pytest.mark.parametrize(("steps", "batch", "evaluate"), [(20, 8, None), (1000, 8, None), (40, 4, 2), (1, 1, None)])
 def test_evaluation_takes_a_fifth(steps: int, batch: int, evaluate: int | None) -> None:
-    """Where a row costs as much to evaluate as to learn from, which it never does."""
+    """The estimate assumes that a row costs as much to evaluate as to learn from, which is an upper bound."""
     rows = rows_of(lengths=(64,) * 40)
     stage = Transfer(lr=1e-2, steps=steps, batch=batch, evaluate=evaluate)
     count = rows_to_evaluate([stage], rows)
@@ -91,7 +91,7 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
 def test_how_many_tokens_there_are_and_how_many_are_needed(
     lengths: tuple[int, ...], batch: int, steps: int, message: str | None
 ) -> None:
-    """What is advised is enough."""
+    """The suggested number of tokens is enough."""
     stages = {"transfer": Transfer(lr=1e-2, steps=steps, batch=batch)}
     assert list(too_few(stages, rows_of(lengths=lengths, sequence=16))) == ([message] if message else [])
     if message and (enough := re.search(r"data of (\d+) rows, about", message)):

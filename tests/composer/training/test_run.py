@@ -1,4 +1,4 @@
-"""What layers compute twice they compute to the same gradients."""
+"""Gradient checkpointing gives the same gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_is_asked_for(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the option, and by nothing that a run must agree in with the one that it goes on with."""
+    """It depends on the option alone, which may differ between a run and its continuation."""
     requested: list[Any] = []
     monkeypatch.setattr(module, "prepare", lambda student, options: requested.append(options.gradient_checkpointing))
     first = run(student, tmp_path / "one", texts, "recipe.finetune.steps=1", which="finetune")

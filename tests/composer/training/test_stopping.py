@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM keep what a run has reached, say how to go on, and change no bit of what it comes to."""
+"""Ctrl-C and SIGTERM keep a run's progress, print how to continue, and change no bit of the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.composer.weights.students import weights
 
 @pytest.fixture(scope="module")
 def whole(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The weights of a run that nothing has stopped."""
+    """The weights of an uninterrupted run."""
     out = tmp_path_factory.mktemp("whole") / "out"
     run(student, out, texts)
     return weights(out)

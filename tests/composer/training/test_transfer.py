@@ -1,4 +1,4 @@
-"""Attention transfer computes the loss that it says, over real tokens of every document alone, from a plain Llama's own numbers."""
+"""Attention transfer computes its loss over real tokens of each document alone, as a plain Llama's numbers give it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def transfer(**changes: Any) -> Transfer:
 
 
 def by_document(source: Any, batch: Batch) -> list[tuple[tuple[int, int, int], list[dict[str, Tensor]]]]:
-    """Each document, and what the layers of the source see and answer when it stands alone."""
+    """Return each document, and the inputs and outputs of the source's layers for it alone."""
     return [(place, projected(source, batch.ids[place[0], place[1] : place[2]][None])) for place in documents(batch)]
 
 
 def answered(student: Any, index: int, hidden: Tensor) -> Tensor:
-    """``1 T H D`` of the student's heads, for one document's hidden states."""
+    """Return the outputs ``1 T H D`` of the student's heads for one document's hidden states."""
     place = torch.arange(hidden.shape[1])[None]
     alone = Batch(place, place, place, torch.ones_like(place).bool())
     return answers(attention_of(student, index), make_lesson(hidden, alone), "torch")
 
 
 def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, float]:
-    """Σ over real tokens of the mean squared error of what a token is given, divided by their number."""
+    """Return Σ over real tokens of the mean squared error of a token's output, divided by their number."""
     losses = {f"layer {index}": 0.0 for index in range(len(source.model.layers))}
     for _, layers in by_document(source, batch):
         for index, own in enumerate(layers):
@@ -119,7 +119,7 @@ def test_attention_weights_are_the_whole_matrix(groups: str, length: int) -> Non
 )
 @torch.no_grad()
 def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[str]) -> None:
-    """Of all that the rules let through: had it been otherwise, there would be no weights to compare."""
+    """This holds for all heads that the rules allow. Otherwise there would be no weights to compare."""
     student = student_of(small_llama(), spec, "recipe=null", *overrides)
     check_transfer(student.config.resolved(), transfer(mse=0.0, cross_entropy=1.0))
     batch, attention = whole(rows_of(19)), attention_of(student, 1)
@@ -133,7 +133,7 @@ def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[st
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 def test_cross_entropy_of_the_weights(how: Packing) -> None:
-    """LoLCATs (workshop), eq. 7, from whole matrices; their gradients as well."""
+    """LoLCATs (workshop), eq. 7, from whole matrices, gradients included."""
     source = small_llama()
     student, batch = student_of(source), whole(rows_of(14, how))
     course = TransferCourse(student, teacher_of(source), transfer(mse=0.0, cross_entropy=2.0))
@@ -184,7 +184,7 @@ def test_what_stands_in_padding_changes_nothing(spec: Any) -> None:
 
 
 def test_a_student_like_its_teacher_has_nothing_to_learn() -> None:
-    """A window that reaches everything leaves nothing to the state."""
+    """A window for all tokens leaves nothing to the state."""
     source, memory = small_llama(), [{"kind": "window", "size": 64, "weight": "learned"}, "state"]
     student = student_of(source, {**SPEC, "head": {**SPEC["head"], "memory": memory}})
     course = TransferCourse(student, teacher_of(source), transfer())

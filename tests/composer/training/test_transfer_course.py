@@ -1,4 +1,4 @@
-"""Layers learn apart: only fresh parameters, each from its own loss, one graph at a time, in any number of parts."""
+"""Layers learn separately: only fresh parameters, each from its own loss, one graph at a time, in any number of parts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_one_layers_graph_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("how", ["packed", "padded"])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
-    """Though rows have unequal numbers of tokens."""
+    """Rows have different numbers of tokens."""
     source = small_llama()
     student, batch = student_of(source), rows_of(how=how).batch(range(4))
     course = course_of(source, student)
@@ -172,7 +172,7 @@ def test_heads_with_weights_and_heads_with_nothing_to_train() -> None:
 
 
 def projections(student: Any, course: TransferCourse) -> int:
-    """How often a step of the course calls the student's projections of queries."""
+    """Return how often a step of the course calls the student's projections of queries."""
     counts = list[int]()
     handles = [
         module.register_forward_hook(lambda *_: counts.append(1))
@@ -201,7 +201,7 @@ def projections(student: Any, course: TransferCourse) -> int:
 def test_the_teachers_projections_serve_a_student_on_the_same_trunk(
     spec: Any, how: Any, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses and gradients are as if the student had projected for itself."""
+    """Losses and gradients are as if the student had projected itself."""
     source, batch, student_gradients = small_llama(), whole(rows_of(how=how)), list[Any]()
     for alike in (True, False):
         if not alike:
@@ -253,8 +253,9 @@ def test_a_student_that_mixes_its_inputs_projects_for_itself() -> None:
     [("gpt2", True), ("phi3", True), ("qwen3", True), ("gemma2", True), ("gpt_oss", True), ("bitnet", False), ("afmoe", False)],
 )
 def test_hosts_of_other_families(family: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With norms of queries and keys, scales of their own and joint projections. Some compute more behind the heads than the output
-    projection, a gate or a norm, and there a student's output is not taken for the projection of its heads."""
+    """Hosts have norms of queries and keys, scales and joint projections. Some compute a gate or a norm after the heads, and
+    there the student's output is not the projection of its heads.
+    """
     source, student_gradients = small(family), list[Any]()
     batch = whole(rows_of())
     for alike in (True, False):
@@ -273,7 +274,7 @@ def test_hosts_of_other_families(family: str, alone: bool, monkeypatch: pytest.M
 
 
 def test_gradients_are_not_under_autocast() -> None:
-    """What the heads compute in float32 would be narrowed there."""
+    """Autocast would narrow what the heads compute in float32."""
     source, seen = small_llama().float(), list[bool]()
     student = student_of(source)
     course = course_of(source, student)

@@ -1,4 +1,4 @@
-"""A unit steps as AdamW does by hand, clips by its own norm, follows its schedule, keeps its best, and stops where it must."""
+"""A unit takes AdamW's steps, clips by its own norm, follows its schedule, keeps its best parameters, and stops as configured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def take(unit: Unit, step: int, loss: float = 1.0) -> float:
 
 
 def adamw(start: Tensor, rates: list[float], betas: tuple[float, float], decay: float) -> Tensor:
-    """Loshchilov and Hutter 2019, algorithm 2."""
+    """Take a step of Loshchilov and Hutter 2019, algorithm 2."""
     value, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
     for step, rate in enumerate(rates):
         slope = gradient(start, step)
@@ -63,7 +63,7 @@ def test_a_step_is_adamw_at_the_rate_of_the_schedule() -> None:
 
 
 def test_what_no_row_needs_has_a_gradient_of_zero() -> None:
-    """Its momentum goes on, as it does where other processes' rows need it."""
+    """Its momentum is still updated, as if other processes' rows had used it."""
     left_out, zero, settings = parameter(5), parameter(5), stage()
     for weight, nothing in ((left_out, None), (zero, torch.zeros_like(zero))):
         unit = unit_of(settings, weight=weight)

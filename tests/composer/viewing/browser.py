@@ -1,4 +1,4 @@
-"""A real browser, headless, that looks at pages: what it says in its console, and whom it asks for what."""
+"""A real headless browser that opens pages and records its console and its requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 20_000
 
 
 def gradio_or_skip() -> Any:
-    """Gradio; the test is skipped, with the reason, where it is missing or too old."""
+    """Return Gradio, or skip the test with the reason if it is missing or too old."""
     try:
         return made_with()
     except ComposerError as error:
@@ -30,7 +30,7 @@ def gradio_or_skip() -> Any:
 
 
 class Watched:
-    """A page, and what was seen while it was open. words: of its console, errors and warnings; asked: the hosts of its requests."""
+    """A page and its events while it was open. words: errors and warnings of its console. hosts: the hosts of its requests."""
 
     def __init__(self, page: Any) -> None:
         self.page, self.words, self.hosts = page, list[str](), set[str]()
@@ -49,7 +49,7 @@ class Watched:
 
 @contextmanager
 def opened(address: str, *, wide: int = 1280, high: int = 900, dark: bool = False) -> Iterator[Watched]:
-    """A page in Chromium. The test is skipped where there is none, or nothing to steer it with."""
+    """Open a page in Chromium. The test is skipped without Chromium or its driver."""
     api = pytest.importorskip("playwright.sync_api", reason="no playwright is installed, which steers the browser")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here")

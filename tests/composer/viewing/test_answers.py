@@ -1,4 +1,4 @@
-"""What the page says of a text: the same as the commands, or its mistakes with their lines; and it says something of any text."""
+"""The page shows the same for a text as the commands, or its mistakes with their lines, and never fails."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ PIECES = st.sampled_from(
 
 @given(at=st.integers(0, len(LOLCATS)), cut=st.integers(0, 40), typed=st.lists(PIECES, max_size=4))
 def test_any_text_is_answered(at: int, cut: int, typed: list[str]) -> None:
-    """As one types: some of a spec removed, something else in its place."""
+    """Parts of a spec are replaced by other text, as while typing."""
     shown = answer(LOLCATS[:at] + "".join(typed) + LOLCATS[at + cut :], EditorContext(), SIZES, 64, "float32")
     assert ('class="wrong"' in shown.status) == (shown.picture is None)
 

@@ -1,4 +1,4 @@
-"""The live page answers this machine's browser alone, with its token, and keeps no large request."""
+"""The live page answers only this machine's browser with its token, and rejects large requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.composer.viewing.test_reading import MINE, SIZES
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a page that is served."""
+    """The address of a served page."""
     gradio_or_skip()
     from composer.viewing.page import launch, page
 
@@ -31,7 +31,7 @@ def address() -> Iterator[str]:
 def request_page(
     address: str, path: str = "/", *, token: bool = True, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """The status, headers and contents of an answer. Underscores in the names of headers are hyphens."""
+    """Return the status, headers and body of a response. Underscores in the names of headers become hyphens."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
     try:
@@ -58,7 +58,7 @@ def test_the_address_has_a_token_that_becomes_a_cookie(address: str) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", "[", "localhost@evil.example"])
 def test_other_names_of_this_machine_are_refused(address: str, host: str) -> None:
-    """DNS rebinding: another site's name leads here."""
+    """With DNS rebinding, another site's name resolves to this machine."""
     assert request_page(address, Host=host)[0] == 403
 
 
@@ -86,7 +86,7 @@ def test_files_are_neither_served_nor_taken(address: str, path: str) -> None:
     "path", ["/etc/passwd", "../outside.yaml", "/proc/self/environ", "link.yaml", "circle.yaml", '"a\\0b"', "/etc/passwd:x"]
 )
 def test_a_page_on_a_file_reads_its_folder_alone(path: str, tmp_path: Path) -> None:
-    """Nothing outside comes back in a message, not even whether it exists."""
+    """Messages reveal nothing about files outside it, not even whether they exist."""
     folder = tmp_path / "mine"
     folder.mkdir()
     (tmp_path / "outside.yaml").write_text("compose: 1\nname: secret\nhead: {memory: [full]}\n")

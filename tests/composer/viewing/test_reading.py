@@ -1,4 +1,4 @@
-"""A typed text may come from anybody: it opens no files but the shipped specs, and it is bounded."""
+"""A typed text is untrusted: it opens only shipped specs, and its size is limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose heads an engine runs computes what the model computes: requests at different places, chunks, used pages."""
+"""An engine that runs a model's heads computes what the model computes: requests at different positions, chunks, reused pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A built folder loads through the Auto classes, computes what its source does, shares its bytes and never touches it."""
+"""A built folder loads through the Auto classes, computes what its source does, shares its bytes and never changes it."""
 
 from __future__ import annotations
 

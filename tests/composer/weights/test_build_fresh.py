@@ -1,4 +1,4 @@
-"""A folder from nothing: the same seed gives the same bytes, it loads whole, says what it is, and appears whole or not at all."""
+"""In a build from nothing, the same seed gives the same bytes. The folder loads, is complete or absent, and has its record."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_in_memory_it_is_the_same_model(tmp_path: Path):
 
 
 def test_how_it_starts(tmp_path: Path):
-    """Norms 1, biases 0, the heads as their parts say; all the rest normal, around 0, with 0.02."""
+    """Norms are 1, biases 0, and heads as their parts start. Other weights are normal with mean 0 and deviation 0.02."""
     out = build(tmp_path / "out", trunk={**TRUNKS["classic"], "tied": False, "width": 128, "vocabulary": 512})
     for name, tensor in load_file(out / WEIGHTS).items():
         if ".composed." in name:

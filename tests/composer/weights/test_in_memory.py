@@ -1,4 +1,4 @@
-"""A model in memory becomes a student that computes the same, with weights of its own unless it is told to share them."""
+"""A model in memory becomes a student that computes the same, with copied weights unless sharing is chosen."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_student_is_a_source_and_keeps_its_heads():
 
 
 def test_in_another_dtype_it_is_what_a_folder_gives_in_that(tmp_path: Path):
-    """Weights alone are turned: the angles of positions stay in float32, and the source as it is."""
+    """Only weights are cast: the angles of positions stay in float32, and the source is unchanged."""
     model = llama_model()
     model.save_pretrained(tmp_path / "source")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""A build from a lock gives the same bytes wherever it runs, or names what differs and writes nothing."""
+"""A build from a lock gives the same bytes anywhere, or names the difference and writes nothing."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_source_that_is_gone_is_named(locked: Path, source: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_two_locks_of_one_build_are_the_same_bytes(packed: bool, source: Path, tmp_path: Path) -> None:
-    """Those of a quantised source, too, which each build unpacks anew."""
+    """This includes quantised sources, which each build unpacks."""
     path = write_gguf(tmp_path / "tiny.Q8_0.gguf", gguf_model("llama")) if packed else source
     first, second = (composer.lock("lolcats", path, tmp_path / f"{number}.lock.yaml").out for number in range(2))
     assert first.read_bytes() == second.read_bytes()

@@ -1,4 +1,4 @@
-"""A student that becomes another keeps what means the same there, in a folder and in memory, and says what it drops."""
+"""A student of another student keeps parameters of the same meaning, in a folder and in memory, and reports what it drops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lawcat(**changes: Any) -> dict[str, Any]:
 
 
 def of_heads(names: Any) -> set[str]:
-    """Without layer and head."""
+    """Remove layer and head from the names."""
     return {name.partition(".composed.head.")[2] for name in names if ".composed." in name}
 
 
@@ -142,7 +142,7 @@ DROPPED = {
 
 
 def student(tmp_path: Path, document: dict[str, Any]) -> Path:
-    """Its heads' own parameters are not what they start with."""
+    """A student with fresh parameters away from their start."""
     build(llama(tmp_path / "source"), tmp_path / "student", document)
     model = composer.load(tmp_path / "student")
     with torch.no_grad():
@@ -154,7 +154,7 @@ def student(tmp_path: Path, document: dict[str, Any]) -> Path:
 
 
 def in_memory(folder: Path, document: dict[str, Any], plan: Plan) -> list[str]:
-    """What a build in memory warns of; what it keeps is what the plan of a folder keeps, to the bit."""
+    """Return the warnings of a build in memory. It keeps the same tensors as the plan of a folder, bit by bit."""
     model = composer.load(folder)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -195,7 +195,7 @@ def test_what_would_mean_something_else_is_dropped_and_told(case: str, tmp_path:
 
 
 def test_heads_that_stand_elsewhere_in_their_layer(tmp_path: Path) -> None:
-    """A group's parameters are those of its query heads, one row each."""
+    """A group's parameters have one row for each of its query heads."""
     near, far = LOLCATS["head"], spec(feature_map="hedgehog", memory=["state"])["head"]
     groups = [{"near": near, "far": far}, [{"head": "near", "heads": 2}, {"head": "far", "heads": 2}]]
     document = {"compose": 1, "name": "x", "heads": groups[0], "layers": [{"at": "all", "use": groups[1]}]}

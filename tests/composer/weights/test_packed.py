@@ -1,4 +1,4 @@
-"""A GGUF file is a source: its softmax student has logits, tokenizer and chat template of transformers' unpacked model."""
+"""A GGUF file is a source: its softmax student has the logits, tokenizer and chat template of transformers' unpacked model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def by_transformers(file: Path, dtype: str) -> PreTrainedModel:
-    """The unpacked model. Earlier versions of transformers have no config for it, and always unpack."""
+    """Return the unpacked model. Older versions of transformers have no config for it and always unpack."""
     unpacking = {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=getattr(torch, dtype), **unpacking).eval()
 
@@ -80,7 +80,7 @@ def test_tokenizer_and_chat_template_are_those_of_the_file(tmp_path: Path, famil
 
 @pytest.mark.parametrize(("dtype_option", "dtype"), [(None, "bfloat16"), ("float16", "float16"), ("float64", "float64")])
 def test_weights_are_unpacked_to_a_dtype(tmp_path: Path, file: Path, dtype_option: Any, dtype: str) -> None:
-    """To bfloat16 where none is named."""
+    """Without a dtype it is bfloat16."""
     composer.build_folder("softmax", file, tmp_path / "student", dtype=dtype_option)
     ours, theirs = composer.load(tmp_path / "student"), by_transformers(file, dtype)
     assert ours.dtype == getattr(torch, dtype)

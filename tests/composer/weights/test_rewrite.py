@@ -1,4 +1,4 @@
-"""What training changed is written, what it did not is linked, and nothing appears where something is wrong."""
+"""Changed weights are written, unchanged files are linked, and nothing is written after an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGE = TrainedStage(
 
 
 def of(*names: str, folder: Path, **options: Any) -> Trained:
-    """Parameters of a folder, each one larger by one."""
+    """Return parameters of a folder, each increased by 1."""
     own = weights(folder)
     return Trained(
         {name: own[name].float() + 1 for name in names}, **{"adapter": None, "stages": (STAGE,), "documents": {}, **options}
@@ -45,7 +45,7 @@ def student(source: Path, tmp_path: Path) -> Path:
 
 
 def written(student: Path, out: Path, trained: Trained, **options: Any) -> Record:
-    """Writes, and holds that the student was not touched and the output passes."""
+    """Write the weights, and check that the student is unchanged and the output verifies."""
     before = fingerprint(student)
     record = write_trained(student, out, trained, **options)
     assert fingerprint(student) == before
@@ -118,7 +118,7 @@ def test_values_too_large_for_the_stored_type(source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_stored_copy_of_a_tied_embedding_goes_once_it_is_none(tmp_path: Path, sharded: bool) -> None:
-    """transformers would take it for a matrix of its own."""
+    """transformers would load it as a separate matrix."""
     source = llama(tmp_path / "source", tie_word_embeddings=True)
     tensors = {name: tensor.clone() for name, tensor in load_file(source / "model.safetensors").items()}
     copy = {"lm_head.weight": tensors[EMBEDDING].clone()}
@@ -158,7 +158,9 @@ def with_a_copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_a_host_whose_files_have_other_names_than_it_or_a_copy(
     tmp_path: Path, family: str, tied: bool, stored: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 ) -> None:
-    """Saved without its head, as the first GPT-2 is; with a tied matrix twice; with each expert's matrices by themselves."""
+    """The cases are a model saved without its head, such as the first GPT-2, a stored tied matrix, and separate matrices of
+    experts.
+    """
     source = tmp_path / "source"
     small(family, tie_word_embeddings=tied).save_pretrained(source)
     save_file(stored(load_file(source / "model.safetensors")), source / "model.safetensors", {"format": "pt"})

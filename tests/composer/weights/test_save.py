@@ -1,4 +1,4 @@
-"""What transformers saves keeps its record: `verify` and `distill` accept it, and it says what is known and no more."""
+"""A model saved by transformers keeps its record: `verify` and `distill` accept it, and it states only what is known."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def trained(model: Any, folder: Path, tokenizer: Any = None) -> Trainer:
-    """Two steps of transformers' own training."""
+    """Two steps of transformers' training."""
     rows = [{"input_ids": IDS[0], "labels": IDS[0]}] * 4
     options = TrainingArguments(
         str(folder), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to=[], save_strategy="no"
@@ -143,7 +143,7 @@ def test_a_model_that_was_built_in_memory(teacher: Path, tmp_path: Path, size: s
 
 
 def test_plans_in_memory_and_in_a_folder_drop_the_same_tensors(built: Path, tmp_path: Path) -> None:
-    """With their shapes and reasons: all plans are made in one way."""
+    """Shapes and reasons are equal, since all plans are made by one function."""
     wider = SPEC | {"head": SPEC["head"] | {"feature_map": {"kind": "hedgehog", "dim": 6}}}
     with pytest.warns(UserWarning, match="are not kept"):
         composer.build(wider, composer.load(built)).save_pretrained(tmp_path / "saved")
@@ -271,7 +271,7 @@ def test_other_families(tmp_path: Path) -> None:
 
 
 def test_no_record_is_looked_for_beside_weights_in_memory(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of another host is checked by loading its names alone; the Hub is not asked for a model of no name."""
+    """A folder of another host is checked by its names alone, and the Hub is not queried for a model without a name."""
     composer.load(built)  # from now on records are kept
     places: list[str] = []
     monkeypatch.setattr("composer.weights.save.cached_file", lambda name, *_, **__: places.append(name))

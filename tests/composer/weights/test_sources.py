@@ -1,4 +1,4 @@
-"""A model's name is a folder first and a repository after that; what converters refuse is told as a source error."""
+"""A model's name is a folder first and a repository otherwise. Rejections by converters are source errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_revision_may_stand_behind_the_name(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("reference", ["lawcat", "mine.yaml", "ablations/lawcat-rope:none"])
 def test_a_spec_in_the_place_of_a_model_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str):
-    """The Hub is not asked for it."""
+    """The Hub is not queried for it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "fetch", lambda *_, **__: pytest.fail("asked the Hub"))
     (tmp_path / "mine.yaml").write_text("compose: 1")
@@ -162,7 +162,7 @@ def test_the_default_output_is_called_after_spec_and_source(tmp_path: Path):
 def test_a_gguf_file_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, place: tuple[str, str | None, str | None]
 ) -> None:
-    """The file alone is fetched, and the record names its repository and its commit."""
+    """Only the file is downloaded, and the record names its repository and its commit."""
     calls = []
     repo_id, revision, name = place
     folder = tmp_path / "snapshot"

@@ -1,4 +1,4 @@
-"""What is written anew is written right: another dtype as torch turns it, in blocks of any size; fresh values by seed and name."""
+"""Written tensors are cast as torch casts, in blocks of any size, and fresh values depend on seed and name."""
 
 from __future__ import annotations
 

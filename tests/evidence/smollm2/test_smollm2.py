@@ -1,4 +1,4 @@
-"""The experiment on a real model: its plans are valid, runs are resumed and kept, and tables compare the same rows."""
+"""The experiment on SmolLM2 has valid plans, resumes and keeps runs, and its tables compare the same rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INPUTS = Inputs(teacher="teacher", data=("texts.txt",))
 
 
 def result(name: str, seed: int = 0, right: tuple[float, ...] = (1.0, 1.0, 0.0, 1.0)) -> Result:
-    """A result with these scores in every task."""
+    """Return a result with these scores in every task."""
     lengths = {length: list(right) for length in (256, 512, 1024, 2048, 4096)}
     return Result(
         name=name,

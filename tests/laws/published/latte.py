@@ -63,7 +63,7 @@ def _latte(layer: Layer, mixed: Tensor, value: Tensor, *, causal: bool = True) -
 
 
 def _means(layer: Layer, mixed: Tensor, value: Tensor, *, causal: bool = True) -> Tensor:
-    """Σ_s p(s|l,t) v_s: T H L D."""
+    """Return Σ_s p(s|l,t) v_s as T H L D."""
     logits = _by_head(mixed @ layer["latents.key"].T, layer.heads)
     ends = range(1, len(mixed) + 1) if causal else [len(mixed)] * len(mixed)
     return torch.stack([torch.einsum("shl,shd->hld", torch.softmax(logits[:end], 0), value[:end]) for end in ends])
@@ -74,7 +74,7 @@ def _by_head(logits: Tensor, heads: int) -> Tensor:
 
 
 def _rglru(layer: Layer) -> Tensor:
-    """Griffin, eq. 1 to 4, with block-diagonal gates and c = 8."""
+    """Compute Griffin, eq. 1 to 4, with block-diagonal gates and c = 8."""
     blocks = layer["mix_input.input_weight"].shape[0]
 
     def gate(name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""One token is the definition at T = 1, the fast form takes it, and calls hand the state on."""
+"""The form for one token equals the definition at T = 1, and calls continue from each other's states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 def test_several_pairs_that_fall_at_one_token(rank: str, heads: tuple[int, int, int], of_its_own: bool) -> None:
-    """The first decays what was there, and all enter. of_its_own: a key of each state head, or of those that share a value."""
+    """The state decays at the first pair, and all pairs enter. of_its_own: one key per state head, or per group that shares a
+    value.
+    """
     problem = draw(rank, heads, 3)
     shared = problem.state.shape[1] // problem.value.shape[2]
     key = problem.key if of_its_own else problem.key[:, :, ::shared]

@@ -1,4 +1,4 @@
-"""Pairs that fall in groups: what a state answers between falls is what it answers to the same pairs one after the other."""
+"""A state that receives pairs in groups gives the same outputs as if it received them one after the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARRIVAL = torch.tensor([[0, 16, 32, 49], [9, 31, 32, 48]])
 
 
 def pairs(shape: Shape) -> Features:
-    """Some are none, a whole group among them."""
+    """Draw pairs. Some places have none, among them a whole group."""
     count = ARRIVAL.shape[1] * SIZE
     present = torch.rand(2, count) < 0.8
     present[0, SIZE : 2 * SIZE] = False
@@ -41,7 +41,7 @@ def pairs(shape: Shape) -> Features:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("rows", ROWS)
 def test_they_are_one_after_the_other(rows: str, normalise: bool, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward, in spans of two chunks, onto a state that holds something already."""
+    """Outputs and gradients are equal in spans of two chunks, from a state that is not empty."""
     monkeypatch.setattr(module, "SPAN", 2 * SIZE)
     memory, evicted, query = StateMemory(normalise=normalise), pairs(shape), random(2, LENGTH, 4, 5).exp()
     held = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, shape, 2).items()}

@@ -1,4 +1,4 @@
-"""On fla's kernels the delta rule is its definition: gradients, initial states, shared heads, documents, a split, a step."""
+"""The delta rule on fla's kernels equals its definition: gradients, initial states, shared heads, documents, splits, one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""On fla's kernels the generalised delta rule is its definition: gradients, initial states, shared heads, documents, a step."""
+"""The generalised delta rule on fla's kernels equals its definition: gradients, initial states, shared heads, documents, one
+step.
+"""
 
 from __future__ import annotations
 
