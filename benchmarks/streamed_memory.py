@@ -3,7 +3,7 @@
     python benchmarks/streamed_memory.py
 
 makes a random checkpoint with that model's exact config (bfloat16, 2.47 GB), builds `specs/lolcats.yaml` on it, and transfers
-attention with `--stream` for a few steps on rows of 128 tokens, in a process of its own. The folder that takes about 3 GB, in
+attention with `--stream` for a few steps on rows of 128 tokens, in a separate process. The folder that takes about 3 GB, in
 $TMPDIR, is removed at the end. Exit code 1 above the bound.
 
 Measured: VmHWM, the most that was ever resident in the process, and the same less what was resident once everything was imported

@@ -33,7 +33,7 @@ class Tokens:
     call: tuple[Tokens, slice] | None = field(default=None, repr=False, compare=False)
 
     def cut(self, columns: slice) -> Tokens:
-        """Return some consecutive tokens, numbered as a call of their own."""
+        """Return some consecutive tokens, numbered as a separate call."""
         segment = self.segment
         if segment is not None:
             before = segment[:, columns.start - 1, None] if columns.start else 0
@@ -42,7 +42,7 @@ class Tokens:
         return Tokens(self.position[:, columns], segment, valid, index)
 
     def to(self, device: torch.device) -> Tokens:
-        """Return the same tokens on another device, with a cache of their own."""
+        """Return the same tokens on another device, with a separate cache."""
         segment, valid, index = (None if of is None else of.to(device) for of in (self.segment, self.valid, self.index))
         return Tokens(self.position.to(device), segment, valid, index)
 

@@ -121,7 +121,7 @@ SOURCE = (
 
 
 PARTS = (
-    "Python module or file (.py) with parts of your own, which is imported. Those of installed packages need no option. "
+    "Python module or file (.py) with your own parts, which is imported. Those of installed packages need no option. "
     "May be repeated."
 )
 
@@ -166,7 +166,7 @@ class TextDecoderAlone:
     )
 
     def check_text_only(self, source: object) -> None:
-        """Raise BuildError where there is no source whose text decoder could be used."""
+        """Raise BuildError if there is no source whose text decoder could be used."""
         if source is None and self.text_only:
             raise BuildError("--text-only is for a model with a source: name the source with --from")
 

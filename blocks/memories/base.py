@@ -131,7 +131,7 @@ class Memory(Part):
 
     @property
     def brings_values(self) -> tuple[str, ...]:
-        """The names of parameters from which the memory makes values of its own, beside those of tokens. Its answer is linear
+        """The names of parameters from which the memory makes further values beside those of tokens. Its answer is linear
         in both."""
         return ()
 
@@ -246,7 +246,7 @@ class Memory(Part):
         return ()
 
     def weighing(self, shape: Shape) -> Operation | None:
-        """Build the operation that computes its weight in the read; None if it has no weight of its own."""
+        """Build the operation that computes its weight in the read; None if it has no weight."""
         if self.weight is None or self.weight == "same":
             return None
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)

@@ -99,7 +99,7 @@ def run_code(options: CodeOptions) -> Listing:
     loaded = load_spec(options.spec, options.overrides)
     target = target_of(options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision)
     if target is None:
-        raise ComposerError(f"{loaded.name} has no sizes of its own, and a program has sizes: name a source, --from SOURCE.")
+        raise ComposerError(f"{loaded.name} has no sizes, which a program needs. Add a source: --from SOURCE.")
     device, dtype = device_type(options.device), options.dtype or target.dtype
     return code_of(resolve_spec(loaded, target.size), target.on, backend=options.backend, device=device, dtype=dtype)
 

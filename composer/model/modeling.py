@@ -132,7 +132,7 @@ class ComposedModel(ComposedPreTrainedModel):
         attention_mask: ``B S``, 1 for real tokens; its last T columns are this call's. position_ids: ``B T``; a real token begins a
         document, which never sees the one before, where its position is 0 or does not rise. cu_seqlens: ``N + 1`` bounds of the
         documents of one packed row; transformers' collators call them cu_seq_lens_q and cu_seq_lens_k. max_length_q, max_length_k:
-        upper bounds of their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError where two of these
+        upper bounds of their lengths. seq_idx: ``B T``, the number of each token's document. Raises ValueError if two of these
         contradict each other. return_dict: False returns a tuple.
         """
         output_attentions = passed.pop("output_attentions", None)
@@ -191,7 +191,7 @@ class ComposedModel(ComposedPreTrainedModel):
         passed = Passed(tokens, self.backend, below)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
-        # Hybrids' hosts have kinds of caches of their own, which they insist on where use_cache is True.
+        # Hybrids' hosts have their own kinds of caches, which they insist on where use_cache is True.
         cache = options[CACHE] = options.pop("cache")
         use_cache = cache is not None and not self.has_mixers
         masks = masks_of(passed) if self.has_mixers else None
@@ -205,7 +205,7 @@ class ComposedModel(ComposedPreTrainedModel):
     def _cache(self, past: Any, use_cache: bool | None) -> ComposedCache | None:
         if past is not None and not isinstance(past, ComposedCache):
             raise TypeError(
-                f"the cache is a {type(past).__name__}, and a composed model keeps states of its own: pass what this model "
+                f"the cache is a {type(past).__name__}, and a composed model has its own states: pass what this model "
                 "returned, ComposedCache(layers), or nothing. PEFT's prefix tuning and cartridges pass keys and values in a cache, "
                 "which a state cannot hold: use prompt tuning, P-tuning or LoRA"
             )
@@ -245,7 +245,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         return super().__call__(*arguments, **options)
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep memory of their own. Raises
+        """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep their own memory. Raises
         ValueError if the cache has seen all of the input."""
         answer = None
         check_continuation(arguments, options)

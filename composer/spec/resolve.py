@@ -53,7 +53,7 @@ class Resolved(Closed):
     heads: dict[Name, HeadSpec]
     layers: tuple[tuple[Group, ...], ...]
     trunk: TrunkSpec | None = Field(default=None, exclude_if=lambda trunk: trunk is None)
-    """Complete, too; only where the spec has one of its own."""
+    """Complete, too; only if the spec has its own trunk."""
     recipe: Recipe | None = Field(default=None)
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
     """Return the heads of a spec by name: ``head:`` is called head, and ``source`` is the source's own attention where layers name
     it.
 
-    Raises GraphError where another head is called head, too.
+    Raises GraphError if another head is called head, too.
     """
     heads = dict(spec.heads)
     if spec.head is not None:
@@ -118,9 +118,9 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
 
 
 def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False) -> Resolved:
-    """Write out everything that ``spec`` leaves to its source, or, where there is none, to the trunk of its own.
+    """Write out everything that ``spec`` leaves to its source, or, where there is none, to the spec's own trunk.
 
-    idle: accept parts without an effect, as ``checked_graph`` does. Raises GraphError where the result cannot mean anything.
+    idle: accept parts without an effect, as ``checked_graph`` does. Raises GraphError if the result cannot mean anything.
     """
     refuse_sweep(spec)
     dimensions, trunk = dimensions_and_trunk(spec, source)
@@ -171,7 +171,7 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
         return source, None
     if source is not None:
         raise GraphError(
-            "this spec has a trunk of its own, which the source's would contradict: build it from nothing (--fresh, without a "
+            "this spec has its own trunk, which the source's would contradict: build it from nothing (--fresh, without a "
             "source), or remove the trunk (--set trunk=null)",
             ("trunk",),
         )

@@ -150,7 +150,7 @@ def lora_config(student: ComposedForCausalLM, lora: Lora) -> LoraConfig:
 def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[str]:
     """The host's own names of the projections that a recipe calls q, k, v and o; some hosts have several of them in one.
 
-    Raises TrainingError where there is none.
+    Raises TrainingError if there is none.
     """
     name, attention = next(attentions(student))
     layer, names = name.rpartition(".")[2], []

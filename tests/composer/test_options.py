@@ -199,7 +199,7 @@ def test_the_help_of_the_command_has_the_descriptions() -> None:
     text = " ".join(CliRunner().invoke(app, ["cook", "--help"]).output.split())
     assert "Cook a meal. The pot is heated first." in text
     for name, described in options_of(CookOptions).items():
-        assert (described.description in text) != (option.is_hidden or name == "dish"), name
+        assert (described.description in text) != (described.is_hidden or name == "dish"), name
     assert "Name of the dish. On the command line, - reads it. It is cooked." in text
     assert "--style <boiled|fried>" in text
     assert "[default: 1k]" in text

@@ -221,5 +221,5 @@ def test_a_tokenizer_names_no_files_of_other_places(student: Path, tmp_path: Pat
     value: Any = str(tmp_path / "tokenizer.4.0.0.json")
     config = student / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {key: [value] if key.endswith("s") else value}))
-    with pytest.raises(ComposerError, match="expected files of its own folder alone"):
+    with pytest.raises(ComposerError, match="expected files of its folder only"):
         load_tokenizer(student, ComposerError, "no tokenizer")

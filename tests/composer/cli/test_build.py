@@ -130,7 +130,7 @@ def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> Non
     for arguments, message in (
         (
             [whole, "--from", teacher],
-            "whole.yaml:4:8  trunk: this spec has a trunk of its own, which the source's would contradict",
+            "whole.yaml:4:8  trunk: this spec has its own trunk, which the source's would contradict",
         ),
         (["lawcat", "--fresh"], "this spec has no `trunk` to build from random weights"),
         ([whole, "--fresh", "--from", teacher], "from a source (--from) or from nothing (--fresh), not both"),

@@ -84,7 +84,7 @@ def test_nothing_has_to_be_named_that_is_said_already(compose: Compose, here: Pa
     assert "Llama-3.2-1B" not in drawn
     assert "Llama-3.2-1B" in composer.draw("lolcats").svg
     refused = compose("show", "lolcats", "--code")
-    assert (refused.exit_code, "name a source, --from SOURCE" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "Add a source: --from SOURCE" in refused.stderr) == (2, True)
 
 
 def test_a_model_whose_record_is_gone(compose: Compose, here: Path) -> None:

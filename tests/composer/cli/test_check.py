@@ -211,7 +211,7 @@ def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teache
     assert "layers.yaml:4:15  layers[0].at: layer 7 is not there: the model has 2 layers" in result.stderr
     result = compose("check", "whole.yaml", "--from", teacher)
     assert result.exit_code == 2
-    assert "whole.yaml:4:8  trunk: this spec has a trunk of its own" in result.stderr
+    assert "whole.yaml:4:8  trunk: this spec has its own trunk" in result.stderr
 
 
 def test_mistakes_have_their_place_in_fields(compose: Compose) -> None:

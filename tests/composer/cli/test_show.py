@@ -148,7 +148,7 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
     assert json.loads(compose("show", "whole.yaml", "--fresh", "--json").stdout)["hash"] == resolved.hash
     for arguments, message in (
         (["lawcat", "--fresh"], "this spec has no `trunk`"),
-        (["whole.yaml", "--from", teacher], "whole.yaml:4:8  trunk: this spec has a trunk of its own"),
+        (["whole.yaml", "--from", teacher], "whole.yaml:4:8  trunk: this spec has its own trunk"),
         (["whole.yaml", "--from", teacher, "--fresh"], "not both"),
         (["ablations/lawcat-rope", "--expand", "--fresh", "-o", "x"], "excludes --from and --fresh"),
     ):
@@ -196,7 +196,7 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
 
 def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
     for arguments, message in (
-        (["lolcats", "--code"], "lolcats has no sizes of its own, and a program has sizes: name a source, --from SOURCE"),
+        (["lolcats", "--code"], "lolcats has no sizes, which a program needs. Add a source: --from SOURCE"),
         (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "name a variant, SWEEP:VARIANT, instead of --expand"),
         (["--code"], "no spec is named"),
         (["lolcats", "--from", teacher, "--backend", "torch"], "they need --code"),

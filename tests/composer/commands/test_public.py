@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "serve device": (lambda: composer.serve(TEACHER, device="tpu"), "tpu"),
     "show": (lambda: composer.show("nothing"), "nothing"),
     "show fresh": (lambda: composer.show("lawcat", TEACHER, fresh=True), "leave one out"),
-    "code": (lambda: composer.code("lawcat"), "name a source, `source=SOURCE`"),
+    "code": (lambda: composer.code("lawcat"), "Add a source: `source=SOURCE`"),
     "check": (lambda: composer.check("lawcat", "nowhere"), "nowhere"),
     "diff": (lambda: composer.diff("lawcat", "nothing"), "nothing"),
     "diff draw": (lambda: composer.diff("lawcat", "lola", draw="both.png"), "pictures are SVG"),

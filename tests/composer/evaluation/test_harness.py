@@ -165,7 +165,7 @@ def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path:
         return str(caught.value)
 
     assert 'no task "mime"; did you mean "mine"?' in message(lm_eval=("mime",), include_path=questions[0])
-    assert 'no task "arc_eazy"; did you mean "arc_easy"? Tasks of your own: --include-path' in message(lm_eval=("arc_eazy",))
+    assert 'no task "arc_eazy"; did you mean "arc_easy"? Your own tasks: --include-path' in message(lm_eval=("arc_eazy",))
     assert "is no folder" in message(lm_eval=("mine",), include_path=tmp_path / "nowhere")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "broken.yaml").write_text(YAML.replace("task: mine", "task: broken").replace("DATA", "nowhere.jsonl"))

@@ -175,7 +175,7 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
     [
         ({"text": "a", "tasks": "passkey"}, "`tasks` and `text` exclude each other"),
         ({"text": ""}, "tokens; expected at least 2"),
-        ({"tasks": "perplexity,text=x"}, "name a task that writes a text of its own"),
+        ({"tasks": "perplexity,text=x"}, "name a task that writes its own text"),
         ({"tasks": "passkey,recall"}, "tasks: passkey, recall; a model is looked at on one text at a time"),
         ({"tasks": ["passkey", "recall"]}, "tasks: passkey, recall; a model is looked at on one text at a time"),
         ({"tasks": ["paskey"]}, "did you mean"),

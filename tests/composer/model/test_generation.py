@@ -242,7 +242,7 @@ def test_state_bytes_are_what_the_cache_holds() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model, ids = student("lawcat"), tokens(1, 5)
-    with pytest.raises(TypeError, match="DynamicCache.*states of its own"):
+    with pytest.raises(TypeError, match="DynamicCache.*its own states"):
         model(ids, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="cache_implementation"):
         model.generate(ids, cache_implementation="static", **GREEDY)

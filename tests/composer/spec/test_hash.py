@@ -230,7 +230,7 @@ def test_a_resolved_document_is_complete_and_comes_back_from_json(name: str) -> 
     again = Resolved.model_validate_json(once.model_dump_json())
     assert again == once
     assert again.hash == once.hash
-    # Resolved again, as a spec of its own, against any source's rope, it says the same.
+    # Resolved again, as a separate spec, against any source's rope, it says the same.
     spec = {"compose": 1, "name": "y", "direction": once.direction, "heads": json.loads(once.model_dump_json())["heads"]}
     taken = [groups(**{group.head: group.heads for group in layer}) for layer in once.layers]
     spec["layers"] = [{"at": index, "use": use} for index, use in enumerate(taken)]

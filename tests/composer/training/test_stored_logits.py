@@ -194,7 +194,7 @@ def test_rows_that_are_not_stored_are_refused(folder: Path, tmp_path: Path) -> N
         ([], {"share": 0.5}, r"lacks .*\n  `share`: was 0\.2, now 0\.5"),
         (["recipe.rows=padded"], {}, "lacks .*The texts, or recipe.rows, are others than then"),
         (["recipe.finetune.temperature=1"], {}, "temperature is 1, and the logits in .* were written with 2"),
-        (["recipe.finetune.distill=0"], {}, r'does not learn from logits\. Set `overrides=\["recipe\.finetune\.distill=1"\]`'),
+        (["recipe.finetune.distill=0"], {}, r'does not learn from logits\. Add `overrides=\["recipe\.finetune\.distill=1"\]`'),
         ([], {"stage": "all"}, "attention transfer needs the teacher itself"),
         ([], {"teacher": folder / "wide"}, "replaces `teacher`"),
         ([], {"teacher_logits": folder}, f"has no {LOGITS}. Write one: `compose logits"),
