@@ -165,7 +165,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "a device": ([SWEEP, "--from", "teacher", *DATA, "--device", "abacus", "-o", "out"], 'no device "abacus"'),
     "jobs of a cluster": (
         [SWEEP, "--from", "teacher", *DATA, "--ray", "local", "--jobs", "2", "-o", "out"],
-        "leave one of them out",
+        "Remove one of the two options",
     ),
     "a stranger": ([SWEEP, "--from", "teacher", *DATA, "-o", "other"], "other holds no steps/.lock, so no ablation wrote it"),
     "a file there": ([SWEEP, "--from", "teacher", *DATA, "-o", "texts.jsonl"], "texts.jsonl is a file"),
