@@ -29,7 +29,6 @@ from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
 from composer.spec.layer_rules import SOURCE, Group, layers_of, named, unused_heads
-from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
@@ -58,7 +57,7 @@ class Resolved(Closed):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        check_layers(self)
+        _check_layers(self)
         return self
 
     @property
@@ -99,6 +98,25 @@ class Resolved(Closed):
     def shape(self, heads: int) -> Shape:
         """Return the shape of a group of ``heads`` query heads."""
         return replace(self.dimensions.shape(heads), both_ways=self.direction == "bidirectional")
+
+
+def _check_layers(resolved: Resolved) -> None:
+    """Raise ValueError unless the groups of each layer divide its heads, and all fields of memories are set."""
+    size = resolved.dimensions
+    if len(resolved.layers) != size.layers:
+        raise ValueError(f"has heads for {len(resolved.layers):,} layers, and the model has {size.layers:,}")
+    without = set(size.without_attention)
+    if any(bool(groups) == (layer in without) for layer, groups in enumerate(resolved.layers)):
+        raise ValueError("has heads for a layer without attention, or none for a layer with attention")
+    for layer in set(resolved.layers) - {()}:
+        if unknown := [group.head for group in layer if group.head not in resolved.heads]:
+            raise ValueError(f"has no head {unknown[0]}, which a layer names")
+        if any(group.heads * size.key_heads != group.key_heads * size.heads for group in layer):
+            raise ValueError("has a group of heads that splits a group of key heads")
+        if sum(group.heads for group in layer) != size.heads or len({group.head for group in layer}) < len(layer):
+            raise ValueError("has a layer whose groups are not its heads")
+    if any(memory.name is None or memory.position is None for head in resolved.heads.values() for memory in head.memory):
+        raise ValueError("has a memory that leaves its name or its position open")
 
 
 def heads_of(spec: Spec) -> dict[str, HeadSpec]:

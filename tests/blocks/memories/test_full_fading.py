@@ -137,7 +137,7 @@ def test_logits_grow_with_the_logarithm_of_the_position(form: str) -> None:
 def test_far_pairs_do_not_cost_near_ones_their_digits() -> None:
     """After 100,000 tokens of a steep gate, the decay between the last pairs is as exact in float32 as at the start."""
     part, steep = FADING, torch.full((1, 100_000, 1), -3.3)
-    from blocks.memories.fading import fading
+    from blocks.memories.full import fading
 
     left = fading(torch.zeros(1, 0, 1), steep, counted(1, 100_000)).left()
     assert left.dtype == torch.float32
