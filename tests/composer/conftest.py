@@ -15,6 +15,8 @@ import pytest
 import rich.console
 from matplotlib.figure import Figure
 
+from tests.composer.legible import kept_open
+
 HERE = Path(__file__).parent
 BLANKS = (HERE, HERE.parent / "evidence", HERE.parent / "test_python_page.py")
 BLANK = b"\x89PNG\r\n\x1a\n"
@@ -48,3 +50,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[rich.console.Console]:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
         yield screen
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the figures by the names of their files, still open."""
+    return kept_open(monkeypatch)

@@ -25,23 +25,7 @@ from converters.bounded import (
 )
 from converters.errors import ConfigError, ConverterError, WeightsError
 from converters.source import INDEX, SINGLE, open_source
-from tests.checkpoints import llama
-
-
-@pytest.fixture
-def single(tmp_path: Path) -> Path:
-    return llama(tmp_path / "single")
-
-
-@pytest.fixture
-def sharded(tmp_path: Path) -> Path:
-    return llama(tmp_path / "sharded", sharded=True)
-
-
-def refusal(folder: Path, kind: type[ConverterError]) -> str:
-    with pytest.raises(kind) as caught:
-        open_source(folder)
-    return str(caught.value)
+from tests.converters.conftest import refusal
 
 
 def refused(path: Path, most: int = 100) -> str:

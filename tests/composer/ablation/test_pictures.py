@@ -13,7 +13,7 @@ mpl.use("Agg")
 
 from composer.ablation.rendering import draw_all, grid_of
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from tests.composer.legible import assert_legible, kept_open
+from tests.composer.legible import assert_legible
 
 PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
 
@@ -42,12 +42,6 @@ def variant(size: Any, feature_map: str, **more: Any) -> VariantReport:
 def report(*variants: VariantReport) -> AblationReport:
     chosen = variants or tuple(variant(*pair) for pair in itertools.product(SIZES, MAPS))
     return AblationReport(request={}, columns=COLUMNS, variants=chosen, versions={}, state_length=64)
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the figures by the names of their files, still open."""
-    return kept_open(monkeypatch)
 
 
 @pytest.mark.parametrize("count", [3, 7])

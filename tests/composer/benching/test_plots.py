@@ -15,15 +15,9 @@ from composer.benching.rendering import pictures
 from composer.benching.report import BenchReport
 from composer.runs.report import write_pictures
 from tests.composer.benching.made_up import report
-from tests.composer.legible import assert_legible, kept_open
+from tests.composer.legible import assert_legible
 
 pytestmark = pytest.mark.drawn
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the figures by the names of their files, still open."""
-    return kept_open(monkeypatch)
 
 
 def draw(report: BenchReport, folder: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from composer.data.document import Document
 from composer.data.formats import TextDraft, TextPiece, alpaca_prompt, drafts, encode, form_of
 from composer.data.reading import DataRecord
 from composer.data.references import FileData
 from composer.errors import DataError
+from tests.composer.data.chats import document
 
 BOS, EOS = 1, 2
 TALK = [
@@ -23,16 +23,6 @@ TALK = [
     {"role": "user", "content": "his teacher"},
     {"role": "assistant", "content": " there was "},
 ]
-
-
-def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> Document:
-    (made,) = documents(fields, tokenizer, **options)
-    return made
-
-
-def documents(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[Document]:
-    made = drafts(DataRecord("here, record 1", fields), FileData(path="here", **options), tokenizer)
-    return [encode(document, tokenizer) for document in made]
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -17,7 +17,7 @@ from composer.evaluation.rendering import draw, tables
 from composer.evaluation.report import EvaluationCell, EvaluationReport, TaskIdentity, make_cell
 from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
-from tests.composer.legible import assert_legible, kept_open
+from tests.composer.legible import assert_legible
 
 pytestmark = pytest.mark.drawn
 
@@ -45,12 +45,6 @@ def report() -> EvaluationReport:
     cells.append(cell("one", "passkey,form=original", 128, failure="out of memory"))
     cells += [cell(label, "stories", length, losses=((1.0, 2.0), (3.0, 4.0))) for label in labels for length in (64, 128)]
     return EvaluationReport(setting=setting(models=facts, tasks=tasks, lengths=(64, 128)), batch_tokens=1, cells=tuple(cells))
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the figures by the names of their files, still open."""
-    return kept_open(monkeypatch)
 
 
 def test_a_legend_names_what_is_drawn(tmp_path: Path, figures: dict[str, Any]) -> None:

@@ -17,13 +17,6 @@ MODULE = importlib.import_module("blocks.recurrences.additive.chunked")
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use chunks of 4 and spans of 8, so that twenty tokens have every kind of boundary."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
-@pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the block length with which each span's chunks began."""
     answers, original = [], MODULE.block_of
@@ -34,13 +27,6 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(MODULE, "block_of", noted)
     return answers
-
-
-@pytest.fixture(params=["gradients written out", "gradients of PyTorch"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run both ways to compute gradients: the CPU's, and the one for chunks in parallel."""
-    if request.param == "gradients of PyTorch":
-        monkeypatch.setattr(MODULE, "derives_by_hand", lambda query: False)
 
 
 def longest(log_decay: Tensor) -> int:

@@ -19,20 +19,6 @@ from tests.blocks.support import assert_derivatives, close
 MODULE = importlib.import_module("blocks.recurrences.delta.chunked")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use chunks of 4 and spans of 8, so that twenty tokens have every kind of boundary."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
-@pytest.fixture(params=["gradients written out", "gradients of PyTorch"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run both ways to compute gradients: the CPU's, and the one for chunks in parallel."""
-    if request.param == "gradients of PyTorch":
-        monkeypatch.setattr(MODULE, "derives_by_hand", lambda query: False)
-
-
 def agree(problem: Problem, tolerance: float = 1e-10) -> None:
     """Check that outputs, last states and all gradients equal the definition's."""
     answers = []

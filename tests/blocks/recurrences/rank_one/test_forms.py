@@ -20,13 +20,6 @@ from tests.blocks.support import assert_derivatives, by_backend, close, owner, r
 MODULE = importlib.import_module("blocks.recurrences.rank_one.chunked")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use chunks of 4 and spans of 8, so that twenty tokens have every kind of boundary."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
 def agree(problem: Problem, form: Any = chunked, tolerance: float = 1e-10) -> None:
     """Check that outputs, last states and the gradients of all tensors equal the definition's."""
     answers = []

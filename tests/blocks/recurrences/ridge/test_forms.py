@@ -18,13 +18,6 @@ MODULE = importlib.import_module("blocks.recurrences.ridge.chunked")
 RANKS = ["none", "head"]
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use chunks of 4 and spans of 8, so that twenty tokens have every kind of boundary."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
 def with_squares(problem: Problem) -> Problem:
     """Return a state as sums of squares produce it: a symmetric G beside H."""
     rows = random(*problem.state.shape[:2], 7, problem.state.shape[2])
