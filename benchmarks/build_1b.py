@@ -4,7 +4,7 @@ against ``cp``.
     python benchmarks/build_1b.py --cache /some/large/disk
 
 makes a random checkpoint with that model's exact config (bfloat16, three files, 2.47 GB) in the cache folder, once, and builds
-from it next to it. Every build is a process of its own; seconds are counted after its imports. Copies and ``cp`` take turns,
+from it next to it. Every build is a separate process; seconds are counted after its imports. Copies and ``cp`` take turns,
 and both end with an fsync of every file. Results go to ``benchmarks/results/build_1b.json``; ``--clean`` removes the checkpoint.
 """
 

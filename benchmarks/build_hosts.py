@@ -4,7 +4,7 @@
 
 makes random checkpoints (bfloat16, files of at most 1 GB) with the configs of Qwen3-0.6B, of Gemma-3-1B and of two layers of
 Mixtral-8x7B with four experts in the cache folder, once, and headers of Qwen3-8B with nothing behind them (sparse files). Every
-build is a process of its own; seconds are counted after its imports, that of transformers' module of the family among them, and the
+build is a separate process; seconds are counted after its imports, that of transformers' module of the family among them, and the
 imports are counted beside. Results go to ``benchmarks/results/build_hosts.json``.
 """
 

@@ -32,6 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import composer
 from blocks.flow import Tokens
+from composer.benching.memory import resident
 from composer.model.heads import ComposedHeads
 
 RESULTS = Path(__file__).parent / "results"
@@ -165,19 +166,11 @@ def decode(names: list[str], length: int, steps: int = 200) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def resident(field: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at its highest."""
-    return 1024 * int(re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
-
-
 def peak(name: str, way: str, length: int) -> int:
     """Bytes above what is resident before one run, in this process; a short run before it loads what has to be loaded."""
     (module, run), given = contestant(name), inputs(length)
     passed(module, run, inputs(2 * WINDOW), way)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
-    before = resident("VmRSS")
-    passed(module, run, given, way)
-    return resident("VmHWM") - before
+    return resident(lambda: passed(module, run, given, way), 0)[1]
 
 
 def in_its_own_process(name: str, length: int, way: str) -> int:

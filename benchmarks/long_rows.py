@@ -67,7 +67,7 @@ def measure(spec: str, tokens: int, processes: int) -> None:
 
 
 def measured(spec: str, tokens: int, processes: int) -> dict[str, float]:
-    """The same in processes of their own."""
+    """The same in separate processes."""
     words = [
         sys.executable,
         *(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []),

@@ -2,10 +2,10 @@
 
     .venv-vllm/bin/python benchmarks/serving.py STUDENT TEACHER [--prompt 512] [--new 128] [--requests 32] [--mixed] [--repeats 3]
 
-It needs the environment of ``make serve-test``. Each figure is the best of all repeats, after one that is not counted, in a process
-of its own with one thread. Tokens a second are of new tokens and of the processor's time, which other work on the machine changes
-little. With ``--mixed`` the prompts have from half of ``--prompt`` to one and a half times as many tokens, and one batch of
-``generate`` is padded to the longest. Peak memory is of the whole process; vLLM takes 4 GiB for its cache at once.
+It needs the environment of ``make serve-test``. Each figure is the best of all repeats, after one that is not counted, in a
+separate process with one thread. Tokens a second are of new tokens and of the processor's time, which other work on the machine
+changes little. With ``--mixed`` the prompts have from half of ``--prompt`` to one and a half times as many tokens, and one
+batch of ``generate`` is padded to the longest. Peak memory is of the whole process; vLLM takes 4 GiB for its cache at once.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _timed(run: Any) -> float:
 
 
 def main() -> None:
-    """Measure, in processes of their own, and print a table."""
+    """Measure, in separate processes, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("student")
     parser.add_argument("teacher")

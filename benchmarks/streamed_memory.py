@@ -3,7 +3,7 @@
     python benchmarks/streamed_memory.py
 
 makes a random checkpoint with that model's exact config (bfloat16, 2.47 GB), builds `specs/lolcats.yaml` on it, and transfers
-attention with `--stream` for a few steps on rows of 128 tokens, in a process of its own. The folder that takes about 3 GB, in
+attention with `--stream` for a few steps on rows of 128 tokens, in a separate process. The folder that takes about 3 GB, in
 $TMPDIR, is removed at the end. Exit code 1 above the bound.
 
 Measured: VmHWM, the most that was ever resident in the process, and the same less what was resident once everything was imported
@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -67,11 +66,6 @@ def make_inputs(folder: Path) -> None:
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
 
 
-def resident(field: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at its highest."""
-    return 1024 * int(re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
-
-
 def transfer(folder: Path) -> dict[str, Any]:
     """Run in this process, for the parent process."""
     import matplotlib.pyplot  # noqa: F401 - imported by the run, which is not to pay for it
@@ -79,6 +73,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     import torch.utils.tensorboard
     from transformers import AutoTokenizer
 
+    from composer.benching.memory import bytes_of
     from composer.training.distill import distill
     from composer.training.run import TrainingOptions
     from composer.training.spill import TOKENS
@@ -88,7 +83,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     AutoTokenizer.from_pretrained(folder / "source", trust_remote_code=False)
     small = torch.ones(256, 256, requires_grad=True)
     (small @ small).sum().backward()
-    imported, began = resident("VmRSS"), time.perf_counter()
+    imported, began = bytes_of("VmRSS"), time.perf_counter()
     overrides = ["sequence=128", "transfer.epochs=null", f"transfer.steps={STEPS}", f"transfer.batch={BATCH}"]
     report = distill(
         read_student(folder / "model", [f"recipe.{setting}" for setting in overrides]),
@@ -99,7 +94,7 @@ def transfer(folder: Path) -> dict[str, Any]:
     return {
         "seconds": time.perf_counter() - began,
         "resident_after_imports": imported,
-        "peak": resident("VmHWM"),
+        "peak": bytes_of("VmHWM"),
         "walked_at_once": TOKENS,
         "after": report.stages[0].after,
     }

@@ -26,7 +26,7 @@ class Attended:
     """The attention of a teacher's heads to the pairs of one memory, at Q query tokens of each row.
 
     held: which pairs the memory holds. weights: the teacher's attention weights on these pairs, 0 elsewhere. outside: its weight on
-    all other pairs. age: tokens since a pair entered the memory. share: the memory's current share in the output of its own head.
+    all other pairs. age: tokens since a pair entered the memory. share: the memory's current share in the output of its head.
     balanced: whether the head learns a weight between this memory and others, so that the memory can have any share; None if their
     masses have no common denominator, so that shares do not depend on the feature map. query, key: the inputs of the memory's
     feature map. decay: the natural logarithm of the memory's mean decay per token; both are None without a feature map, and before

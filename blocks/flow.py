@@ -38,7 +38,7 @@ class Tokens:
     coordinates: Int[Tensor, "B T 3"] | None = None
 
     def cut(self, columns: slice) -> Tokens:
-        """Return some consecutive tokens, numbered as a call of their own."""
+        """Return some consecutive tokens, numbered as a separate call."""
         segment = self.segment
         if segment is not None:
             before = segment[:, columns.start - 1, None] if columns.start else 0

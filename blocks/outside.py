@@ -164,12 +164,12 @@ def _register_file(path: Path, shown: str) -> None:
 
 
 def _register_module(module: ModuleType, origin: PartOrigin) -> None:
-    """Register the public parts and patterns of a module. Raises RegistrationError where it has none, or one is incomplete."""
+    """Register the public parts and patterns of a module. Raises RegistrationError if it has none, or one is incomplete."""
     from blocks.catalogue import CATALOGUE, PATTERNS
 
     parts = [part for part in _public(module) if _is_new(part, CATALOGUE.values())]
     if not parts:
-        raise RegistrationError(f"{origin} has no parts. Expected public classes that extend a part and have a `kind` of their own")
+        raise RegistrationError(f"{origin} has no parts. Expected public classes that extend a part and have their own `kind`")
     add_parts(parts, CATALOGUE)
     _add_patterns(module, PATTERNS)
     for part in parts:

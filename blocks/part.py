@@ -87,7 +87,7 @@ class Part(Closed):
 
     if TYPE_CHECKING:
         kind: Any = ""
-        """Its name in a spec: a field of each part, of a type of its own."""
+        """Its name in a spec: a field of each part with its own type."""
     role: ClassVar[str]
     equation: ClassVar[str]
     source: ClassVar[str]

@@ -120,7 +120,7 @@ def add_parts(parts: Iterable[type[Part]], roles: Mapping[str, Role]) -> None:
 
 
 def _role_of(part: type[Part], roles: Mapping[str, Role]) -> Role:
-    """Return the role of a part from outside. Raises RegistrationError where it lacks what every part has."""
+    """Return the role of a part from outside. Raises RegistrationError if it lacks what every part has."""
     missing = [name for name in ("role", "equation", "source") if not isinstance(getattr(part, name, None), str)]
     if missing:
         raise RegistrationError(f"{part.__qualname__} has no `{missing[0]}`; expected a ClassVar[str] of this name")

@@ -32,7 +32,7 @@ class Copies(Part):
     source: ClassVar[str] = "Ainslie et al. 2023, arXiv:2305.13245, section 2.1, the other way round"
     kind: Literal["copies"] = "copies"
     inputs: Annotated[tuple[KeyOrValue, ...], Field(min_length=1)] = ("k", "v")
-    """What each query head has of its own; of the other it has the shared one's, as many times."""
+    """Which tensors are separate for each query head. The other tensors are shared and repeated for each."""
 
     @field_validator("inputs")
     @classmethod

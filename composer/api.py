@@ -296,7 +296,7 @@ def load(
     """Return a built model, in evaluation mode. Unlike ``from_pretrained`` it refuses a folder that lacks a parameter.
 
     - backend: which forms run its heads: auto (each part's fastest), reference, torch, fla, triton, or another that a part has.
-    - parts: Python modules or files (.py) with parts of your own. Those of installed packages need no option.
+    - parts: Python modules or files (.py) with your own parts. Those of installed packages need no option.
     """
     use_parts(parts)
     dtype = named_dtype(dtype, BuildError)
@@ -312,7 +312,7 @@ def _written(name: str, done: int, total: int) -> BarUpdate:
 
 
 def check_origin(source: object, fresh: bool, revision: str | None) -> None:
-    """Raise BuildError where options of a source contradict each other."""
+    """Raise BuildError if options of a source contradict each other."""
     if source is not None and fresh:
         raise BuildError("a model is built from a source (--from) or from nothing (--fresh), not both: leave one of them out")
     if source is None and not fresh:

@@ -46,7 +46,7 @@ def check_known(option: str, word: str, known: Iterable[str], refusal: type[Comp
 
 
 def named_dtype(dtype: object, refusal: type[ComposerError] = ComposerError) -> Dtype | None:
-    """Return a type of weights by its name; ``torch.bfloat16`` is ``bfloat16``, too. Raises ``refusal`` where there is no such
+    """Return a type of weights by its name; ``torch.bfloat16`` is ``bfloat16``, too. Raises ``refusal`` if there is no such
     type."""
     if dtype is None:
         return None

@@ -15,7 +15,7 @@ from composer.errors import BuildError, ComposerError
 from converters.bounded import brief, shortened
 
 ALLOCATION = "allocate memory|out of memory|size calculation overflowed|multiplication overflow|STATUS_ALLOC_FAILED"
-"""Messages of PyTorch where memory has run out: on a CPU, and in CUDA's libraries, that error has no class of its own."""
+"""Messages of PyTorch where memory has run out: on a CPU, and in CUDA's libraries, this error has no separate class."""
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
@@ -95,7 +95,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def room(refusal: Callable[[], Exception] = NoRoom) -> Iterator[None]:
-    """For the block, raises what ``refusal`` makes where memory runs out; other errors pass."""
+    """For the block, raises what ``refusal`` makes if memory runs out; other errors pass."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's error is a RuntimeError
@@ -113,14 +113,14 @@ def room_for(
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Raise BuildError, before anything is allocated, where memory does not suffice for ``needed`` bytes."""
+    """Raise BuildError, before anything is allocated, if memory does not suffice for ``needed`` bytes."""
     free = free_memory()
     if needed > free:
         raise BuildError(f"Not enough memory for {what}: it needs {needed:,} bytes, and {free:,} are free.")
 
 
 def free_memory() -> int:
-    """Bytes that this process may still allocate: of the machine, of its control group, and of its own limit."""
+    """Bytes that this process may still allocate: of the machine, of its control group, and of its limit."""
     import psutil
 
     rooms = [psutil.virtual_memory().available + psutil.swap_memory().free, _left_in_group()]

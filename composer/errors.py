@@ -125,7 +125,7 @@ class PushError(ComposerError):
 
 
 class ExportError(ComposerError):
-    """A model cannot be written out as a file of its own."""
+    """A model cannot be exported as a Python file."""
 
 
 class TaskError(ComposerError):

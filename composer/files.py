@@ -117,7 +117,7 @@ def failing_as(refusal: Callable[[str], Exception], failed: str, mend: str = "")
 
 
 def read_text_file(path: Path, refusal: Callable[[str], Exception], most: int, named: str = "") -> str:
-    """Return the text of a regular file in UTF-8, with each end of a line as "\n". Raises ``refusal`` where it cannot be read, or
+    """Return the text of a regular file in UTF-8, with each end of a line as "\n". Raises ``refusal`` if it cannot be read, or
     has more than ``most`` bytes. named: what messages call it."""
     try:
         text = read_bytes(path, most).decode("utf-8-sig")

@@ -124,7 +124,7 @@ def argument(
 def options_class(cls: type[Options]) -> type[Options]:
     """Make a frozen pydantic dataclass of declared options.
 
-    Its ``error`` is the class of errors, and its ``check`` method, where it has one, raises such an error where values contradict
+    Its ``error`` is the class of errors, and its ``check`` method, where it has one, raises such an error if values contradict
     each other. Messages name options as the command line does (``--held-out-rows``); ``function_of`` writes them as parameters.
     """
     declared = {name: value for name, value in vars(cls).items() if isinstance(value, Option)}

@@ -147,7 +147,7 @@ def by_powers(axis: Any, *, most: float = 1) -> None:
 
 
 def plain_minor(most: float = 1, few: float = 0.4) -> Any:
-    """Labels of a logarithmic axis between its powers of ten, in digits of their own: 0.55 and not 6e-01.
+    """Labels of a logarithmic axis between its powers of ten, as plain digits: 0.55 and not 6e-01.
 
     most, few: as matplotlib's ``minor_thresholds``: no labels over more decades than ``most``, all of them over fewer than ``few``.
     """

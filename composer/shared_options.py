@@ -121,7 +121,7 @@ SOURCE = (
 
 
 PARTS = (
-    "Python module or file (.py) with parts of your own, which is imported. Those of installed packages need no option. "
+    "Python module or file (.py) with your own parts, which is imported. Those of installed packages need no option. "
     "May be repeated."
 )
 

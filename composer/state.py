@@ -40,7 +40,7 @@ def read_state(
 
     remedy: what the user can do about a damaged file, one or more sentences. most: the largest size of the file in bytes.
 
-    Raises FileNotFoundError where the file does not exist, and ``refusal`` where it cannot be read or does not match the schema.
+    Raises FileNotFoundError if the file does not exist, and ``refusal`` where it cannot be read or does not match the schema.
     """
     return _parsed(_contents(path, refusal, remedy, most), schema, str(path), refusal, remedy)
 
@@ -49,7 +49,7 @@ def read_log(path: Path, schema: type[StateKind], refusal: type[ComposerError], 
     """Return the lines of a log; none where the file does not exist.
 
     Each write ends with a line feed, so text after the last line feed is a write that was interrupted. It is ignored. Raises
-    ``refusal`` where the log cannot be read or another line does not match the schema.
+    ``refusal`` if the log cannot be read or another line does not match the schema.
     """
     try:
         contents = _contents(path, refusal, remedy, MOST_LOG)

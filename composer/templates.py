@@ -10,7 +10,7 @@ this process could stop it. So it happens in a child that the system ends:
 
 The child is started once, with the first template, and serves every later one. It is started as a new program, not forked, as torch
 may have threads here, and runs the file ``composer/template_worker.py`` alone. It ends with this process: when its input is closed,
-or, in the middle of a template, when its time is over. A process that was forked from this one starts a child of its own.
+or, in the middle of a template, when its time is over. A process that was forked from this one starts another child.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Worker:
             self.process.stdin.close()
 
     def ask(self, template: str, request: bytes) -> dict[str, Any]:
-        """Its answer. Raises OSError or ValueError where it has ended."""
+        """Its answer. Raises OSError or ValueError if it has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         program = b"null" if template == self.template else json.dumps(template).encode()
@@ -128,7 +128,7 @@ class _Client:
         self.worker: _Worker | None = None
 
     def ask(self, template: str, request: bytes) -> dict[str, Any]:
-        """Return the child's answer. Raises TemplateError where the system ended the child."""
+        """Return the child's answer. Raises TemplateError if the system ended the child."""
         with self.lock:
             self.worker = self.worker or _start()
             try:

@@ -75,14 +75,14 @@ def code_in_adapter(config: Mapping[str, Any]) -> str | None:
 
 
 def check_named_files(folder: Path, refusal: type[ComposerError]) -> None:
-    """Raise ``refusal`` where a tokenizer's config names a file outside of its folder, which transformers would open."""
+    """Raise ``refusal`` if a tokenizer's config names a file outside of its folder, which transformers would open."""
     config = _json(folder / TOKENIZER_CONFIG)
     listed = config.get("fast_tokenizer_files")
     outside = [name for name in listed if not is_name(str(name))] if isinstance(listed, list) else []
     if not (folder / "tokenizer.json").exists():  # else transformers ignores the others
         outside += [name for key, name in config.items() if key.endswith("_file") and name is not None and not is_name(str(name))]
     if outside:
-        raise refusal(f"{folder / TOKENIZER_CONFIG} names {brief(outside[0])}; expected files of its own folder alone")
+        raise refusal(f"{folder / TOKENIZER_CONFIG} names {brief(outside[0])}; expected files of its folder only")
 
 
 def load_tokenizer(folder: Path, refusal: type[ComposerError], problem: str) -> PreTrainedTokenizerBase:

@@ -67,7 +67,7 @@ def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
     """Return the names in a folder that match any of the patterns, sorted: files, and links whatever their targets.
 
     A pattern ``inside/*`` matches names in the subfolder ``inside``. Folders are left out, unless their names have a suffix, as
-    ``tokenizer.json`` has: a file of that name is expected. Raises OSError where a folder cannot be listed.
+    ``tokenizer.json`` has: a file of that name is expected. Raises OSError if a folder cannot be listed.
     """
     names: set[str] = set()
     for pattern in patterns:
@@ -83,7 +83,7 @@ def files_matching(folder: Path, patterns: Iterable[str]) -> list[str]:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return all of a regular file. Raises OSError, also where it has more than ``most`` bytes."""
+    """Return all of a regular file. Raises OSError, also if it has more than ``most`` bytes."""
     with opened(path) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
@@ -102,7 +102,7 @@ def read_json(path: Path, most: int) -> Any:
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """pairs: converts the keys and values of a mapping. Raises ValueError, also where it is nested too deep, and for text with a
+    """pairs: converts the keys and values of a mapping. Raises ValueError, also if it is nested too deep, and for text with a
     lone surrogate, which no encoding has."""
     try:
         value = json.loads(text, object_pairs_hook=pairs)

@@ -1,4 +1,4 @@
-"""Models of this project: Llama's names and keys, those of what a trunk of our own may have, and parameters of composed heads."""
+"""Models of this project: Llama's names and keys, further fields of this project's trunks, and parameters of composed heads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORD = "composition.json"
 """The file beside the weights that records their origin."""
 
 EXPORT = "export.json"
-"""The record of an exported model, beside its weights. Its config names a class in a Python file of its own."""
+"""The record of an exported model, beside its weights. Its config names a class in its Python file."""
 
 SPEC_FILE = "spec.yaml"
 """The spec in an export, and in a repository of the Hub that has a spec alone."""
@@ -40,7 +40,7 @@ TRUNK_KEYS: Mapping[str, str] = {
     "residual_dropout": "dropout",
     "labels": "labels",
 }
-"""Keys of our own for what Llama's config has no key for, each with its field of ``Trunk``. A key is left out at Llama's value."""
+"""Keys for fields that Llama's config lacks, each with its field of ``Trunk``. A key is left out at Llama's value."""
 
 _NORMS = ("model.layers.{i}.input_layernorm.bias", "model.layers.{i}.post_attention_layernorm.bias", "model.norm.bias")
 NAMES = {**LLAMA.names, **{name: name for name in (*_NORMS, POSITIONS, CLASSIFIER, COMPOSED)}}

@@ -93,7 +93,7 @@ def is_gguf(name: str) -> bool:
 
 
 def read_gguf(file: Path) -> GgufHeader:
-    """Read and check the header of a GGUF file. Raises WeightsError, also where the package ``gguf`` is not installed."""
+    """Read and check the header of a GGUF file. Raises WeightsError, also if the package ``gguf`` is not installed."""
     try:
         with opened(file) as stream:
             return _read(file, stream)
@@ -140,7 +140,7 @@ class _Reader:
     elements: int = 0
 
     def take(self, count: int) -> bytes:
-        """Read so many bytes. Raises WeightsError where the header would be longer than the limit, or the file ends before."""
+        """Read so many bytes. Raises WeightsError if the header would be longer than the limit, or the file ends before."""
         if count > self.end - self.stream.tell():
             if self.end < self.size:
                 raise WeightsError(f"{self.file} has a header of more than {MOST_HEADER:,} bytes, the most that are read.")
@@ -206,7 +206,7 @@ def _skip_list(reader: _Reader, key: str) -> int:
 
 
 def _check_lists(reader: _Reader, lists: Mapping[str, int], tensors: Iterable[GgufTensor]) -> None:
-    """Raise WeightsError where a list is longer than the model can need: a vocabulary has no more tokens than embeddings."""
+    """Raise WeightsError if a list is longer than the model can need: a vocabulary has no more tokens than embeddings."""
     embeddings = next((tensor.shape[0] for tensor in tensors if tensor.name == EMBEDDING), 0)
     for key, count in lists.items():
         most = MOST_VALUES

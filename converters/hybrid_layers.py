@@ -98,7 +98,7 @@ HYBRIDS: Mapping[str, Callable[[Config, int], list[bool]]] = {
 def layers_without_attention(model_type: str, config: Config, layers: int) -> tuple[int, ...]:
     """Return the layers that have no softmax attention; none for a family that is no hybrid.
 
-    Raises ConfigError for types of layers that are unknown, or not one a layer, and where no layer has attention.
+    Raises ConfigError for types of layers that are unknown, or not one a layer, and if no layer has attention.
     """
     if model_type not in HYBRIDS:
         return ()

@@ -22,7 +22,7 @@ TEXT = "text_config"
 
 
 def check_unpackable(kind: str, where: object) -> None:
-    """Raise ConfigError where transformers cannot unpack this kind of quantisation here. where: the model, for messages."""
+    """Raise ConfigError if transformers cannot unpack this kind of quantisation here. where: the model, for messages."""
     if kind not in PACKAGES:
         raise ConfigError(
             f"{where} is quantised ({kind}), and transformers does not unpack such weights on a CPU. Build from the checkpoint "

@@ -27,7 +27,7 @@ OLD_NAMES: Mapping[str, tuple[str, ...]] = {"phi3": ("su", "yarn")}
 
 
 def check_rotary(model_type: str, config: Config, head_dim: int) -> None:
-    """Raise ConfigError where transformers cannot compute the rotary positions of this config.
+    """Raise ConfigError if transformers cannot compute the rotary positions of this config.
 
     head_dim: numbers of a query head.
     """

@@ -37,7 +37,7 @@ PARTS = "<tr><th>part</th><th>kind</th><th>computes</th><th>source</th></tr>"
 SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])")
 """Where a new sentence starts."""
 HEAD = """<p>Every spec that ships with this project. <code>compose build NAME --from SOURCE</code> builds a model of it, and
-<code>compose new mine --like NAME</code> copies it into a file of your own. Pictures have the sizes of Llama-3.2-1B
+<code>compose new mine --like NAME</code> copies it into your own file. Pictures have the sizes of Llama-3.2-1B
 (<code>compose draw NAME --from SOURCE</code>: other sizes); states are those of one text, in float32. Measurements are of students
 of the small teacher, with three seeds each, where <a href="../evidence.md">the evidence</a> has runs of the same heads: shares of
 right answers, perplexities and other named figures, mean ± standard deviation.</p>

@@ -46,7 +46,7 @@ def run_missing(
 
 def make(folder: Path, command: str, tell: Listener) -> None:
     """Makes a teacher that does not ship with the project. Does nothing where ``config.json``, the command's last file, exists.
-    Raises ComposerError where the command fails."""
+    Raises ComposerError if the command fails."""
     if (folder / "config.json").is_file():
         return
     tell(f"{folder}: {command}")
@@ -71,7 +71,7 @@ def missing_runs(experiment: Experiment, kept: Path = KEPT) -> dict[tuple[str, i
 def _requests(
     experiment: Experiment, missing: dict[tuple[str, int], str], work: Path, workers: StartWorkers, tell: Listener, device: str
 ) -> Iterator[tuple[Request, dict[tuple[str, int], str]]]:
-    """The requests for the missing runs: one, or one a seed where each seed has a source of its own."""
+    """The requests for the missing runs: one, or one a seed if each seed has its own source."""
     if not missing:
         return
     request = replace(experiment.request, device=device)

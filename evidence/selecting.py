@@ -124,7 +124,7 @@ def chosen(setting: Setting, seed: int, kept: Path = KEPT) -> dict[str, tuple[in
 
 
 def trained(setting: Setting, seed: int, work: Path, kept: Path = KEPT) -> Experiment:
-    """The ablation of one seed's choices, whose specs it writes. Raises ComposerError where nothing has been chosen."""
+    """The ablation of one seed's choices, whose specs it writes. Raises ComposerError if nothing has been chosen."""
     layers = chosen(setting, seed, kept)
     if layers is None:
         raise ComposerError(f"{NAME}: no layers are chosen with seed {seed}: python -m evidence --only {NAME}")

@@ -34,7 +34,7 @@ LLAMA3_ROPE = {
 
 
 def llama_model(*, seed: int = 0, dtype: str = "float32", **config: Any) -> LlamaForCausalLM:
-    """A tiny Llama with random weights, biases and norms included, so that a lost one shows."""
+    """A tiny Llama with random weights, biases and norms, so that a missing tensor changes the output."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **config}))
     with torch.no_grad():
@@ -50,9 +50,8 @@ _STATES: dict[str, torch.Tensor] = {}
 
 
 def llama(folder: Path, *, sharded: bool = False, seed: int = 0, dtype: str = "float32", **config: Any) -> Path:
-    """A tiny checkpoint with the small files of a tokenizer; ``sharded`` cuts it into several files.
-
-    Built once for all who want the same. Each has files of its own, and goes on with the random numbers behind it.
+    """Return a tiny checkpoint with the small files of a tokenizer. ``sharded`` splits it into several files. It is built once
+    and copied. The random state afterwards is the same as after a build.
     """
     name = hashlib.sha256(repr((sharded, seed, dtype, sorted(config.items()))).encode()).hexdigest()
     written = Path(_WRITTEN.name, name)
@@ -71,14 +70,14 @@ def _write(folder: Path, sharded: bool, model: LlamaForCausalLM) -> None:
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    """Sets keys of config.json; a key set to ``...`` is removed."""
+    """Set keys of config.json. The value ``...`` removes a key."""
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
 
 
 def edit_header(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes the header of a safetensors file in place, whatever that makes of it."""
+    """Replace the header of a safetensors file in place, even by an invalid one."""
     content = file.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
@@ -88,7 +87,7 @@ def edit_header(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def edit_tensors(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Loads the tensors of a file, changes them, and writes it again."""
+    """Load the tensors of a file, change them, and write it again."""
     from safetensors.torch import load_file, save_file
 
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
@@ -98,7 +97,7 @@ def edit_tensors(file: Path, change: Callable[[dict[str, torch.Tensor]], object]
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
-    """Contents and time stamp of every file in a folder."""
+    """Return the contents and the time stamp of every file in a folder."""
     return {
         path.relative_to(folder).as_posix(): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))

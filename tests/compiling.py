@@ -1,7 +1,6 @@
-"""Triton kernels built for GPUs that are not there, and what they take of one.
-
-``built`` asks a process of its own, where kernels are kernels: in the tests' processes they are the interpreter's. What Triton has
-built stays beside pytest's own cache until it would be built differently, so that a kernel that nobody has touched is built once.
+"""Triton kernels compiled for GPUs that this machine does not have, and their use of resources. ``built`` runs in another
+process, since Triton is interpreted in the processes of tests. Compiled kernels are cached beside pytest's cache, so an
+unchanged kernel compiles once.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ MEASURED = re.compile(r"REG:(?P<registers>\d+) .*?STACK:(?P<stack>\d+)")
 
 @dataclass(frozen=True)
 class Build:
-    """A kernel and what it is built for.
-
-    kernel: "MODULE:NAME". signature: the types of its arguments, as Triton writes them ("*fp32", "i32", "fp32"). constants: the
-    values of its constexpr arguments. options: num_warps, num_stages.
+    """A kernel and its launch. kernel: "MODULE:NAME". signature: the types of its arguments as Triton writes them ("*fp32",
+    "i32", "fp32"). constants: the values of its constexpr arguments. options: num_warps, num_stages.
     """
 
     kernel: str
@@ -52,8 +49,9 @@ class Build:
 
 @dataclass(frozen=True)
 class Built:
-    """What a program of it takes. registers: of a thread; stack: bytes that it spills; shared: bytes of shared memory; tf32:
-    whether a product rounds float32 to TF32."""
+    """The resources of a compiled kernel. registers: per thread. stack: spilled bytes. shared: bytes of shared memory. tf32:
+    whether a product rounds float32 to TF32.
+    """
 
     kernel: str
     capability: int
@@ -64,23 +62,26 @@ class Built:
 
 
 def built(builds: Iterable[Build], capabilities: Iterable[int] = CAPABILITIES) -> list[Built]:
-    """Each kernel built for each capability, printed. Raises AssertionError with the compiler's words where one cannot be."""
-    asked = json.dumps({"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]})
-    said = printed_behind(COMPILER, f"from tests.compiling import print_built\nprint_built({asked!r})")
-    found = [Built(**one) for one in json.loads(said)]
-    for one in found:
-        print(one)
-    return found
+    """Compile each kernel for each capability and print the result. Raises AssertionError with the compiler's message if it
+    fails.
+    """
+    request = json.dumps({"capabilities": [*capabilities], "builds": [asdict(build) for build in builds]})
+    output = printed_behind(COMPILER, f"from tests.compiling import print_built\nprint_built({request!r})")
+    kernels = [Built(**kernels) for kernels in json.loads(output)]
+    for kernel in kernels:
+        print(kernel)
+    return kernels
 
 
 def operations_alone() -> None:
-    """Import fla without the models that it brings along, which take many times as long as all of its operations, and without
-    torch's compiler, which it asks for some activations that no form here uses."""
+    """Import fla without its models, which take much longer than its operations, and without torch.compile, which it uses for
+    some activations that no form here needs.
+    """
     models = {name: None for name in ("fla.layers", "fla.models") if name not in sys.modules}
     sys.modules.update(models)  # pyright: ignore - None is how Python is told that there is no such module
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "compile", lambda function=None, **_: function or (lambda one: one))
+            patch.setattr(torch, "compile", lambda function=None, **_: function or (lambda function: function))
             importlib.import_module("fla")
             importlib.import_module("fla.ops")
     finally:
@@ -108,14 +109,14 @@ def _built(build: Mapping[str, Any], capability: int) -> Built:
         file.write(compiled.asm["cubin"])
         file.flush()
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        said = subprocess.run((tool, "--dump-resource-usage", file.name), capture_output=True, text=True, check=True).stdout
-    measured = MEASURED.search(said)
-    assert measured, said
+        output = subprocess.run((tool, "--dump-resource-usage", file.name), capture_output=True, text=True, check=True).stdout
+    measured = MEASURED.search(output)
+    assert measured, output
     taken = {name: int(value) for name, value in measured.groupdict().items()}
     return Built(build["kernel"], capability, **taken, shared=compiled.metadata.shared, tf32=".tf32" in compiled.asm["ptx"])
 
 
-def print_built(asked: str) -> None:
-    """What has been built, as JSON, of what ``built`` asks for, as JSON."""
-    wanted = json.loads(asked)
+def print_built(request: str) -> None:
+    """Print the results for the JSON request of ``built`` as JSON."""
+    wanted = json.loads(request)
     print(json.dumps([asdict(_built(build, capability)) for build in wanted["builds"] for capability in wanted["capabilities"]]))

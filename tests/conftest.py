@@ -61,7 +61,7 @@ settings.load_profile("tests")
 
 
 def _not_waited_for(descriptor: int) -> None:
-    """In the place of ``os.fsync``: whether bytes are on the disk shows when the power fails, and waiting for it takes minutes."""
+    """Replace ``os.fsync``, which takes minutes in all tests. Its effect would only show after a power failure."""
     os.fstat(descriptor)
 
 
@@ -70,14 +70,15 @@ os.fsync = _not_waited_for
 
 @pytest.fixture(scope="module")
 def frozen() -> None:
-    """What is there by now is looked through no more: benches collect garbage between their runs, and a worker has much of it."""
+    """Exclude existing objects from garbage collection, since benches collect between their runs and a worker has many objects."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def first_configuration() -> Iterator[None]:
-    """On a GPU, let Triton's autotuners take their first configuration. Compiling and timing all takes minutes for one of fla's
-    kernels, and results do not hang on it."""
+    """On a GPU, let Triton's autotuners use their first configuration. Compiling and timing all of them takes minutes for one of
+    fla's kernels and does not change results.
+    """
     if not TRITON or not torch.cuda.is_available() or os.environ["TRITON_INTERPRET"] == "1":
         yield
         return
@@ -102,12 +103,12 @@ def one_seed() -> None:
 
 @cache
 def imports(path: Path, modules: str) -> bool:
-    """Whether a file of tests imports one of these as it is imported."""
+    """Return whether a test file imports one of these modules at its top level."""
     return re.search(rf"^(from|import) ({modules})\b", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Without Triton there is no interpreter of kernels, and their tests are left out."""
+    """Skip the tests of kernels without Triton, which has their interpreter."""
     if TRITON or collection_path.suffix != ".py":
         return None
     return True if imports(collection_path, ON_TRITON) else None
@@ -118,7 +119,7 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test is not looked through for garbage again and again."""
+    """Exclude the objects from before the first test from garbage collection."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
@@ -129,8 +130,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before some are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of kernels are marked; those marked gpu run where there is one, and Triton compiles for it; the longest ones come
-    first, so that no worker ends with one alone."""
+    """Mark tests of kernels. With a GPU, run only those marked gpu, compiled. The longest tests come first, so that no worker
+    ends with one alone.
+    """
     for item in items:
         if imports(item.path, OF_KERNELS):
             item.add_marker(pytest.mark.kernels)

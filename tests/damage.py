@@ -1,4 +1,4 @@
-"""What may stand in the place of a file: pipes, devices, links, folders, and files that may not be read."""
+"""Replacements of a file: pipes, devices, links, folders, and unreadable files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DAMAGE = (*IRREGULAR, UNREADABLE)
 
 
 def damage(path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put something of this kind in the place of a file. Root may read any file, so permission is refused by ``os.open``."""
+    """Replace a file by this kind. Root can read any file, so ``os.open`` is replaced to deny permission."""
     if kind != UNREADABLE:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -55,7 +55,7 @@ def damage(path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Fail where the block waits for a pipe or reads a device without an end."""
+    """Fail if the block waits for a pipe or reads an endless device."""
 
     def stop(*_: object) -> None:
         raise AssertionError(f"still busy after {PATIENCE} s")

@@ -55,7 +55,9 @@ NAMES = {
 
 
 def gguf_model(family: str, **sizes: Any) -> PreTrainedModel:
-    """A tiny random model of a family that transformers reads from GGUF. For qwen3, transformers reads no size of heads."""
+    """Return a tiny random model of a family that transformers reads from GGUF. For qwen3, transformers does not read the head
+    dimension.
+    """
     torch.manual_seed(0)
     config = CONFIGS[family](**{**SIZES, **({"head_dim": 128} if family == "qwen3" else {}), **sizes})
     model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
@@ -76,10 +78,8 @@ def write_gguf(
     tensors: Mapping[str, numpy.ndarray] | None = None,
     changed: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model with matrices of this type, and vectors in float32.
-
-    metadata: further integers, floats and strings by their keys. tensors: further tensors in float32. changed: sizes that the
-    metadata have in place of the model's.
+    """Write a model with matrices of this type and vectors in float32. metadata: further integers, floats and strings by key.
+    tensors: further tensors in float32. changed: sizes in the metadata that replace the model's.
     """
     config = {**model.config.to_dict(), **(changed or {})}
     writer = GGUFWriter(file, config["model_type"])
@@ -124,7 +124,7 @@ def _add_tokenizer(writer: GGUFWriter) -> None:
 
 
 def _name(name: str) -> str:
-    """llama.cpp's name of a parameter."""
+    """Return llama.cpp's name of a parameter."""
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, inner = stem.split(".", 3)
@@ -133,7 +133,7 @@ def _name(name: str) -> str:
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    """llama.cpp keeps the queries and keys of a Llama with the two halves of each rotated pair beside each other."""
+    """Reorder queries and keys of a Llama as llama.cpp does, with both halves of each rotated pair side by side."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if config.model_type != "llama" or heads is None:
         return tensor

@@ -1,4 +1,4 @@
-"""A small Hub on the loopback interface: it keeps repositories in memory, and answers the calls that ``huggingface_hub`` makes."""
+"""A small local Hub that keeps repositories in memory and answers the calls of ``huggingface_hub``."""
 
 from __future__ import annotations
 
@@ -71,44 +71,44 @@ class Handler(BaseHTTPRequestHandler):
             self.create(json.loads(body))
         elif path == "/api/validate-yaml":
             self.answer({"warnings": [], "errors": []})
-        elif found := re.fullmatch(r"/large/(\w+)", path):
-            assert hashlib.sha256(body).hexdigest() == found[1]
-            self.hub.large[found[1]] = body
-            self.hub.uploads.append(found[1])
+        elif match := re.fullmatch(r"/large/(\w+)", path):
+            assert hashlib.sha256(body).hexdigest() == match[1]
+            self.hub.large[match[1]] = body
+            self.hub.uploads.append(match[1])
             self.answer({})
         elif re.fullmatch(r"/[^/]+/[^/]+\.git/info/lfs/objects/batch", path):
-            self.answer({"transfer": "basic", "objects": [self.batch(one) for one in json.loads(body)["objects"]]})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(\w+)(?:/(.+))?", path):
-            self.of_repository(found[1], found[2], found[3], body)
-        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self.resolve(*found.groups())
+            self.answer({"transfer": "basic", "objects": [self.batch(entry) for entry in json.loads(body)["objects"]]})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(\w+)(?:/(.+))?", path):
+            self.of_repository(match[1], match[2], match[3], body)
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self.resolve(*match.groups())
         else:
             self.answer({"error": f"unknown path {path}"}, 404)
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_any
 
-    def create(self, asked: dict[str, Any]) -> None:
-        repo_id = f"{asked['organization']}/{asked['name']}"
+    def create(self, fields: dict[str, Any]) -> None:
+        repo_id = f"{fields['organization']}/{fields['name']}"
         known = repo_id in self.hub.repositories
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self.answer({"error": "Unauthorized"}, 401)
             return
         if not known:
-            self.hub.create(repo_id, private=asked.get("private", asked.get("visibility") == "private"))
+            self.hub.create(repo_id, private=fields.get("private", fields.get("visibility") == "private"))
         self.answer({"url": f"{self.hub.endpoint}/{repo_id}", "id": repo_id}, 409 if known else 200)
 
-    def batch(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer for a large file: there is nothing to upload where it is known."""
-        if asked["oid"] in self.hub.large:
-            return asked
-        return asked | {"actions": {"upload": {"href": f"{self.hub.endpoint}/large/{asked['oid']}"}}}
+    def batch(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer for a large file. A known file needs no upload."""
+        if fields["oid"] in self.hub.large:
+            return fields
+        return fields | {"actions": {"upload": {"href": f"{self.hub.endpoint}/large/{fields['oid']}"}}}
 
     def repository(self, repo_id: str) -> Repository | None:
-        found = self.hub.repositories.get(repo_id)
-        if found is None or (found.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"):
+        repository = self.hub.repositories.get(repo_id)
+        if repository is None or (repository.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"):
             self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
             return None
-        return found
+        return repository
 
     def of_repository(self, repo_id: str, what: str, rest: str | None, body: bytes) -> None:
         repository = self.repository(repo_id)
@@ -139,8 +139,8 @@ class Handler(BaseHTTPRequestHandler):
                 ]
             )
         elif what == "preupload":
-            asked = json.loads(body)["files"]
-            modes = {one["path"]: "lfs" if one["path"].endswith(".safetensors") else "regular" for one in asked}
+            fields = json.loads(body)["files"]
+            modes = {file["path"]: "lfs" if file["path"].endswith(".safetensors") else "regular" for file in fields}
             self.answer({"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]})
         elif what == "commit":
             self.commit(repo_id, repository, revision, files, [json.loads(line) for line in body.splitlines() if line])
@@ -190,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def local_hub(cache: str) -> Iterator[LocalHub]:
-    """For the block, ``huggingface_hub`` uses a server on the loopback interface, and a cache in this folder."""
+    """For the block, let ``huggingface_hub`` use a local server and a cache in this folder."""
     hub = LocalHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     server.daemon_threads = True

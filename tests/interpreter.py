@@ -1,4 +1,4 @@
-"""Triton's interpreter in tests: a file that imports this is skipped where Triton compiles. fla is imported, too."""
+"""Triton's interpreter in tests: a file that imports this module is skipped if Triton compiles. fla is imported, too."""
 
 from __future__ import annotations
 

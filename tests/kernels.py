@@ -1,4 +1,4 @@
-"""A kernel of the tests' own."""
+"""A kernel for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def place(row, column, SIDE: tl.constexpr):
 @triton.autotune([triton.Config({}, num_warps=4), triton.Config({}, num_warps=8)], key=[])
 @triton.jit
 def squared(x, y, SIDE: tl.constexpr):
-    """y = x², a matrix of SIDE rows and columns, column after column."""
+    """Compute y = x² for a matrix of SIDE rows and columns, column by column."""
     entry = tl.arange(0, SIDE)
     matrix = tl.load(x + place(entry, entry, SIDE))
     total = tl.zeros((SIDE, SIDE), dtype=tl.float32)

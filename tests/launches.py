@@ -1,4 +1,4 @@
-"""What Triton kernels are launched with, recorded in the place of the interpreter: nothing runs, and nothing is written."""
+"""The launches of Triton kernels, recorded in place of the interpreter. Nothing runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", t
 
 @contextmanager
 def recorded() -> Iterator[dict[str, Build]]:
-    """One build a kernel, by "MODULE:NAME": of its first launch, in the first configuration of its autotuner."""
-    found: dict[str, Build] = {}
+    """Record one build per kernel, by "MODULE:NAME": its first launch in the first configuration of its autotuner."""
+    builds: dict[str, Build] = {}
 
-    def launch(self: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    def launch(self: Any, *positional: Any, grid: Any, warmup: bool, **options: Any) -> None:
         name = f"{self.fn.__module__}:{self.fn.__name__}"
-        arguments = dict(zip(self.arg_names, given, strict=False)) | {key: options[key] for key in self.arg_names if key in options}
+        arguments = dict(zip(self.arg_names, positional, strict=False)) | {
+            key: options[key] for key in self.arg_names if key in options
+        }
         signature, constants = {}, {}
         for argument, parameter in inspect.signature(self.fn).parameters.items():
             value = arguments.get(argument, parameter.default)
@@ -33,15 +35,15 @@ def recorded() -> Iterator[dict[str, Build]]:
             else:
                 signature[argument] = _kind(value)
         sizes = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
-        found.setdefault(name, Build(name, signature, constants, sizes))
+        builds.setdefault(name, Build(name, signature, constants, sizes))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(InterpretedFunction, "run", launch)
-        yield found
+        yield builds
 
 
 def _kind(value: Any) -> str:
-    """As Triton writes types."""
+    """Return the type as Triton writes it."""
     if isinstance(value, torch.Tensor):
         return KINDS[value.dtype]
     return "i1" if isinstance(value, bool) else "fp32" if isinstance(value, float) else "i32"

@@ -1,4 +1,4 @@
-"""Parts from outside in tests: the example package, and a registry that is as it was after each test."""
+"""Parts from outside in tests: the example package, and a registry that is restored after each test."""
 
 from __future__ import annotations
 

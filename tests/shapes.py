@@ -1,8 +1,6 @@
-"""What the tests check shapes with: jaxtyping's letters, read off the annotations of `blocks` at every call.
-
-jaxtyping's own hook checks the arguments twice a call, and stands in front of functions that state no shape, too. This one checks
-each argument and each result once, with the same letters, and leaves the words of a complaint to jaxtyping. What has been
-checked is not checked again: whether a call is as stated follows from the types, dtypes and shapes that go in and come out.
+"""Shape checks of tests, by jaxtyping's letters in the annotations of `blocks`, at every call. jaxtyping's own hook checks the
+arguments twice per call, and also wraps functions without shapes. This one checks each argument and result once, and uses
+jaxtyping's messages. Equal checks are cached, since the result depends on types, dtypes and shapes alone.
 """
 
 from __future__ import annotations
@@ -33,12 +31,14 @@ _READ: dict[tuple[str, CodeType], tuple[dict[str, Any], set[str], CodeType | Non
 
 
 def check_shapes(package: str) -> None:
-    """Check all that is imported of a package from now on."""
+    """Check everything that is imported from a package from now on."""
     sys.meta_path.insert(0, _Finder(package))
 
 
 def stated_shapes(checked: Any) -> Any:
-    """Check a function that states the shape of a tensor, or the start of such a dataclass; pydantic sees to the others."""
+    """Wrap a function with a tensor shape in its annotations, or the constructor of such a dataclass. pydantic checks the
+    others.
+    """
     if isinstance(checked, type):
         if dataclasses.is_dataclass(checked) and "__init__" in vars(checked):
             checked.__init__ = _function(checked.__init__)
@@ -55,32 +55,33 @@ def _function(function: Function) -> Function:
 
     @functools.cache
     def answered() -> Function:
-        """What checks an answer that is there as the function's."""
+        """Return the checker of a function's result."""
         return beartype(functools.wraps(function)(lambda *_, **__: answers.pop()))
 
-    def anew(given: Any, arguments: Sequence[Any], options: dict[str, Any], *answer: Any) -> Any:
-        """The answer, checked, to what has not been asked before, or not been answered like this."""
+    def anew(checked_arguments: Any, arguments: Sequence[Any], options: dict[str, Any], *answer: Any) -> Any:
+        """Return the result, checked unless an equal call was checked before."""
         answers.extend(answer)
         options = {name: value for name, value in options.items() if value is not defaults.get(name, inspect.Parameter.empty)}
         call = functools.partial(answered() if answer else checked, *arguments, **options)
         try:
             with jaxtyped("context"):
-                found = call()
+                result = call()
         except BeartypeCallHintViolation:
             jaxtyped(function, typechecker=beartype)(*arguments, **options)
             raise
-        passed.setdefault(given, set()).add(_look(found, True))
-        return found
+        passed.setdefault(checked_arguments, set()).add(_look(result, True))
+        return result
 
-    defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     place = {"_function": function, "_passed": passed, "_anew": anew, "_look": _look, "_Tensor": Tensor, "_defaults": defaults}
     exec(written, place)
     return functools.wraps(function)(place["in_its_letters"])
 
 
 def _written(function: Function, stated: set[str]) -> CodeType:
-    """A function of the same arguments, written out, since it is called hundreds of thousands of times: it looks at each of them,
-    calls the other, and looks at the answer."""
+    """Return a generated function with the same arguments. It is called hundreds of thousands of times, so it looks at each
+    argument, calls the function, and looks at the result directly.
+    """
 
     def seen(name: str, is_stated: bool = True) -> str:
         if not is_stated:
@@ -89,17 +90,21 @@ def _written(function: Function, stated: set[str]) -> CodeType:
 
     parameters, keys, places, options = [], [], [], []
     signature = inspect.signature(function)
-    several = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
-    for name, one in signature.parameters.items():
-        if one.kind is one.KEYWORD_ONLY and "*" not in parameters and not any(said.startswith("*") for said in parameters):
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    for name, parameter in signature.parameters.items():
+        if (
+            parameter.kind is parameter.KEYWORD_ONLY
+            and "*" not in parameters
+            and not any(name.startswith("*") for name in parameters)
+        ):
             parameters.append("*")
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-        parameters.append(star + name + ("" if one.default is one.empty else f"=_defaults[{name!r}]"))
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        parameters.append(star + name + ("" if parameter.default is parameter.empty else f"=_defaults[{name!r}]"))
         if star:
             keys.append(f"_look({'tuple' if star == '*' else 'dict'}({name}), {name in stated})")
         else:
             keys.append(seen(name, name in stated))
-        if one.kind is one.KEYWORD_ONLY or (one.default is not one.empty and not several):
+        if parameter.kind is parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty and not several):
             options.append(f"{name}={name}")
         else:
             (options if star == "**" else places).append(star + name)
@@ -119,7 +124,7 @@ def in_its_letters({", ".join(parameters)}):
 
 
 def _look(value: Any, stated: bool) -> Any:
-    """All of a value that a statement can be true or false of; its type, and a word itself, where no shape is stated."""
+    """Return everything of a value that an annotation can check: its type, and the value itself for words without a shape."""
     kind = type(value)
     if stated and kind is Tensor:
         return value.dtype, value.shape
@@ -135,8 +140,7 @@ def _look(value: Any, stated: bool) -> Any:
 
 
 def _hints(function: Function) -> tuple[dict[str, Any], set[str], CodeType | None]:
-    """The annotations, the names of those that state a shape, and what checks them; read once, also of what is defined at every
-    call of another."""
+    """Return the annotations, the names with shapes, and their checkers, read once, also for functions defined inside functions."""
     place = function.__module__, function.__code__
     if place not in _READ:
         hints = {name: _hint(function, name) for name in function.__annotations__}
@@ -146,7 +150,7 @@ def _hints(function: Function) -> tuple[dict[str, Any], set[str], CodeType | Non
 
 
 def _hint(function: Function, name: str) -> Any:
-    """An annotation; Any where it names what is not there while the module is read."""
+    """Return an annotation, or Any if it names something that does not exist while the module is imported."""
 
     def alone() -> None: ...
 
@@ -164,7 +168,7 @@ def _states_shape(hint: object) -> bool:
 
 
 class _Decorate(ast.NodeTransformer):
-    """A function's is its innermost decorator; a class's the outermost, so that a dataclass is one."""
+    """Add the innermost decorator of a function, and the outermost of a class, so that a dataclass is complete."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.decorator_list.append(self._decorator(node))
@@ -179,7 +183,7 @@ class _Decorate(ast.NodeTransformer):
 
 
 class _Loader(SourceFileLoader):
-    """Compiled files stand beside those of undecorated modules, under a name that changes with this file."""
+    """Load compiled files from beside those of undecorated modules, under a name that changes with this file."""
 
     def source_to_code(self, data: Any, path: Any, **_: Any) -> CodeType:
         return compile(_Decorate().visit(ast.parse(data, path)), path, "exec", dont_inherit=True)

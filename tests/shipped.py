@@ -11,5 +11,5 @@ SHIPPED = sorted(name for shipped in shipped_specs() for name in load_specs(ship
 
 
 def on(name: str, size: Dimensions) -> Resolved:
-    """A shipped spec on these dimensions, without the trunk of its own if it has one."""
+    """Return a shipped spec on these dimensions, without its trunk."""
     return resolve(load_spec(name, ["trunk=null"]), size)

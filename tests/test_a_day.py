@@ -1,4 +1,4 @@
-"""The notebook of examples/ runs through its day, from a spec to a model that is shared, and shows what it should."""
+"""The notebook of examples/ runs from a spec to a shared model, and shows the expected outputs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FEWER = {
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all that the notebook makes goes."""
+    """The folder for all outputs of the notebook."""
     return tmp_path_factory.mktemp("day")
 
 
 @pytest.fixture(scope="module")
 def shown(work: Path) -> dict[str, dict[str, Any]]:
-    """What each code cell shows at its end, by its last line: by kinds (text, HTML)."""
+    """Return the output of each code cell's last line by kind (text, HTML)."""
     kernels = work / "kernels" / "python3"
     kernels.mkdir(parents=True)
     start = {
@@ -43,8 +43,8 @@ def shown(work: Path) -> dict[str, dict[str, Any]]:
         "language": "python",
     }
     (kernels / "kernel.json").write_text(json.dumps(start))
-    told = {"TEACHER": str(ROOT / "examples" / "teacher"), "WORK": str(work), "IPYTHONDIR": str(work / "ipython")}
-    told |= {"JUPYTER_RUNTIME_DIR": str(work / "runtime"), "JUPYTER_PLATFORM_DIRS": "1"}
+    environment = {"TEACHER": str(ROOT / "examples" / "teacher"), "WORK": str(work), "IPYTHONDIR": str(work / "ipython")}
+    environment |= {"JUPYTER_RUNTIME_DIR": str(work / "runtime"), "JUPYTER_PLATFORM_DIRS": "1"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     book: Any = nbformat.read(NOTEBOOK, as_version=4)
     sources = "".join(cell.source for cell in book.cells)
@@ -54,23 +54,23 @@ def shown(work: Path) -> dict[str, dict[str, Any]]:
             cell.source = cell.source.replace(written, fewer)
     specs = KernelSpecManager(kernel_dirs=[str(work / "kernels")], ensure_native_kernel=False)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (told | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}).items():
+        for name, value in (environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}).items():
             patch.setenv(name, value)
         client = NotebookClient(book, timeout=300, kernel_name="python3")
         client.create_kernel_manager().kernel_spec_manager = specs
         client.execute(env=dict(os.environ))
-    found = {}
+    outputs = {}
     ours = [cell for cell in book.cells if cell.cell_type == "code"]
     printed = [output.text for cell in ours[:-1] for output in cell.outputs if output.output_type == "stream"]
     assert not printed, "of the functions none prints; the last cell is transformers'"
     for cell in ours:
         results = [output.data for output in cell.outputs if output.output_type == "execute_result"]
-        found[cell.source.splitlines()[-1]] = results[-1] if results else {}
-    return found
+        outputs[cell.source.splitlines()[-1]] = results[-1] if results else {}
+    return outputs
 
 
 def html_of(shown: dict[str, dict[str, Any]], line: str) -> str:
-    """A cell's HTML; its text is there, too."""
+    """Return a cell's HTML. It has text, too."""
     (data,) = (data for last, data in shown.items() if last.startswith(line))
     assert data["text/plain"]
     return data["text/html"]
@@ -88,7 +88,7 @@ def test_reports_show_themselves(shown: dict[str, dict[str, Any]]) -> None:
 
 
 def test_the_student_has_learned(shown: dict[str, dict[str, Any]], work: Path) -> None:
-    """Untrained heads are far from the teacher; those that have been trained for a minute are nearer."""
+    """The error of trained heads is smaller than that of untrained ones."""
     text = shown["distilled"]["text/plain"]
     layers = re.findall(r"transfer +layer \d +([\d.]+) +([\d.]+)", text)
     assert layers

@@ -1,4 +1,4 @@
-"""A kernel is built for GPUs that are not there; what it takes of one is read off, and a kernel that cannot be built is told."""
+"""A kernel is compiled for other GPUs, its resources are reported, and a kernel that cannot compile gives an error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ POINTERS = {"x": "*fp32", "y": "*fp32"}
 
 
 def test_what_a_kernel_takes_is_read_off_and_float32_is_not_rounded_to_tf32(capsys: pytest.CaptureFixture[str]) -> None:
-    found = built([Build("tests.kernels:squared", POINTERS, {"SIDE": 32}, {"num_warps": 4})])
-    assert tuple(one.capability for one in found) == CAPABILITIES
-    for one in found:
-        assert 0 < one.registers <= 255
-        assert one.shared >= 32 * 32 * 4
-        assert not one.tf32
+    kernels = built([Build("tests.kernels:squared", POINTERS, {"SIDE": 32}, {"num_warps": 4})])
+    assert tuple(kernel.capability for kernel in kernels) == CAPABILITIES
+    for kernel in kernels:
+        assert 0 < kernel.registers <= 255
+        assert kernel.shared >= 32 * 32 * 4
+        assert not kernel.tf32
     assert capsys.readouterr().out.count("tests.kernels:squared") == len(CAPABILITIES)
 
 

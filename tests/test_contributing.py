@@ -1,4 +1,4 @@
-"""The walk-through of CONTRIBUTING.md, followed to the letter in a copy: files, imports, names, `make docs`, tests; laws hold."""
+"""The steps of CONTRIBUTING.md work in a copy: files, imports, names, `make docs`, tests and laws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COPIED = ("blocks", "composer", "converters", "specs", "tests", "docs", "README.
 
 
 def ran(folder: Path, *command: str) -> str:
-    """What a command of Python's says in the copy, which it must do without an error."""
+    """Return the output of a Python command in the copy. It must succeed."""
     # -P and a path of its own: the copy is what is imported, not the package that is installed.
     environment = {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "COMPOSER_EXAMPLES": "1"}
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -27,7 +27,7 @@ def ran(folder: Path, *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository after the page's example: one file, and one line and a name in its role."""
+    """A copy of the repository with the page's example: one file, and one import and name in its role."""
     folder, page = tmp_path_factory.mktemp("copy"), (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ignored = shutil.ignore_patterns("*.pyc.*")  # what is compiled stays valid in a copy; what is being compiled goes away
     for name in COPIED:
@@ -48,8 +48,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(copy: Path) -> dict[str, str]:
-    """What one process of the copy's says, once it has run what `make docs` runs: of the part, a head with it, and the laws."""
+def outcome(copy: Path) -> dict[str, str]:
+    """The results of one process of the copy after the steps of `make docs`: the part, a head with it, and the laws."""
     memory = "['window', {'kind': 'sparse', 'keep': 'value_norm'}, 'state']"
     spec = f"{{'compose': 1, 'name': 'kept', 'head': {{'feature_map': 'elu', 'memory': {memory}}}}}"
     sizes = "dict(hidden_size=24, layers=1, heads=4, key_heads=2, head_dim=8, rope_theta=100.0)"
@@ -71,18 +71,18 @@ def said(copy: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("role", "kind", "equation"), [("score", "value_norm", "‖v‖")])
-def test_a_part_is_added_as_the_page_says(copy: Path, said: dict[str, str], role: str, kind: str, equation: str) -> None:
+def test_a_part_is_added_as_the_page_says(copy: Path, outcome: dict[str, str], role: str, kind: str, equation: str) -> None:
     assert f"| {role} | `{kind}` |" in (copy / "docs" / "parts.md").read_text(encoding="utf-8")
     assert kind in (copy / "specs" / "schema.json").read_text(encoding="utf-8")
-    assert equation in said[kind]
+    assert equation in outcome[kind]
 
 
-def test_laws_hold(said: dict[str, str]) -> None:
-    passed = [line for line in said["laws"].splitlines() if "PASSED" in line]
+def test_laws_hold(outcome: dict[str, str]) -> None:
+    passed = [line for line in outcome["laws"].splitlines() if "PASSED" in line]
     for place in (*LAWS, "score: value_norm"):
         assert any(place in line for line in passed)
 
 
-def test_the_head_is_explained_and_listed(said: dict[str, str]) -> None:
-    assert "output = read(window, sparse, state)" in said["code"]
-    assert int(said["bytes"]) > 0
+def test_the_head_is_explained_and_listed(outcome: dict[str, str]) -> None:
+    assert "output = read(window, sparse, state)" in outcome["code"]
+    assert int(outcome["bytes"]) > 0

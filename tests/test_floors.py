@@ -1,4 +1,4 @@
-"""The packages inside `composer` stand on floors: none imports what stands beside or above it."""
+"""The packages inside `composer` have an order, and none imports a package beside or above it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLOORS = (
 
 
 def rooms_imported(path: Path) -> Iterator[str]:
-    """The packages and modules of `composer` that a file imports, those in functions and for types alone, too."""
+    """Return the packages and modules of `composer` that a file imports, also in functions and for types alone."""
     rooms = {room for floor in FLOORS for room in floor}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
@@ -47,15 +47,15 @@ def rooms_imported(path: Path) -> Iterator[str]:
 
 
 def test_floors_of_composer() -> None:
-    """An import for types, or at a later time, ties two packages together like any other."""
+    """Imports for types or inside functions count as well."""
     folder = Path(composer.__file__).parent
     files = {path: path.relative_to(folder).parts[0].removesuffix(".py") for path in sorted(folder.rglob("*.py"))}
     place = {room: number for number, floor in enumerate(FLOORS) for room in floor}
     assert set(files.values()) == set(place)
     wrong = {
-        str(path.relative_to(folder)): found
+        str(path.relative_to(folder)): matches
         for path, room in files.items()
-        if (found := {other for other in rooms_imported(path) if other != room and place[other] >= place[room]})
+        if (matches := {other for other in rooms_imported(path) if other != room and place[other] >= place[room]})
     }
     assert not wrong
 

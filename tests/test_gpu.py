@@ -1,6 +1,6 @@
-"""On a GPU every shipped spec is what it is on a CPU. Run by `make gpu`; elsewhere these tests are skipped.
-
-Products are summed in another order there. On an H100 the softmax teacher's own logits differ by 1.1e-6 of the largest."""
+"""On a GPU every shipped spec gives the results of a CPU. `make gpu` runs these tests. Without a GPU they are skipped. Sums have
+another order on a GPU: on an H100 the softmax teacher's logits differ by 1.1e-6 of the largest.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_logits_are_the_cpus(spec: str) -> None:
     with torch.no_grad():
         expected = model(ids).logits
         torch.nn.Module.to(model, "cuda")
-        found = model(ids.cuda()).logits.cpu()
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6 * expected.abs().max().item())
+        actual = model(ids.cuda()).logits.cpu()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("spec", WRITING)

@@ -1,4 +1,4 @@
-"""The rules of the house: floors, a complete catalogue, valid specs, small files."""
+"""Rules of the repository: imports in one direction, a complete catalogue, valid specs, small files, clear names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def named(path: Path) -> str:
 
 
 def imports(path: Path, *, module_level: bool = False) -> Iterator[str]:
-    """The packages that a file imports. module_level: without those in functions and under ``if TYPE_CHECKING``."""
+    """Yield the packages that a file imports. module_level: without imports in functions and under ``if TYPE_CHECKING``."""
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
         node = nodes.pop()
@@ -64,20 +64,20 @@ def imports(path: Path, *, module_level: bool = False) -> Iterator[str]:
 
 
 def parts_defined() -> list[type[Part]]:
-    """Every class of `blocks` that a spec could name by its ``kind``."""
+    """Return every class of `blocks` with a ``kind`` for specs."""
     for module in pkgutil.walk_packages(blocks.__path__, "blocks."):
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
             if error.name != "triton":  # which is for Linux alone; its kernels are no parts
                 raise
-    found, waiting = [], [Part]
+    parts, waiting = [], [Part]
     while waiting:
         part = waiting.pop()
         waiting += part.__subclasses__()
         if "kind" in part.model_fields and part.__module__.startswith("blocks."):
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def parts_defined() -> list[type[Part]]:
 def test_floors(floor: str, others: set[str]) -> None:
     files = sorted((ROOT / floor).rglob("*.py"))
     assert files
-    wrong = {named(path): found for path in files if (found := others & set(imports(path)))}
+    wrong = {named(path): matches for path in files if (matches := others & set(imports(path)))}
     assert not wrong
 
 
@@ -97,7 +97,7 @@ BY_CALL = ("blocks.registry", "blocks.outside")
 
 
 def test_blocks_import_in_one_direction() -> None:
-    """Vocabulary (``flow``, ``operation``, ``part``) lies below what uses it, annotations included."""
+    """Vocabulary (``flow``, ``operation``, ``part``) imports nothing that uses it, annotations included."""
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in (ROOT / "blocks").rglob("*.py")
@@ -126,15 +126,15 @@ NAMED_BY_ITS_USER = {"converters/lolcats.py": 'torch.load(path, map_location="cp
 
 
 def test_nothing_unpickles() -> None:
-    """What a folder holds may come from anybody, and unpickling runs what it says."""
+    """A folder may come from anybody, and unpickling would run its code."""
     files = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES]
     assert files
-    wrong = {named(path): found for path in files if (found := UNPICKLING & set(imports(path)))}
+    wrong = {named(path): matches for path in files if (matches := UNPICKLING & set(imports(path)))}
     calls = re.compile(r"\btorch\.load\(|distributed\.checkpoint|allow_pickle|weights_only|read_pickle")
     code = {named(path): path.read_text(encoding="utf-8") for path in files}
     assert all(code[path].count(call) == 1 for path, call in NAMED_BY_ITS_USER.items())
     code |= {path: code[path].replace(call, "") for path, call in NAMED_BY_ITS_USER.items()}
-    wrong |= {path: found[0] for path, text in code.items() if (found := calls.search(text))}
+    wrong |= {path: matches[0] for path, text in code.items() if (matches := calls.search(text))}
     assert not wrong
 
 
@@ -175,9 +175,9 @@ def test_shipped_specs(name: str) -> None:
 def test_shipped_specs_name_their_schema(name: str) -> None:
     path = shipped_specs()[name]
     first = path.read_text(encoding="utf-8").partition("\n")[0]
-    found = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
-    assert found, f"the first line of {named(path)} is: {first}"
-    assert (path.parent / found[1]).resolve() == SCHEMA
+    match = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert match, f"the first line of {named(path)} is: {first}"
+    assert (path.parent / match[1]).resolve() == SCHEMA
 
 
 def test_the_schema_is_that_of_the_parts() -> None:
@@ -194,7 +194,9 @@ LIBRARIES_CLASSES = {"Path", "Tensor", "Callable", "Mapping", "Sequence", "Itera
 
 
 def names_of_types(path: Path) -> Iterator[tuple[str, bool]]:
-    """The classes and aliases of types at a module's top, and whether each is a type variable, which means nothing elsewhere."""
+    """Yield the classes and type aliases at a module's top level, and whether each is a type variable, which has no meaning
+    elsewhere.
+    """
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             yield node.name, False
@@ -216,7 +218,7 @@ def test_no_two_modules_call_a_type_alike() -> None:
                 places.setdefault(name, set()).add(named(path))
     assert len(places) > 400
     assert {"Window", "SpecLike", "FieldPath"} <= set(places)
-    assert not {name: found for name, found in places.items() if len(found) > 1}
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
     assert not set(places) & variables
     assert not (set(places) | variables) & LIBRARIES_CLASSES
 
@@ -240,7 +242,7 @@ MOST_VAGUE_NAMES = 19
 
 
 def names_bound(path: Path) -> Iterator[str]:
-    """The names of variables, arguments, attributes, functions and classes that a file binds, once for each place."""
+    """Yield the names of variables, arguments, attributes, functions and classes that a file binds, once for each place."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
@@ -256,13 +258,13 @@ def names_bound(path: Path) -> Iterator[str]:
 
 
 def vague_names(path: Path) -> list[str]:
-    """The names that do not state what they hold, in the order of the alphabet."""
+    """Return the vague names in alphabetical order."""
     return sorted(name for name in names_bound(path) if name.strip("_") in VAGUE_NAMES)
 
 
 def test_names_state_what_they_hold() -> None:
-    paths = {path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert len(paths) > 150
+    paths = {path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")}
+    assert len(paths) > 600
     assert {named(path): names for path in paths if (names := vague_names(path))} == ALLOWED_VAGUE_NAMES
     assert sum(map(len, ALLOWED_VAGUE_NAMES.values())) <= MOST_VAGUE_NAMES
 
@@ -295,7 +297,7 @@ def test_the_reader_of_names_sees_what_it_should(code: str, names: list[str], tm
 
 
 def test_why_a_file_failed_is_said_in_one_place() -> None:
-    """The system's reason may be missing from an error, so that a message would read "None"."""
+    """An error may have no reason from the system, and a message would read "None"."""
     homes = {
         named(path) for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES and ".strerror" in path.read_text("utf-8")
     }
@@ -326,7 +328,7 @@ READS_OF_THEIR_OWN = {
 
 
 def test_files_of_others_are_read_within_bounds() -> None:
-    """What is read may be a pipe, a device or without an end: converters/bounded.py opens regular files alone."""
+    """A path may be a pipe, a device or endless. converters/bounded.py opens only regular files."""
     files = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("composer", "converters")]
     counts = {named(path): len(RAW_READ.findall(path.read_text(encoding="utf-8"))) for path in files}
     counts.pop("converters/bounded.py")
@@ -364,6 +366,6 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_the_repository_speaks_of_the_project_alone(what: str) -> None:
-    found = [named(path) for path in TEXTS if re.search(FORBIDDEN[what], path.read_text(encoding="utf-8"))]
+    names = [named(path) for path in TEXTS if re.search(FORBIDDEN[what], path.read_text(encoding="utf-8"))]
     assert TEXTS
-    assert not found, f"{what} stands in {', '.join(found)}"
+    assert not names, f"{what} stands in {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Triton's interpreter is there, with a device, a loop over tensors, and CUDA's mathematics."""
+"""Triton's interpreter has a device, loops over tensors, and CUDA's mathematics."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_functions_of_cuda_are_numpys() -> None:
 
 
 def test_what_is_left_out_of_it_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel with pointers, masks, numbers and sums of all shapes, and its gradient, beside what Triton does."""
-    problem, found = draw("channel", (2, 1, 1), 19, batch=1), []
+    """A kernel with pointers, masks, numbers and sums of all shapes, and its gradient, equal Triton's unpatched interpreter."""
+    problem, answers = draw("channel", (2, 1, 1), 19, batch=1), []
     for as_it_was in (False, True):
         if as_it_was:
             for name, function in operands.AS_IT_WAS.items():
                 monkeypatch.setattr(TritonSemantic, name, function)
         drawn = (problem.query, problem.key, problem.value, problem.log_decay, problem.state)
-        *inputs, state = (one.float().requires_grad_() for one in drawn if one is not None)
+        *inputs, state = (tensor.float().requires_grad_() for tensor in drawn if tensor is not None)
         output, left = chunked(*inputs, None, state)
-        found.append([output, left, *torch.autograd.grad(output.sum() + left.sum(), [*inputs, state])])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        answers.append([output, left, *torch.autograd.grad(output.sum() + left.sum(), [*inputs, state])])
+    assert all(torch.equal(first, other) for first, other in zip(*answers, strict=True))

@@ -1,4 +1,4 @@
-"""The page of kernels is what `explain` says of every shipped spec."""
+"""The page of kernels equals `explain` for every shipped spec."""
 
 from __future__ import annotations
 

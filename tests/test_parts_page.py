@@ -1,4 +1,4 @@
-"""The page of parts is the catalogue."""
+"""The page of parts equals the catalogue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ PAGE = (Path(__file__).parents[1] / "docs" / "parts.md").read_text(encoding="utf
 
 def test_the_table_of_parts_is_the_catalogue() -> None:
     rows = re.findall(r"^\| ([a-z ]+) \| `([a-z0-9_]+)` \| (.+) \|$", PAGE, re.MULTILINE)
-    found = [(role, kind, part.equation.replace("|", r"\|")) for role, kinds in CATALOGUE.items() for kind, part in kinds.items()]
-    stale = rows != found
+    table_rows = [
+        (role, kind, part.equation.replace("|", r"\|")) for role, kinds in CATALOGUE.items() for kind, part in kinds.items()
+    ]
+    stale = rows != table_rows
     assert not stale, "docs/parts.md is not the table of the parts as they are: write it anew with `make docs`"
 
 

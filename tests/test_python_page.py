@@ -1,4 +1,4 @@
-"""The examples of docs/python.md run, in their order, where a teacher is, and functions return what it says."""
+"""The examples of docs/python.md run in order beside a teacher, and functions return the documented types."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.m
 
 
 def calls(code: str) -> list[ast.Call]:
-    """Those of functions of ``composer``, and nothing of what it holds is taken from elsewhere."""
+    """Return the calls of functions of ``composer``. Nothing of ``composer`` is imported from elsewhere."""
     nodes = list(ast.walk(ast.parse(code)))
-    assert not [one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names if one.name in dir(composer)]
+    assert not [
+        alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names if alias.name in dir(composer)
+    ]
     return [
         node
         for node in nodes
@@ -47,15 +49,15 @@ def calls(code: str) -> list[ast.Call]:
 
 
 def check(call: ast.Call) -> None:
-    """Its arguments are those of the function."""
+    """Check that the arguments are those of the function."""
     assert isinstance(call.func, ast.Attribute)
-    named = {one.arg: one.value for one in call.keywords if one.arg is not None}
+    named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     inspect.signature(getattr(composer, call.func.attr)).bind(*call.args, **named)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_page_has_the_functions_that_there_are(page: Path) -> None:
-    """One function for each thing, with its own arguments."""
+    """Each function is documented once with its arguments."""
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for call in calls(block):
             check(call)
@@ -65,9 +67,9 @@ def test_every_page_has_the_functions_that_there_are(page: Path) -> None:
 def test_examples_of_docstrings_have_the_functions_that_there_are(name: str) -> None:
     doc = inspect.cleandoc(inspect.unwrap(getattr(composer, name)).__doc__ or "")
     for line in re.findall(r"^    (.*\bcomposer\..*)$", doc, re.MULTILINE):
-        found = calls(line)
-        assert found
-        for call in found:
+        calls_in_line = calls(line)
+        assert calls_in_line
+        for call in calls_in_line:
             check(call)
 
 
@@ -88,19 +90,19 @@ OTHERWISE = {
 
 
 def _returned(function: Callable[..., object]) -> tuple[str, object]:
-    """The name of what it returns, and that itself: its module may import it for those alone who check types."""
+    """Return the name of a function's return type, and the type, which its module may import only for type checkers."""
     name, module = str(inspect.signature(function).return_annotation), sys.modules[function.__module__]
     for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.ImportFrom) and node.module and any(one.name == name for one in node.names):
+        if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
             return name, getattr(import_module(node.module), name)
     return name, getattr(module, name, None)
 
 
 @pytest.mark.parametrize("name", [name for name in dir(composer) if name != "ComposerError"])
 def test_what_is_returned_is_what_the_page_says(name: str) -> None:
-    said, kind = _returned(inspect.unwrap(getattr(composer, name)))
+    annotation, kind = _returned(inspect.unwrap(getattr(composer, name)))
     if name in OTHERWISE:
-        assert said == OTHERWISE[name]
+        assert annotation == OTHERWISE[name]
     else:
         assert isinstance(kind, type)
         assert issubclass(kind, Readable)

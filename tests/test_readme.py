@@ -1,4 +1,4 @@
-"""The README is short, its commands run as they are typed, in order, in a fresh folder, and so do its YAML and its Python."""
+"""The README is short, and its commands, YAML and Python run as written, in order, in a fresh folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def fresh(tmp_path: Path) -> Path:
-    """A folder with what commands name, and nothing that they make."""
+    """A folder with the files that the commands name, and without their outputs."""
     for name in ("examples", "specs"):
         shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
@@ -55,10 +55,10 @@ def test_it_shows_commands_that_exist() -> None:
     code = "\n".join(re.findall(r"```[^`]*```|^ {4}.*$|`[^`\n]+`", README, flags=re.MULTILINE))
     commands = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback}
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    said, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
-    assert said <= commands
+    commands_shown, made = set(re.findall(r"\bcompose ([a-z]+)\b", code)), set(re.findall(r"\bmake ([a-z]+)\b", code))
+    assert commands_shown <= commands
     assert made <= targets
-    assert {"build", "generate"} <= said
+    assert {"build", "generate"} <= commands_shown
     assert {"demo", "test"} <= made
 
 

@@ -1,4 +1,4 @@
-"""The shapes that `blocks` states in its annotations are checked while tests run: a wrong tensor does not get through."""
+"""Tests check the shapes in the annotations of `blocks`, and wrong tensors are rejected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_another_kind_of_number_is_refused() -> None:
 
 @stated_shapes
 def doubled(left: Float[torch.Tensor, "B T"], right: Float[torch.Tensor, "B T"]) -> Float[torch.Tensor, "B T"]:
-    """Wrong where there are three columns."""
+    """Return a wrong shape for three columns."""
     return torch.cat((left, right), 1) if left.shape[1] == 3 else left + right
 
 
@@ -52,7 +52,7 @@ def test_a_letter_is_one_size_in_arguments_and_result() -> None:
 
 @stated_shapes
 def fickle(left: Float[torch.Tensor, "B T"], *, wide: list[bool]) -> Float[torch.Tensor, "B T"]:
-    """Wrong by what is no shape."""
+    """Return a wrong type."""
     return left.repeat(1, 2) if wide[0] else left
 
 

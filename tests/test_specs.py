@@ -1,4 +1,4 @@
-"""The shipped specs of LoLA and Latte say the same wherever they say it, and count what the papers count."""
+"""The shipped specs of LoLA and Latte agree with each other, and count what the papers count."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_convolution_with_a_window_is_macchiato_with_a_convolution() -> None
     ],
 )
 def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more: int) -> None:
-    """Millions cut off, and how many more there are here. Heads of latents alone have queries and keys that they do not use."""
+    """Millions are truncated, and the difference to the paper is listed. Heads of latents alone have unused queries and keys."""
     spec = resolve(load_spec(f"ablations/latte-table-1:{row}"))
     unused = all(memory.reads is Kind.HIDDEN for memory in spec.heads["head"].memory)
     counted = [
@@ -64,7 +64,7 @@ def test_the_parameters_that_lattes_table_1_counts(row: str, millions: int, more
     ],
 )
 def test_without_their_norm_gate_and_scale_they_are_what_they_were(name: str, memory: dict[str, object]) -> None:
-    """gla and retention as the changelog says how to have them; the hashes of models that were built of them stay."""
+    """The changelog says how to get the former gla and retention. The hashes of models that were built from them stay."""
     position = "rope" if name == "retention" else "none"
     before = {"position": position, "feature_map": "identity", "memory": [memory]}
     after = load_spec(name, ["head.output=null", "head.memory.0.scale=null"])
@@ -79,8 +79,10 @@ def test_the_first_rows_of_lolas_table_1_are_the_specs(row: str, spec: str) -> N
 
 @pytest.mark.parametrize("spec", ["lola", "lolcats-terraced"])
 def test_weights_of_lolcats_fit(spec: str) -> None:
-    """By their names and shapes: neither brings a parameter of its own."""
-    ours, theirs = ({name: fresh.shape for name, fresh in fresh_parameters(on(one, LLAMA_1B)).items()} for one in (spec, "lolcats"))
+    """Names and shapes match: neither spec adds a parameter."""
+    ours, theirs = (
+        {name: fresh.shape for name, fresh in fresh_parameters(on(spec_name, LLAMA_1B)).items()} for spec_name in (spec, "lolcats")
+    )
     assert ours == theirs
 
 

@@ -1,4 +1,4 @@
-"""Nothing outside of `blocks` asks which part it has, by class or by kind: parts say of themselves what there is to know."""
+"""Nothing outside of `blocks` checks the class or the kind of a part: parts declare their properties."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tests.test_house import ROOT, named, parts_defined
 
 
 def concrete_parts() -> set[str]:
-    """The classes of parts that a spec could name, and of those that none does: all that computes by itself."""
+    """Return the classes of parts with a kind, and of parts without one that compute."""
     parts_defined()
-    found, waiting = set[str](), [Part]
+    parts, waiting = set[str](), [Part]
     while waiting:
         part = waiting.pop()
         waiting += part.__subclasses__()
         if part.__module__.startswith("blocks.") and ("kind" in part.model_fields or not part.__subclasses__()):
-            found.add(part.__name__)
-    return found
+            parts.add(part.__name__)
+    return parts
 
 
 def asked_kinds(path: Path) -> Iterator[tuple[int, str]]:
-    """Where a file asks what class a value is of, and which: by isinstance, issubclass, type(…) is …, or a match."""
+    """Yield the places where a file checks the class of a value, and the class: isinstance, issubclass, type(…) is …, or match."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        asked: list[ast.AST] = []
+        nodes: list[ast.AST] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"isinstance", "issubclass"}:
-            asked = list(node.args[1:])
+            nodes = list(node.args[1:])
         if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call) and ast.unparse(node.left.func) == "type":
-            asked = list(node.comparators)
+            nodes = list(node.comparators)
         if isinstance(node, ast.MatchClass):
-            asked = [node.cls]
-        for name in (name for one in asked for name in ast.walk(one)):
+            nodes = [node.cls]
+        for name in (name for nodes in nodes for name in ast.walk(nodes)):
             own = not ast.unparse(name).startswith("ast.")  # a syntax tree's class may be called as a part is
             if isinstance(name, ast.Name | ast.Attribute) and own:
                 yield node.lineno if hasattr(node, "lineno") else 0, ast.unparse(name).rpartition(".")[2]
@@ -45,7 +45,7 @@ WRITE_OTHER_CLASSES = {"composer/exporting/native.py", "composer/exporting/qwen3
 
 
 def test_nothing_outside_of_the_blocks_asks_which_part_it_has() -> None:
-    """A role may be asked for (a memory, a read); which of its parts it is, nobody needs to know."""
+    """The role of a part may be checked (a memory, a read), but not which part it is."""
     parts = concrete_parts()
     assert {"Window", "StateMemory", "Alone", "Entry", "Hedgehog"} <= parts
     assert not {"Part", "Memory", "Recurrent", "Read", "Gate", "Mixer", "FeatureMap", "Score"} & parts
@@ -66,22 +66,22 @@ def test_the_reader_of_questions_sees_what_it_should(tmp_path: Path) -> None:
 
 
 def compared_kinds(path: Path) -> Iterator[tuple[int, str]]:
-    """Where a file compares a value's ``kind`` with words, and which."""
+    """Yield the places where a file compares a value's ``kind`` with words, and the words."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             if any(re.fullmatch(r"(.*\W)?kind|getattr\(.*'kind'.*\)", ast.unparse(side)) for side in sides):
-                words = (one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant))
+                words = (node.value for side in sides for node in ast.walk(side) if isinstance(node, ast.Constant))
                 yield from ((node.lineno, word) for word in words if isinstance(word, str) and word != "kind")
 
 
 def test_nothing_outside_of_the_blocks_compares_kinds_of_parts() -> None:
-    """A part says what there is to know of it. Stages, workloads and columns have kinds, too, none of which a part has."""
+    """Stages, workloads and columns also have kinds, none of which is a part's."""
     kinds = {kind for parts in CATALOGUE.values() for kind in parts}
     files = [path for folder in ("composer", "converters") for path in (ROOT / folder).rglob("*.py")]
-    found = [(path, line, word) for path in files for line, word in compared_kinds(path)]
-    assert found
-    assert not [f"{named(path)}:{line}: {word}" for path, line, word in found if word in kinds]
+    comparisons = [(path, line, word) for path in files for line, word in compared_kinds(path)]
+    assert comparisons
+    assert not [f"{named(path)}:{line}: {word}" for path, line, word in comparisons if word in kinds]
 
 
 def test_the_reader_of_comparisons_sees_what_it_should(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Commands that only read and tell, and every mistake that needs no model, answer before torch and transformers are imported."""
+"""Commands that only read and print, and every mistake without a model, answer before torch and transformers are imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(composer.__file__).parents[1]
 
 @pytest.fixture
 def tiny_source(tmp_path: Path) -> Path:
-    """As much of a model as reading, resolving and explaining a spec takes: its config."""
+    """Write a model's config, which is enough to read, resolve and explain a spec."""
     folder = tmp_path / "source"
     folder.mkdir()
     sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}

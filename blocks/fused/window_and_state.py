@@ -9,7 +9,7 @@ w of near entries and log φ(q)·φ(k) of far ones, w the logarithm of the windo
     decay B steps N: of each entry, log α summed up to the token that evicts it, from after the one at which all before its block
               are evicted; clocks B steps N F, the same of a decay per feature
     decay_now, clocks_now: the same of each token, from after the one at which all before the block ``base`` are evicted, the
-              last block evicted at the first of its own block of tokens. The same tensors if each token evicts one
+              last block evicted at the first of its block of tokens. The same tensors if each token evicts one
     weight B T H, by its strides
     evicted B T: None if each token evicts one    start B E: None if a row is one document
     rows B 4: the first entry that is a pair and in no state yet, the number of evicted ones, the first entry of the last token's

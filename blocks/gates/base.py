@@ -15,7 +15,7 @@ MatrixRank = int | Literal["full"]
 
 
 class Gate(Part):
-    """A gate has no kernel of its own. A recurrence depends only on the rank of the decay, so a new gate runs on every kernel
+    """A gate has no separate kernel. A recurrence depends only on the rank of the decay, so a new gate runs on every kernel
     of that rank. Its input is a port of the head: the hidden states, unless its operation declares another one."""
 
     role: ClassVar[str] = "gate"

@@ -45,28 +45,35 @@ class Memory(Part):
     """
 
     role: ClassVar[str] = "memory"
-    bounded: ClassVar[bool]
-    """Whether it holds a fixed number of pairs, and so evicts pairs."""
-    reads: ClassVar[Kind]
+    # Properties that the rules, the graph and the laws depend on, instead of a memory's class. The defaults describe an unbounded
+    # memory of constant size that computes its output from pairs, and has neither a gate nor a softmax.
+
+    # First what most memories set: their input, and what their state holds.
+    reads: ClassVar[Kind] = Kind.PAIRS
     """The kind of its input beside queries: pairs, features of pairs, or the hidden states that the head mixes."""
-    answers_from_pairs: ClassVar[bool] = True
-    """Whether its answer depends on the pairs that it receives. Otherwise it evicts all of them."""
-    exact: ClassVar[bool] = False
-    """Whether it is softmax attention over its pairs, with logits q·k / √D."""
+    bounded: ClassVar[bool] = False
+    """Whether it holds a fixed number of pairs, and so evicts pairs. ``Holding`` sets it."""
     grows: ClassVar[bool] = False
     """Whether its state grows with the text."""
-    per_query_head: ClassVar[bool] = False
-    """Whether each query head holds its own pairs."""
-    sifts: ClassVar[bool] = False
-    """Whether it keeps some pairs permanently, so that their tokens pass no pair to the memories below."""
+    exact: ClassVar[bool] = False
+    """Whether it is softmax attention over its pairs, with logits q·k / √D."""
     decay_ranks: ClassVar[frozenset[str]] = frozenset()
     """The ranks of decay that it supports, if it has a gate."""
     takes_several: ClassVar[bool] = False
     """Whether it accepts several evicted pairs at one token."""
+
+    # Then the exceptions, each of which one shipped memory sets.
+    answers_from_pairs: ClassVar[bool] = True
+    """Whether its output depends on the pairs that it receives. Otherwise it evicts all of them (``meta``)."""
+    sifts: ClassVar[bool] = False
+    """Whether it keeps some pairs permanently, so that their tokens pass no pair to the memories below (``first``)."""
+    per_query_head: ClassVar[bool] = False
+    """Whether each query head holds its own pairs (``sparse``)."""
     by_coordinate: ClassVar[bool] = False
-    """Whether each coordinate of a value has its own weight in the output, so that no single weight of a token determines it."""
+    """Whether each coordinate of a value has its own weight in the output, so that no single weight of a token determines it
+    (``gdn2``)."""
     to_have_mass: ClassVar[str] = ""
-    """The setting with which its answer has a mass, for messages."""
+    """The setting with which its output has a mass, for messages (``state``)."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
     """The name of its parameters. Default: its kind, with _ in place of a dot."""
@@ -131,7 +138,7 @@ class Memory(Part):
 
     @property
     def brings_values(self) -> tuple[str, ...]:
-        """The names of parameters from which the memory makes values of its own, beside those of tokens. Its answer is linear
+        """The names of parameters from which the memory makes further values beside those of tokens. Its answer is linear
         in both."""
         return ()
 
@@ -246,7 +253,7 @@ class Memory(Part):
         return ()
 
     def weighing(self, shape: Shape) -> Operation | None:
-        """Build the operation that computes its weight in the read; None if it has no weight of its own."""
+        """Build the operation that computes its weight in the read; None if it has no weight."""
         if self.weight is None or self.weight == "same":
             return None
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)

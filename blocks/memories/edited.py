@@ -17,7 +17,7 @@ from blocks.tensors import accumulating, as_dtype, repeat_heads
 
 
 class Edited(Recurrent):
-    """A state of matrices that each token edits by gates of its own. The answer is a raw numerator: there is no mass."""
+    """A state of matrices that each token edits by several gates. The answer is a raw numerator: there is no mass."""
 
     takes_several: ClassVar[bool] = False
     decay_ranks: ClassVar[frozenset[str]] = frozenset({"none", "head", "channel"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -16,11 +17,29 @@ from blocks.gates.none import NoGate
 from blocks.kernels import Refused
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.fading import Fading, fading
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, one_size, unbroken
 from blocks.part import Parameters
 from blocks.softmax import dense, fla, native_step, native_step_fits, single
 from blocks.tensors import accumulating, all_present, settled
+
+
+@dataclass(frozen=True)
+class Fading:
+    """The running sums of log decays in a call.
+
+    A pair's logit at t changes by Σ log α_u, s < u ≤ t. The state has the sum from each pair to the last token, so the sums of
+    recent pairs are small and precise, however long the text is. Within a call they are differences of one running sum in float64.
+
+    totals: at the call's tokens. since: for each stored or new entry. The change of a logit is the difference of the two.
+    """
+
+    totals: Float[Tensor, "B T H"]
+    since: Float[Tensor, "B S H"]
+    dtype: torch.dtype
+
+    def left(self) -> Float[Tensor, "B S H"]:
+        """Return the sum of log decays from each entry to the last token."""
+        return (self.totals[:, -1:] - self.since).to(self.dtype)
 
 
 class Full(Memory):
@@ -37,10 +56,8 @@ class Full(Memory):
     )
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}
     decay_ranks: ClassVar[frozenset[str]] = frozenset({"none", "head"})
-    bounded: ClassVar[bool] = False
     exact: ClassVar[bool] = True
     grows: ClassVar[bool] = True
-    reads: ClassVar[Kind] = Kind.PAIRS
     kind: Literal["full"] = "full"
     gate: GateConfig = NoGate()
     """The decay of pairs: log α per head, added to the logits of older pairs."""
@@ -290,3 +307,11 @@ def _native_fits(setting: Setting) -> str | None:
     if setting.device == "cpu" and one_size(setting):
         return "on a CPU PyTorch's attention would hold T × T logits for values of another size than keys"
     return None if setting.every_pair else "PyTorch's attention needs a pair of every token, and these are evicted by a memory"
+
+
+def fading(held: Float[Tensor, "B E H"], decay: Float[Tensor, "B T H"], tokens: Tokens) -> Fading:
+    """Compute the running sums of a call. held: the sums of the stored entries so far. Padding tokens have no decay."""
+    if tokens.valid is not None:
+        decay = decay.masked_fill(~tokens.valid[..., None], 0.0)
+    running = decay.double().cumsum(1)
+    return Fading(running, torch.cat((-held.double(), running), dim=1), held.dtype)

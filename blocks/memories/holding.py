@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from blocks.flow import Pairs
 from blocks.legend import Bool, Shape, Tensor
 from blocks.memories.base import Memory
-from blocks.operation import Kind, Slot, State
+from blocks.operation import Slot, State
 
 PAIR = frozenset({"key", "value", "position", "convolved"})
 """The tensors of a state that belong to pairs. All others are numbers of each pair."""
@@ -20,7 +20,6 @@ class Holding(Memory):
 
     bounded: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    reads: ClassVar[Kind] = Kind.PAIRS
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "evict"}
     evict: Literal["fall", "drop"] = "fall"
     """Whether evicted pairs enter the memory below or are discarded."""

@@ -35,7 +35,6 @@ class Latents(Memory):
         "o_t = Σ_l p(l|t) Σ_s p(s|l,t) v_s, p(l|t) = softmax_l(x_t·w_l^q), p(s|l,t) = softmax_{s≤t}(x_s·w_l^k)"
     )
     source: ClassVar[str] = "Latte, definitions 1 to 3 (eq. 5 to 14)"
-    bounded: ClassVar[bool] = False
     reads: ClassVar[Kind] = Kind.HIDDEN
     kind: Literal["latents"] = "latents"
     size: PositiveInt = 128

@@ -21,7 +21,6 @@ from blocks.timeline import timeline
 class Recurrent(Memory):
     """A state that receives features of pairs, decays by its gate, and answers features of queries."""
 
-    bounded: ClassVar[bool] = False
     reads: ClassVar[Kind] = Kind.FEATURES
     takes_several: ClassVar[bool] = True
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}

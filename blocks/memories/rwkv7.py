@@ -1,4 +1,4 @@
-"""RWKV-7's state: a delta rule whose rate, removed key and written key are vectors of their own."""
+"""RWKV-7's state: a delta rule whose rate, removed key and written key are separate vectors."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from blocks.flow import Mapped, Pairs, Partial, Tokens
-from blocks.legend import Float, Shape, Tensor, torch
+from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
@@ -19,8 +19,28 @@ from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Po
 from blocks.part import Parameters
 from blocks.softmax import dense, fla, native_fits, native_step, native_step_fits, single, triton, windowed
 from blocks.softmax.dense import hidden
-from blocks.softmax.visible import Visible
 from blocks.tensors import accumulating, all_present, may_look, take
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which of the state's and the call's entries each token of the call sees, a rectangle of it at a time."""
+
+    position: Int[Tensor, "B E"]
+    segment: Int[Tensor, "B E"] | None
+    held: int
+    reach: Int[Tensor, "B T"] | None
+
+    def __call__(self, tokens: slice, entries: slice) -> Bool[Tensor, "B t e"]:
+        """Return the mask in which token t, at entry held + t, sees ``held`` entries, itself included, or itself and the ``reach``
+        entries before it."""
+        entry = torch.arange(self.position.shape[1], device=self.position.device)
+        back = entry[self.held :][tokens, None] - entry[entries]
+        farthest = self.held - 1 if self.reach is None else self.reach[:, tokens, None]
+        visible = (self.position[:, entries] >= 0)[:, None] & (back >= 0) & (back <= farthest)
+        if self.segment is not None:
+            visible = visible & (self.segment[:, self.held :][:, tokens, None] == self.segment[:, None, entries])
+        return visible
 
 
 class Window(Holding):

@@ -3,7 +3,7 @@
     query     B 1 H D
     key       B S K D
     value     B S K V
-    position  B S, or B S K where each key head has pairs of its own: -1 where there is none. None: each is a pair
+    position  B S, or B S K if each key head has its own pairs: -1 where there is none. None: each is a pair
     hiding    B 1 1 S, or B K Q S of Q query heads a key head: what is added to the logits, -inf for pairs that the query does not
               reach. None: it reaches all
     softcap   see ``capped``

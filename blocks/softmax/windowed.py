@@ -1,4 +1,4 @@
-"""A window in blocks: each block of queries meets the pairs of its own block and of the window before it, and no others."""
+"""A window in blocks: each block of queries meets the pairs of its block and of the window before it, and no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def windowed(
     *,
     by_kernel: bool = False,
 ) -> Partial:
-    """Query t is at entry W + t and sees the last ``size`` = W entries up to it, of its own document.
+    """Query t is at entry W + t and sees the last ``size`` = W entries up to it, in its document.
 
     present: which entries are pairs (None: all); segment: their documents (None: one); reach: how many entries before its own each
     query sees, less than W (None: all W - 1); own: the queries' documents, if they differ from those of their entries. softcap: of

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 STEPS, REPORT = "steps", "report.json"
 STORE = RunStore("ablation", AblationError, mark=f"{STEPS}/{MARK}")
-"""Each step has a folder of its own. Several ablations may write to one folder: they wait for each other's steps."""
+"""Each step has its own folder. Several ablations may write to one folder: they wait for each other's steps."""
 
 
 def ablate(

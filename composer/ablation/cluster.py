@@ -23,7 +23,7 @@ PATIENCE = 10.0
 
 
 def ray_workers(address: str, *, gpus: float = 0) -> StartWorkers:
-    """Workers that run each step as a task of Ray. Raises AblationError where Ray is not installed.
+    """Workers that run each step as a task of Ray. Raises AblationError if Ray is not installed.
 
     - address: of a cluster; ``auto`` for the one that this machine belongs to; ``local`` to start one on this machine, which ends
       with the ablation.
@@ -68,7 +68,7 @@ def _check_answers(address: str) -> None:
 
 class _Cluster:
     at_once = math.inf
-    """Ray has a queue of its own, and a cluster can grow."""
+    """Ray has its own queue, and a cluster can grow."""
 
     def __init__(self, ray: Any, gpus: float) -> None:
         self._ray, self._task = ray, ray.remote(num_gpus=gpus)(_run_sent)

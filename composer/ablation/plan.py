@@ -37,7 +37,7 @@ PACKAGES = ("attention-composer", "torch", "transformers", "tokenizers", "peft",
 
 
 def common_to_all(request: Request) -> dict[str, Any]:
-    """Return the inputs that all variants share, as JSON. Raises ComposerError where one of them cannot be read.
+    """Return the inputs that all variants share, as JSON. Raises ComposerError if one of them cannot be read.
 
     Files count by the hashes of their contents, weights as ``fingerprint`` has them, data of the Hub by their reference alone.
     """
@@ -54,7 +54,7 @@ def common_to_all(request: Request) -> dict[str, Any]:
 
 
 def tasks_of(request: Request) -> tuple[NamedTask, ...]:
-    """Return the tasks with all of their options. Raises EvaluationError, also where lengths are missing."""
+    """Return the tasks with all of their options. Raises EvaluationError, also if lengths are missing."""
     if not request.tasks:
         return ()
     read_lengths(request.lengths)
@@ -109,7 +109,7 @@ class Chain:
 
 
 def read_variants(specs: Sequence[SpecLike], overrides: Overrides = ()) -> list[Variant]:
-    """Return each spec, and each variant of each sweep. Raises SpecError, and AblationError where two have one name."""
+    """Return each spec, and each variant of each sweep. Raises SpecError, and AblationError if two have one name."""
     variants = [variant for spec in specs for variant in _variants(spec, overrides)]
     names = [variant.name for variant in variants]
     twice = [name for name in names if names.count(name) > 1]
@@ -121,7 +121,7 @@ def read_variants(specs: Sequence[SpecLike], overrides: Overrides = ()) -> list[
 def stages_of(variant: Variant, request: Request) -> Mapping[str, Stage]:
     """Return the stages of its recipe, in order: for a model with a teacher, or for one from nothing; none where there are no data.
 
-    Raises AblationError where the recipe has stages for the other of the two alone.
+    Raises AblationError if the recipe has stages for the other of the two alone.
     """
     if not request.data:
         return {}

@@ -1,4 +1,4 @@
-"""Runs a step in a folder of its own, and keeps its figures in a file beside it, where a later call finds them."""
+"""Runs a step in its own folder, and keeps its figures in a file beside it, where a later call finds them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ SCHEMAS: dict[StepKind, type[Closed]] = {
 
 
 def read_figures(step: AblationStep, path: Path) -> Figures | None:
-    """Return the figures of a finished step; None where the file does not exist. Raises AblationError where it is damaged, or
+    """Return the figures of a finished step; None where the file does not exist. Raises AblationError if it is damaged, or
     contains the scores of other tasks or lengths."""
     try:
         figures = read_state(path, SCHEMAS[step.kind], AblationError, REMEDY)
@@ -135,7 +135,7 @@ def finished(step: AblationStep, folder: Path) -> Figures | None:
 def run_step(step: AblationStep, folder: Path) -> Figures:
     """Return the figures of a step. It is run, or continued, unless it is done. A user's mistake becomes the figure ``failure``.
 
-    Where another ablation in the same folder runs the step, this waits. Raises OSError where the folder cannot be written to.
+    Where another ablation in the same folder runs the step, this waits. Raises OSError if the folder cannot be written to.
     """
     results = folder / f"{step.name}.json"
     with exclusive_lock(beside(results), None):

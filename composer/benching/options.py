@@ -46,7 +46,7 @@ class TimingOptions(Replacing, OnGraph, WithBackend, InDtype, OnDevice, Seeded):
     steps: int = option("Timed tokens at each position.", default=STEPS, least=1)
     threads: int = option("Threads of the CPU.", default=1, least=1)
     memory: bool = option(
-        "On a CPU, also measure peak memory, each model in a process of its own. On a GPU it is always measured.", default=False
+        "On a CPU, also measure peak memory, each model in a separate process. On a GPU it is always measured.", default=False
     )
     out: Path | None = option(
         "Folder for the report, tables and plots. Left out, nothing is written.", default=None, converter=to_optional_path, **OUT

@@ -54,7 +54,7 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _piped_lines() -> Iterator[str]:
-    """Yield the lines of stdin. Raises ComposerError where they are no text."""
+    """Yield the lines of stdin. Raises ComposerError if they are no text."""
     stream = typer.get_text_stream("stdin")
     while True:
         try:
@@ -67,7 +67,7 @@ def _piped_lines() -> Iterator[str]:
 
 
 def _checked(line: str) -> str:
-    """Return the line without blank space around it. Raises ComposerError where it is no text."""
+    """Return the line without blank space around it. Raises ComposerError if it is no text."""
     try:
         line.encode("utf-8")
     except UnicodeEncodeError as error:

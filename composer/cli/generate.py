@@ -23,7 +23,7 @@ def generate(options: GenerateOptions, screen: Screen) -> None:
 
 
 def _text(prompt: str) -> str:
-    """Return the prompt, or what is read from stdin. Raises ComposerError where it is no text."""
+    """Return the prompt, or what is read from stdin. Raises ComposerError if it is no text."""
     try:
         text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
         text.encode("utf-8")

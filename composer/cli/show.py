@@ -29,7 +29,7 @@ class PrintOptions(CodeOptions):
     spec: str | None = argument(  # pyright: ignore[reportIncompatibleVariableOverride]
         f"{SPEC} Left out: their names.", default=None, complete=complete_spec
     )
-    expanded: bool = option("Print each variant of a sweep as a spec of its own.", default=False, flags=("--expand",))
+    expanded: bool = option("Print each variant of a sweep as a separate spec.", default=False, flags=("--expand",))
     out: Path | None = option(
         "With --expand: write one file for each variant here.", default=None, converter=to_optional_path, **OUT
     )

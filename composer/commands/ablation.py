@@ -60,7 +60,7 @@ class AblateOptions(Overriding, FreshOrNot, Request, OfSweeps):
         if self.source is not None and self.tokenizer is not None:
             raise AblationError("--tokenizer is for models that are built with --fresh: a source has its own tokenizer")
         if self.ray is not None and self.jobs not in (1, None):
-            raise AblationError("--jobs is for this machine; Ray has a count of its own: leave one of them out.")
+            raise AblationError("--jobs is for this machine; Ray sets its own number. Remove one of the two options.")
 
 
 @in_words
@@ -80,7 +80,7 @@ ablate = function_of(AblateOptions, run_ablate)
 
 
 def _workers(jobs: int | None, ray: str | None, device: str) -> StartWorkers:
-    """Raise AblationError if there is no Ray, and ComposerError where this machine has no such device."""
+    """Raise AblationError if there is no Ray, and ComposerError if this machine has no such device."""
     from composer.ablation import runner
 
     if ray is not None:

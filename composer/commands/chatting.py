@@ -167,7 +167,7 @@ class Chat:
         return cache
 
     def _room_for_answer(self, tokens: int) -> int:
-        """Return the tokens that an answer may have after so many. Raises ComposerError where there is no position for one."""
+        """Return the tokens that an answer may have after so many. Raises ComposerError if there is no position for one."""
         longest = self._sizes.max_positions
         if self._sizes.learns_positions:
             if tokens > longest:

@@ -42,7 +42,9 @@ class ExportOptions(Replacing, OfModel):
 
     def check(self) -> None:
         if self.native and self.step:
-            raise ExportError("--step is for a Python file of its own, which --native does not write: leave out one of them")
+            raise ExportError(
+                "--step is for the Python file of an export, which --native does not write. Remove one of the two options"
+            )
 
 
 class ExportReport(Readable, Closed):

@@ -16,7 +16,7 @@ from composer.spec.inherit import shown
 def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iterator[Path]:
     """Return a temporary path to write to. The file is moved to ``out`` after the block, and locked until then.
 
-    Raises ``refusal`` where it cannot be written, where another process writes it, and where it exists without ``force``.
+    Raises ``refusal`` if it cannot be written, where another process writes it, and if it exists without ``force``.
     """
     busy = refusal(f"Another run writes {shown(out)}. Wait until it has ended, or name another file.")
     with failing_as(refusal, f"{shown(out)} cannot be written"):
@@ -33,7 +33,7 @@ def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iter
 
 
 def check_output_file(out: Path, refusal: type[ComposerError], *, force: bool, example: str = "") -> None:
-    """Raise ``refusal`` where the file exists without ``force``, or is a folder. example: a name for a file in that folder."""
+    """Raise ``refusal`` if the file exists without ``force``, or is a folder. example: a name for a file in that folder."""
     if out.is_dir():
         raise refusal(f"{shown(out)} is a folder; name a file" + (f", such as {shown(out / example)}" if example else ""))
     if out.exists() and not force:

@@ -158,7 +158,7 @@ def _learned(spec: Spec, source: Reference, folder: Path, training: TrainingOpti
 
 
 def check_possible(spec: Spec, resolved: Resolved, source: Reference, keep: int | None, budget: int | None, sequence: int) -> None:
-    """Raise SelectionError if there are not so many layers to keep, or where not one of them fits into the budget."""
+    """Raise SelectionError if there are not so many layers to keep, or if not one of them fits into the budget."""
     free = candidates(resolved)
     if len(free) < 2:
         what = plural(len(free), "layer")

@@ -110,7 +110,7 @@ def _started(folder: str, port: int, options: ServeOptions) -> Server:
 
 
 def _listenable(host: str, port: int) -> int:
-    """Return the port, or a free one for 0. Raises ComposerError where nothing can listen there."""
+    """Return the port, or a free one for 0. Raises ComposerError if nothing can listen there."""
     try:
         with socket.create_server((host, port)) as listening:
             return listening.getsockname()[1]

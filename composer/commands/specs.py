@@ -103,7 +103,7 @@ def run_code(options: CodeOptions) -> Listing:
         options.spec, loaded, options.source, fresh=options.fresh, revision=options.revision, text_only=options.text_only
     )
     if target is None:
-        raise ComposerError(f"{loaded.name} has no sizes of its own, and a program has sizes: name a source, --from SOURCE.")
+        raise ComposerError(f"{loaded.name} has no sizes, which a program needs. Add a source: --from SOURCE.")
     device, dtype = device_type(options.device), options.dtype or target.dtype
     return code_of(resolve_spec(loaded, target.size), target.on, backend=options.backend, device=device, dtype=dtype)
 

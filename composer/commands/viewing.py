@@ -49,7 +49,7 @@ class OfShownSpec(WithParts):
 
 @options_class
 class ViewOptions(OfSource, OfShownSpec):
-    """Edit a spec on a page of its own.
+    """Edit a spec on a web page.
 
     On the left is the YAML. On the right, as you type, are mistakes with their lines, the picture, the program and its cost. The
     sizes are the source's, if one is named, otherwise Llama-3.2-1B's, and can be changed on the page. The page is served on this

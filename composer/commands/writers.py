@@ -25,7 +25,7 @@ def drawing_options(temperature: float, top_p: float) -> dict[str, Any]:
 
 
 def load_writer(model: str, device: str, backend: str, *, built: bool) -> tuple[Any, Path]:
-    """Return the model, and its folder. Raises ComposerError where it writes no text."""
+    """Return the model, and its folder. Raises ComposerError if it writes no text."""
     folder = Path(model).expanduser()
     if built and folder.is_dir():
         loaded: Any = load(folder, device=device, backend=backend)

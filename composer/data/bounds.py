@@ -16,7 +16,7 @@ MOST_WHOLE = 2**30
 MOST_UNPACKED = 2**30
 """Bytes that any compressed file may unpack to."""
 MOST_RATIO = 200
-"""Bytes that a larger compressed file may unpack to, for each of its own."""
+"""Bytes that a larger compressed file may unpack to, for each compressed byte."""
 RECORD, VALUE = 256, 8
 """Bytes that count for each record and for each of its values, beyond their contents: empty records need time, too."""
 

@@ -21,7 +21,7 @@ class Empty(DataError):
 
 
 def text_of(place: str, fields: Mapping[str, Any], column: str) -> str:
-    """Return the text of a column. Raises Empty where it is missing or blank, and DataError where it is no text."""
+    """Return the text of a column. Raises Empty if it is missing or blank, and DataError where it is no text."""
     text = fields[column]
     if text is None or (isinstance(text, str) and not text.strip()):
         shown = "missing" if text is None else "blank"
@@ -35,7 +35,7 @@ def text_of(place: str, fields: Mapping[str, Any], column: str) -> str:
 
 
 def check_characters(place: str, column: str, text: str) -> None:
-    """Raise DataError where a text contains half of a character."""
+    """Raise DataError if a text contains half of a character."""
     if HALF.search(text):
         raise DataError(f"{place}: {column} is {brief(text)}, with half of a character; expected text")
 

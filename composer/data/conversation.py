@@ -69,7 +69,7 @@ def conversation_of(record: DataRecord, column: str | None = None) -> Conversati
     """Return the conversation of a record.
 
     column: the column of the messages; None for a record whose columns ``prompt`` and ``completion`` are messages, as in TRL.
-    Raises DataError, and Empty where there is nothing to learn.
+    Raises DataError, and Empty if there is nothing to learn.
     """
     fields, place = record.fields, record.place
     if column is None:
@@ -210,6 +210,6 @@ def _settings(place: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     if refused:
         raise DataError(
             f"{place}: chat_template_kwargs sets {refused[0]}, which is no variable of a template; leave it out, and put messages, "
-            "tools and documents into columns of their own"
+            "tools and documents into separate columns"
         )
     return {str(key): item for key, item in value.items()}

@@ -59,7 +59,7 @@ def first_line(error: Exception) -> str:
 
 
 def _checked_revision(data: HubData, datasets: Any) -> str | None:
-    """Return the commit whose card, files and kind have been checked. Offline ``datasets`` reads tables of its own cache alone."""
+    """Return the commit whose card, files and kind have been checked. Offline ``datasets`` reads tables from its cache only."""
     _check_name(data, Path(datasets.__file__).parent / "packaged_modules")
     if is_offline():
         return data.revision
@@ -89,7 +89,7 @@ def _check_name(data: HubData, readers: Path) -> None:
 
 
 def check_card(text: str, name: str, title: str) -> None:
-    """Raise DataError where a data set's card, or its ``.huggingface.yaml``, names data files outside of the data set."""
+    """Raise DataError if a data set's card, or its ``.huggingface.yaml``, names data files outside of the data set."""
     import yaml
     from huggingface_hub import DatasetCard
 
@@ -109,7 +109,7 @@ def check_card(text: str, name: str, title: str) -> None:
 
 
 def check_builder(builder: Any, data: HubData) -> None:
-    """Raise DataError where the data set is of a kind that is not read, or has files of another place."""
+    """Raise DataError if the data set is of a kind that is not read, or has files of another place."""
     kind = type(builder).__module__.split(".")[-1]
     if not type(builder).__module__.startswith("datasets.packaged_modules.") or kind not in KINDS:
         raise DataError(f"{data.title}: a data set of the kind {shortened(kind)}; expected one of {', '.join(KINDS)}")

@@ -103,7 +103,7 @@ def _inside(kind: DataType) -> list[DataType] | None:
 
 
 def _check_sizes(opened: ParquetFile, columns: list[str], file: Path) -> None:
-    """Raise DataError where a column's metadata states many times more than what is stored, or its name is there twice."""
+    """Raise DataError if a column's metadata states many times more than what is stored, or its name is there twice."""
     name, count = Counter(opened.schema_arrow.names).most_common(1)[0]
     if count > 1:
         raise DataError(f"{file} has {count} columns of the name {shortened(name)}; expected one")

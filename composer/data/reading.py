@@ -47,7 +47,7 @@ def read_records(data: FileData | HubData) -> Iterator[DataRecord]:
 
 
 def files_of(data: FileData) -> tuple[Path, ...]:
-    """Return the files of a reference, sorted, all of one kind. Raises DataError where there is none, or one of an unknown kind."""
+    """Return the files of a reference, sorted, all of one kind. Raises DataError if there is none, or one of an unknown kind."""
     path = Path(data.path).expanduser()
     if path.is_dir():
         files = sorted(file for file in _files_below(path) if kind_of(file))
@@ -83,7 +83,7 @@ def kind_of(file: Path) -> str:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Everything in a folder that is no folder, links and pipes included. Raises DataError where a folder cannot be listed."""
+    """Everything in a folder that is no folder, links and pipes included. Raises DataError if a folder cannot be listed."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{shortened(str(error.filename), 500)} cannot be listed: {reason(error)}") from error

@@ -29,7 +29,7 @@ def suffix_of(file: Path) -> str:
 
 
 class _Gunzipped(io.RawIOBase):
-    """The contents of a gzip file. Raises DataError where it unpacks to more than ``Unpacked`` allows, or is damaged."""
+    """The contents of a gzip file. Raises DataError if it unpacks to more than ``Unpacked`` allows, or is damaged."""
 
     def __init__(self, file: Path, packed: BinaryIO) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Places boxes that feed each other in layers, top to bottom, and the lines between them.
 
-A line leaves the foot of a box, and enters others at their heads. Where it passes layers, it has a place of its own among their
+A line leaves the foot of a box, and enters others at their heads. Where it passes layers, it has its own place among their
 boxes, so that it never runs through one; all that leaves one output shares these places, and branches where it has to. Lines bend
 only between layers; the last piece of each is straight, with its label beside it, above the box that it enters. So labels meet
 neither boxes, nor lines, nor each other.

@@ -52,7 +52,7 @@ class ScoreLog:
     """The samples that have been scored so far, by this call and those before it.
 
     folder: where they are logged; None keeps them in memory alone. setting: of the evaluation, over all of its calls. Raises
-    EvaluationError where a log is damaged.
+    EvaluationError if a log is damaged.
     """
 
     def __init__(self, folder: Path | None, setting: EvaluationSetting) -> None:
@@ -105,7 +105,7 @@ class ScoreLog:
 
 
 def _check_sample(line: LoggedSample, setting: EvaluationSetting, where: str) -> None:
-    """Raise EvaluationError where a logged sample is of no cell of the evaluation, or has an impossible score."""
+    """Raise EvaluationError if a logged sample is of no cell of the evaluation, or has an impossible score."""
     tasks = {task.label: task for task in setting.tasks}
     _check_known(line.model, [model.label for model in setting.models], "model", where)
     _check_known(line.task, tasks, "task", where)
@@ -141,7 +141,7 @@ def open_score_log(folder: Path | None, setting: EvaluationSetting, *, force: bo
 
 
 def _earlier_report(folder: Path | None) -> EvaluationReport | None:
-    """Return the folder's earlier report; None where there is none. Raises EvaluationError where it is damaged."""
+    """Return the folder's earlier report; None where there is none. Raises EvaluationError if it is damaged."""
     try:
         return None if folder is None else read_state(folder / RESULTS, EvaluationReport, EvaluationError, REPORT_AGAIN, MOST_LOG)
     except FileNotFoundError:

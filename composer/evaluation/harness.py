@@ -55,7 +55,7 @@ def open_harness(options: EvaluationOptions) -> Any:
         manager = TaskManager(include_path=None if folder is None else str(folder))
     for task in names:
         if task not in manager.all_tasks:
-            mine = "" if folder is not None else " Tasks of your own: --include-path FOLDER."
+            mine = "" if folder is not None else " Your own tasks: --include-path FOLDER."
             raise EvaluationError(f"lm-eval has no task {brief(task)}{nearest(task, manager.all_tasks) or '.'}{mine}")
     with _quiet():
         manager.load(names)

@@ -60,7 +60,7 @@ def impossible_cells(
 
 
 def check_texts(tokenizer: Any, vocabulary: int, tasks: Sequence[NamedTask], lengths: Sequence[int]) -> None:
-    """Raises TaskError and EvaluationError where a task cannot be written in these tokens at one of the lengths."""
+    """Raises TaskError and EvaluationError if a task cannot be written in these tokens at one of the lengths."""
     for named in tasks:
         for _, reason in _impossible(tokenizer, vocabulary, named, lengths, None, ""):
             raise TaskError(f"{reason}.")

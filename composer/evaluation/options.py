@@ -84,7 +84,7 @@ class ScoringOptions(Replacing, WithBackend, InDtype, OnDevice, TaskFiles, Seede
         "Tasks of lm-eval-harness, if it is installed.", default=(), converter=to_names, metavar="TASK,…"
     )
     include_path: Path | None = option(
-        "With --lm-eval: a folder with tasks of your own.", default=None, converter=to_optional_path, metavar="FOLDER"
+        "With --lm-eval: a folder with your own tasks.", default=None, converter=to_optional_path, metavar="FOLDER"
     )
     limit: int | float | None = option(
         "With --lm-eval: documents of each task, or a share below 1. Left out, the value of --samples.",
@@ -112,7 +112,7 @@ class ScoringOptions(Replacing, WithBackend, InDtype, OnDevice, TaskFiles, Seede
     )
 
     def check(self) -> None:
-        """Raise EvaluationError where options contradict each other."""
+        """Raise EvaluationError if options contradict each other."""
         if self.log_samples and self.out is None:
             raise EvaluationError("--log-samples writes into the folder of the results: name the folder with --out FOLDER.")
         if not self.lm_eval:

@@ -30,7 +30,7 @@ class Perplexity(Closed):
     """Return windows of exactly this length, BOS included, that do not overlap. If a text has more of them than samples, the
     samples are spread over all of it."""
 
-    source: ClassVar[str] = "the loss of a language model on a text of one's own"
+    source: ClassVar[str] = "the loss of a language model on any text"
     scored: ClassVar[Scored] = "loss"
     provenance: ClassVar[None] = None
     """Its text is a file that its options name."""

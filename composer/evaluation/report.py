@@ -306,7 +306,7 @@ def interval_of(scored: Scored, mean: float, error: float | None, samples: int) 
     square = Z * Z / count
     middle, half = mean + square / 2, Z * math.sqrt(mean * (1 - mean) / count + square / (4 * count))
     low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
-    return max(0.0, min(low, mean)), min(1.0, max(high, mean))  # 0 and 1 are ends of their own intervals, rounded or not
+    return max(0.0, min(low, mean)), min(1.0, max(high, mean))  # 0 and 1 stay ends of their intervals after rounding
 
 
 def bucket_size(length: int) -> int:

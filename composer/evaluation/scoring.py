@@ -113,7 +113,7 @@ def check_tokens(samples: Sequence[Sample], vocabulary: int, name: str, tokenize
 
 
 def _as_many_as_fit(judge: Callable[[list[Sample]], list[SampleScore]], samples: list[Sample]) -> list[SampleScore]:
-    """Scores all samples at once, or in halves where memory does not suffice. Raises CellFailed where it does not for one."""
+    """Scores all samples at once, or in halves where memory does not suffice. Raises CellFailed if it does not for one."""
     try:
         with room():
             return judge(samples)
@@ -249,7 +249,7 @@ def _in_buckets(nats: Sequence[float], is_judged: Sequence[bool], size: int) -> 
 def before_logits(model: Any, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Return the states that logits are made of, ``B T C``, and what makes logits of some of them, ``b t C`` to ``b t V``.
 
-    Only the logits of each row's first token are computed on the way. Raises EvaluationError where the states are not to be found.
+    Only the logits of each row's first token are computed on the way. Raises EvaluationError if the states are not to be found.
     """
     outputs: list[Any] = []
     states: list[Tensor] = []
@@ -276,7 +276,7 @@ class Outputs(nn.Module):
 
     def __init__(self, base: nn.Module, outputs: Any) -> None:
         super().__init__()
-        vars(self)["base"] = base  # and not as a module of its own
+        vars(self)["base"] = base  # and not as a separate module
         self.outputs = outputs
 
     def __getattr__(self, name: str) -> Any:

@@ -172,7 +172,7 @@ class Draft:
         operation: Operation | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """A part's operation, or another one of its operations. Raises GraphError where another node has its name."""
+        """A part's operation, or another one of its operations. Raises GraphError if another node has its name."""
         chosen, further = operation or part.operation(shape), MappingProxyType(dict(options or {}))
         self._put(Node(name, chosen, shape, part, module or name, path, operation is None, further))
 

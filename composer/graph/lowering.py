@@ -117,7 +117,7 @@ def compiled(head: HeadSpec, shape: Shape) -> Compiled:
 
 
 def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None, without: tuple[Pattern, ...] = ()) -> Program:
-    """Return the graph as steps. Raises GraphError where an operation has no form at all. without: patterns that are not used."""
+    """Return the graph as steps. Raises GraphError if an operation has no form at all. without: patterns that are not used."""
     setting = setting or Setting()
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}

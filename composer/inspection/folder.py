@@ -147,7 +147,7 @@ class Summary(Closed):
 
 
 def check_place(folder: Path, *, force: bool) -> None:
-    """Raise InspectionError where a report cannot be written, before the model is run."""
+    """Raise InspectionError if a report cannot be written, before the model is run."""
     folder = folder.expanduser()
     if STORE.check(folder, force=force):
         _written_before(folder)  # a damaged summary is a mistake, too
@@ -184,7 +184,7 @@ def _write(findings: Findings, folder: Path) -> list[Path]:
 
 
 def _written_before(folder: Path) -> list[str]:
-    """Return the names of the files that an earlier report wrote in the folder. Raises InspectionError where its summary is
+    """Return the names of the files that an earlier report wrote in the folder. Raises InspectionError if its summary is
     damaged."""
     remedy = f"Remove {folder}, or choose another --out."
     try:

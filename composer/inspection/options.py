@@ -80,11 +80,11 @@ class InspectOptions(Replacing, WithBackend, OnDevice, Seeded):
             labels = ", ".join(task.label for task in named) or "nothing"
             raise InspectionError(f"--tasks: {labels}; a model is looked at on {ONE_TEXT}: name one task.")
         if not isinstance(task := named[0].task, Task):
-            raise InspectionError(f"{named[0].label}: name a task that writes a text of its own, such as passkey or recall.")
+            raise InspectionError(f"{named[0].label}: name a task that writes its own text, such as passkey or recall.")
         return named[0].label, task
 
     def check(self) -> None:
-        """Raise InspectionError where options contradict each other."""
+        """Raise InspectionError if options contradict each other."""
         if self.tasks and self.text is not None:
             raise InspectionError(
                 "--tasks and --text exclude each other, because a task writes its own text: leave one of them out."

@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def complete(head: Mapping[str, Any], size: Dimensions = SMALL) -> HeadSpec:
-    """Return a head, resolved. Raises GraphError where it cannot mean anything."""
+    """Return a head, resolved. Raises GraphError if it cannot mean anything."""
     spec = load_spec({"compose": 1, "name": "case", "head": dict(head)})
     return resolve(spec, size).heads["head"]
 

@@ -76,7 +76,7 @@ LAWS = dict(_laws())
 
 @cache
 def parts_under_test(references: tuple[str, ...]) -> tuple[type[Part], ...]:
-    """Return the parts of the modules and files. Raises pytest's error of usage where they cannot be registered."""
+    """Return the parts of the modules and files. Raises pytest's error of usage if they cannot be registered."""
     try:
         return parts_of(register_parts(references))
     except RegistrationError as error:

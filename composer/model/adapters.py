@@ -25,7 +25,7 @@ def where_of(options: Mapping[str, Any]) -> dict[str, Any]:
 def adapters_of(reference: Any, where: Mapping[str, Any]) -> str:
     """Return the folder on this machine with a model's adapters, which are safetensors.
 
-    Raises OSError where there are none, and ValueError for a kind of adapter whose code would have to be imported.
+    Raises OSError if there are none, and ValueError for a kind of adapter whose code would have to be imported.
     """
     path = cached_file(reference, ADAPTER_CONFIG, **where)
     weights = cached_file(reference, ADAPTER_WEIGHTS, **where)  # else a pickle would be looked for

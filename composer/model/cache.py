@@ -135,7 +135,7 @@ class ComposedCache(Cache):
         return max(self.state(layer).columns for layer in range(len(self.layers)))
 
     def seen(self) -> Tensor | None:
-        """Real tokens of each row so far, ``B``, int64; None before the first. Raises ValueError where a call was cut short."""
+        """Real tokens of each row so far, ``B``, int64; None before the first. Raises ValueError if a call was cut short."""
         counted = self.state(0).tensors.get(SEEN)
         if counted is None and self.get_seq_length():
             raise ValueError(

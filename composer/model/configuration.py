@@ -32,7 +32,7 @@ class Composition:
     """A host of another family writes text."""
 
     def resolved(self) -> Resolved:
-        """Return the spec, validated. Raises ValueError where there is none, or where it does not have its hash."""
+        """Return the spec, validated. Raises ValueError if there is none, or if it does not have its hash."""
         if self.spec is None:
             raise ValueError("this configuration has no spec: a composed model is made by `compose build`")
         try:
@@ -56,7 +56,7 @@ class Composition:
 
 
 class ComposedConfig(Composition, LlamaConfig):
-    """Llama's fields, and what a trunk of our own may have that Llama's has not.
+    """Llama's fields, and further fields of this project's trunks.
 
     norm_type, mlp_type, position_embedding, residual_dropout: as ``composer.spec.trunk.TrunkSpec`` has them; ``rms_norm_eps`` is
     the epsilon of either norm, and ``max_position_embeddings`` the number of positions that are learned. labels: the classes of

@@ -40,13 +40,13 @@ def read_in_pieces(model: Any, ids: Tensor, cache: ComposedCache, watch: Callabl
 
 def prepare_cache(model: Any, settings: Any, options: dict[str, Any]) -> None:
     """Put a cache into the options of ``generate``, where they have none. settings: transformers' ``GenerationConfig``. Raises
-    ValueError where the model, or the settings, do not generate text with states."""
+    ValueError if the model, or the settings, do not generate text with states."""
     if model.base.both_ways:
         raise ValueError("a bidirectional model cannot generate: each token depends on the tokens after it")
     if settings.cache_implementation is not None:
         raise ValueError(
             f"cache_implementation={settings.cache_implementation!r} is for caches of keys and values; "
-            "a composed model keeps states of its own: leave it out"
+            "a composed model has its own states. Remove this argument"
         )
     if options.get(CACHE) is None and settings.use_cache:
         options[CACHE] = new_cache(model.config)

@@ -134,7 +134,7 @@ def _keep_mixers(base: nn.Module, layers: nn.ModuleList, resolved: Resolved) -> 
         return False
     if not hybrids_run():
         raise BuildError(
-            f"{_host(base)} has layers with states of their own, and transformers {transformers.__version__} cannot continue them "
+            f"{_host(base)} has layers with their own states, and transformers {transformers.__version__} cannot continue them "
             "as heads do: install a later version"
         )
     count = getattr(config, "number_of_conv_states", 1)

@@ -2,7 +2,7 @@
 
 A memory's answer is linear in the values, and all coordinates of a value count alike: o_t = Σ_s w_ts v_s. So the gradient of one
 coordinate of the answer by the same coordinate of each value is the row w_t: softmax weights of exact memories, and of others the
-weights that their states imply. No part needs code for it. Several rows are computed at once, each by a coordinate of its own.
+weights that their states imply. No part needs code for it. Several rows are computed at once, each by its own coordinate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from composer.model.stepwise import HeadCall, Piece, ordinary, pieces
 class ImplicitAttention:
     """queries: the columns whose weights were computed, in ascending order.
 
-    own: for each memory, the weights of its own answer, B Q H T. parts: for each memory, the factor of its answer in the read's
+    own: for each memory, the weights of its answer, B Q H T. parts: for each memory, the factor of its answer in the read's
     output, B Q H. answer: B Q H V, the read's output, before positions of values are undone and before an output norm. entered:
     B T K V, the values that enter the memories. sunk: the share of attention sinks, B Q H; None where there are none. brought:
     B Q H V, the part of the answer from values that belong to memories and to no token; None where no memory has any.

@@ -218,7 +218,7 @@ class ComposedModel(ComposedPreTrainedModel):
         passed = Passed(tokens, self.backend, below, ahead)
         if getattr(self, "takes_passed", False):
             return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
-        # Hybrids' hosts have kinds of caches of their own, which they insist on where use_cache is True.
+        # Hybrids' hosts have their own kinds of caches, which they insist on where use_cache is True.
         cache = options[CACHE] = options.pop("cache")
         use_cache = cache is not None and not self.has_mixers
         masks = masks_of(passed) if self.has_mixers else None
@@ -234,7 +234,7 @@ class ComposedModel(ComposedPreTrainedModel):
             past = None  # some models that read images prepare an empty cache of their own kind
         if past is not None and not isinstance(past, ComposedCache):
             raise TypeError(
-                f"the cache is a {type(past).__name__}, and a composed model keeps states of its own: pass what this model "
+                f"the cache is a {type(past).__name__}, and a composed model has its own states: pass what this model "
                 "returned, ComposedCache(layers), or nothing. PEFT's prefix tuning and cartridges pass keys and values in a cache, "
                 "which a state cannot hold: use prompt tuning, P-tuning or LoRA"
             )
@@ -282,7 +282,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         return super().__call__(*arguments, **options)
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep memory of their own. Raises
+        """As transformers has it. A cache that outlives the call has no recorder: recorded steps keep their own memory. Raises
         ValueError if the cache has seen all of the input."""
         answer = None
         check_continuation(arguments, options)

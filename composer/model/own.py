@@ -201,7 +201,7 @@ class LearnedPositions(nn.Embedding):
     """One vector a position of a document."""
 
     def forward(self, hidden: Tensor, passed: Passed) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """hidden ``B T C`` with the vectors of its tokens' positions added. Raises ValueError where there are too few; in a
+        """hidden ``B T C`` with the vectors of its tokens' positions added. Raises ValueError if there are too few; in a
         compiler's graph, PyTorch does."""
         position = _real(passed.tokens)
         enough = passed.below is not None and passed.below <= self.num_embeddings

@@ -74,7 +74,7 @@ class DeclaredState(NamedTuple):
 def declared_states(model: Any, tokens: int) -> dict[str, DeclaredState]:
     """Return every tensor of a model's cache after ``tokens`` tokens of one row, by its name in a file.
 
-    Raises ComposerError for a hybrid, whose host declares no states of its own layers.
+    Raises ComposerError for a hybrid, whose host does not declare the states of its layers.
     """
     if model.base.has_mixers:
         raise ComposerError(
@@ -119,7 +119,7 @@ def save_cache(path: Path, cache: ComposedCache, model: Any, owner: StateOwner) 
 def load_cache(path: Path, model: Any, owner: StateOwner) -> ComposedCache:
     """Read a state into a new cache on the model's device.
 
-    owner: of the model that is to continue. Raises ComposerError where the file is damaged, or belongs to another model.
+    owner: of the model that is to continue. Raises ComposerError if the file is damaged, or belongs to another model.
     """
     try:
         header = read_header(path, BASE_HEADER + sum(ENTRY + 4 * len(name) for name in declared_states(model, 1)))
@@ -164,7 +164,7 @@ def _record(path: Path, metadata: Mapping[str, str]) -> StateRecord:
 
 
 def _check_owner(path: Path, stored: StateOwner, owner: StateOwner) -> None:
-    """Raise ComposerError where the state belongs to another model, or to another tokenizer."""
+    """Raise ComposerError if the state belongs to another model, or to another tokenizer."""
     differences = list(_differences(stored, owner))
     if differences:
         raise ComposerError(
@@ -188,7 +188,7 @@ def _differences(stored: StateOwner, owner: StateOwner) -> Iterator[str]:
 
 
 def _places(path: Path, entries: Mapping[str, Any], states: Mapping[str, DeclaredState], start: int) -> dict[str, tuple[int, int]]:
-    """Return the first and the last byte of each tensor. Raise ComposerError where the entries are not those of the states."""
+    """Return the first and the last byte of each tensor. Raise ComposerError if the entries are not those of the states."""
     if unknown := sorted(entries.keys() - states.keys()):
         raise _damaged(path, f"this model has no state {listed(unknown)}")
     if missing := sorted(states.keys() - entries.keys()):

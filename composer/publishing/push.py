@@ -136,7 +136,7 @@ def _check_replaceable(contents: Contents, repo_id: str, present: set[str], know
     kind = _kind_of(present)
     if kind is not None and kind != contents.kind:
         raise PushError(
-            f"{repo_id} holds {IN_WORDS[kind]}, and this is {IN_WORDS[contents.kind]}. Push it to a branch of its own "
+            f"{repo_id} holds {IN_WORDS[kind]}, and this is {IN_WORDS[contents.kind]}. Push it to a separate branch "
             "(--branch NAME), or to another repository, or replace what is there: --force"
         )
     if strangers := sorted(present - known):

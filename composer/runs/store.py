@@ -110,20 +110,20 @@ class RunStore:
             yield has_run
 
     def lock(self, folder: Path) -> AbstractContextManager[bool]:
-        """Return the lock of the folder, which raises ``error`` where another process holds it."""
+        """Return the lock of the folder, which raises ``error`` if another process holds it."""
         busy = self.error(f"Another {self.noun} writes to {folder}. Wait until it has ended, or choose another --out.")
         return exclusive_lock(beside(folder) if self.is_temporary else inside(folder), busy)
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[None]:
-        """Raise ``error`` where the block cannot write to the folder."""
+        """Raise ``error`` if the block cannot write to the folder."""
         with failing_as(self.error, f"{folder} cannot be written to", "Choose another --out."):
             yield
 
     def begin(self, folder: Path, settings: OfSettings, *, force: bool = False) -> OfSettings:
         """Write the settings of a new run, or check those of a continued one. Returns the settings of the run.
 
-        Raises ``error`` where the run in the folder has other settings. force: remove that run.
+        Raises ``error`` if the run in the folder has other settings. force: remove that run.
         """
         if (folder / self.mark).is_file() and not force:
             earlier = self.check_same(folder, settings)
@@ -140,7 +140,7 @@ class RunStore:
         return settings
 
     def check_same(self, folder: Path, settings: OfSettings) -> OfSettings:
-        """Return the settings of the run in a folder. Raises ``error`` where they differ."""
+        """Return the settings of the run in a folder. Raises ``error`` if they differ."""
         path, remedy = folder / self.mark, f"Start again: --force, or remove {folder}."
         try:
             earlier = read_state(path, type(settings), self.error, remedy)

@@ -35,7 +35,7 @@ def count_within(bytes_of: Callable[[int], int], most: int, budget: int) -> int:
     """Return the most layers, up to ``most``, that can be kept within ``budget`` bytes of state. bytes_of: from kept layers to
     bytes.
 
-    Raises SelectionError where not one layer fits.
+    Raises SelectionError if not one layer fits.
     """
     for count in range(most, 0, -1):
         if bytes_of(count) <= budget:

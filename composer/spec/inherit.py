@@ -155,7 +155,7 @@ def _check_own(parent: SpecNode, child: SpecNode, extends: SpecNode) -> None:
 
 def find_spec(reference: str, folder: Path) -> Path | None:
     """Return the path of a spec: a file of this name (relative to ``folder``), else the shipped spec of this name, with or without
-    ``.yaml``, else the folder of a built model. A spec of the Hub is fetched first. Raises SpecError where that fails."""
+    ``.yaml``, else the folder of a built model. A spec of the Hub is fetched first. Raises SpecError if that fails."""
     if reference.startswith(HUB):
         return spec_on_hub(reference)
     path = folder / reference

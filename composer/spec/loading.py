@@ -32,7 +32,7 @@ def load_spec(source: SpecLike, overrides: Overrides = (), *, parts: PartReferen
     """Return a spec from a file, a shipped spec's name, or a mapping; overrides are ``path=value``. ``file:variant`` is one of a
     sweep's.
 
-    parts: Python modules or files (.py) with parts of your own, which are imported. Those of installed packages need no option.
+    parts: Python modules or files (.py) with your own parts, which are imported. Those of installed packages need no option.
 
     Raises SpecError with every mistake of the document, each with its file, line, column and path.
     """
@@ -75,7 +75,7 @@ def variants_of(source: SpecLike, overrides: Overrides = ()) -> tuple[Vary | Non
 
 def expand(source: SpecLike, overrides: Overrides = (), *, parts: PartReference | Sequence[PartReference] = ()) -> dict[str, Spec]:
     """Return the specs of a sweep, by their variants' names; overrides are applied to each. Raises SpecError with every mistake of
-    every variant, and where ``source`` is no sweep. parts: as for ``load_spec``."""
+    every variant, and if ``source`` is no sweep. parts: as for ``load_spec``."""
     use_parts(parts)
     document = load_document(source)
     return _expanded(document, _vary(document, overrides), overrides)

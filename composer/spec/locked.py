@@ -12,7 +12,7 @@ DEFAULT = "head"
 def locked(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a spec that resolves to the same on the same source. resolved: as its JSON is.
 
-    A spec with a trunk of its own has no ``dimensions``: its trunk has all sizes.
+    A spec with its own trunk has no ``dimensions``: its trunk has all sizes.
     """
     heads = dict(resolved["heads"])
     rules: dict[str, tuple[Any, list[int]]] = {}

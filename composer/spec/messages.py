@@ -124,7 +124,7 @@ def _settled(faults: list[Fault]) -> Iterator[tuple[Fault, list[Fault]]]:
     reported: set[Fault] = set()
     for fault in faults:
         if fault.type == "too_short" and len(fault.value) >= fault.context["min_length"]:
-            continue  # the items of this value have faults of their own
+            continue  # the items of this value have their own faults
         fork = fault.path[: fault.fork]
         if fault.fork is None:
             yield fault, []

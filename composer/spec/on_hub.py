@@ -39,7 +39,7 @@ def spec_on_hub(reference: str) -> Path | None:
 
 
 def is_spec_on_hub(reference: str) -> bool:
-    """Whether a name on the Hub is that of a spec and not of a model. Raises SpecError where it cannot be read."""
+    """Whether a name on the Hub is that of a spec and not of a model. Raises SpecError if it cannot be read."""
     match = NAMED.fullmatch(reference)
     if match is None or match["file"] is not None:
         return match is not None

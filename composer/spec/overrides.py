@@ -61,7 +61,7 @@ def overridden(document: SpecNode, override: str, here: Alternatives) -> SpecNod
 
 
 def setting(document: SpecNode, steps: Steps, value: SpecNode, here: Alternatives, place: Place | None) -> SpecNode:
-    """Return the document with ``value`` at this place. place: of the override. Raises SpecError where there is no such place."""
+    """Return the document with ``value`` at this place. place: of the override. Raises SpecError if there is no such place."""
     if len(steps) > DEEPEST:
         raise SpecError(at(place, steps[:4], f"nested deeper than {DEEPEST} levels"))
     whole = heads_inherited(document, here)  # the items of an inherited list are counted in the head that defines it

@@ -158,8 +158,8 @@ class Recipe(Closed):
     """Tokens of a row. Left out: 1,024, or as many as the source was made for if that is less."""
     rows: Literal["packed", "joined", "whole", "padded"] = "packed"
     """packed: documents end to end, none of which sees another; joined: end to end, and a row is one text, positions and all;
-    whole: packed, but cut only where one is longer than a row; padded: each in rows of its own."""
+    whole: packed, but cut only where one is longer than a row; padded: each in separate rows."""
     transfer: Transfer | None = None
     finetune: Finetune | None = None
     train: Train | None = None
-    """For a spec with a trunk of its own."""
+    """For a spec with its own trunk."""

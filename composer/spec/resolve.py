@@ -29,7 +29,6 @@ from composer.graph.rules_of_spec import RESERVED
 from composer.spec.dimensions import Dimensions
 from composer.spec.document import Name, Spec
 from composer.spec.layer_rules import SOURCE, Group, layers_of, named, unused_heads
-from composer.spec.layers import check_layers
 from composer.spec.recipe import Recipe
 from composer.spec.sweep import refuse_sweep
 from composer.spec.trunk import TrunkSpec
@@ -53,12 +52,12 @@ class Resolved(Closed):
     heads: dict[Name, HeadSpec]
     layers: tuple[tuple[Group, ...], ...]
     trunk: TrunkSpec | None = Field(default=None, exclude_if=lambda trunk: trunk is None)
-    """Complete, too; only where the spec has one of its own."""
+    """Complete, too; only if the spec has its own trunk."""
     recipe: Recipe | None = Field(default=None)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        check_layers(self)
+        _check_layers(self)
         return self
 
     @property
@@ -101,11 +100,30 @@ class Resolved(Closed):
         return replace(self.dimensions.shape(heads), both_ways=self.direction == "bidirectional")
 
 
+def _check_layers(resolved: Resolved) -> None:
+    """Raise ValueError unless the groups of each layer divide its heads, and all fields of memories are set."""
+    size = resolved.dimensions
+    if len(resolved.layers) != size.layers:
+        raise ValueError(f"has heads for {len(resolved.layers):,} layers, and the model has {size.layers:,}")
+    without = set(size.without_attention)
+    if any(bool(groups) == (layer in without) for layer, groups in enumerate(resolved.layers)):
+        raise ValueError("has heads for a layer without attention, or none for a layer with attention")
+    for layer in set(resolved.layers) - {()}:
+        if unknown := [group.head for group in layer if group.head not in resolved.heads]:
+            raise ValueError(f"has no head {unknown[0]}, which a layer names")
+        if any(group.heads * size.key_heads != group.key_heads * size.heads for group in layer):
+            raise ValueError("has a group of heads that splits a group of key heads")
+        if sum(group.heads for group in layer) != size.heads or len({group.head for group in layer}) < len(layer):
+            raise ValueError("has a layer whose groups are not its heads")
+    if any(memory.name is None or memory.position is None for head in resolved.heads.values() for memory in head.memory):
+        raise ValueError("has a memory that leaves its name or its position open")
+
+
 def heads_of(spec: Spec) -> dict[str, HeadSpec]:
     """Return the heads of a spec by name: ``head:`` is called head, and ``source`` is the source's own attention where layers name
     it.
 
-    Raises GraphError where another head is called head, too.
+    Raises GraphError if another head is called head, too.
     """
     heads = dict(spec.heads)
     if spec.head is not None:
@@ -118,9 +136,9 @@ def heads_of(spec: Spec) -> dict[str, HeadSpec]:
 
 
 def resolve(spec: Spec, source: Dimensions | None = None, *, idle: bool = False) -> Resolved:
-    """Write out everything that ``spec`` leaves to its source, or, where there is none, to the trunk of its own.
+    """Write out everything that ``spec`` leaves to its source, or, where there is none, to the spec's own trunk.
 
-    idle: accept parts without an effect, as ``checked_graph`` does. Raises GraphError where the result cannot mean anything.
+    idle: accept parts without an effect, as ``checked_graph`` does. Raises GraphError if the result cannot mean anything.
     """
     refuse_sweep(spec)
     dimensions, trunk = dimensions_and_trunk(spec, source)
@@ -171,7 +189,7 @@ def dimensions_and_trunk(spec: Spec, source: Dimensions | None) -> tuple[Dimensi
         return source, None
     if source is not None:
         raise GraphError(
-            "this spec has a trunk of its own, which the source's would contradict: build it from nothing (--fresh, without a "
+            "this spec has its own trunk, which the source's would contradict: build it from nothing (--fresh, without a "
             "source), or remove the trunk (--set trunk=null)",
             ("trunk",),
         )

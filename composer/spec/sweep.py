@@ -54,7 +54,7 @@ def variant_names(vary: Vary) -> list[str]:
 
 
 def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
-    """Return the documents, by their variants' names. Raises SpecError where a path leads nowhere."""
+    """Return the documents, by their variants' names. Raises SpecError if a path leads nowhere."""
     common, vary_node = without_vary(document), document.child("vary")
     assert vary_node is not None
     if vary.count * count(common) > MOST_VALUES:
@@ -81,7 +81,7 @@ def variants(document: SpecNode, vary: Vary) -> dict[str, SpecNode]:
 
 
 def chosen(document: SpecNode, vary: Vary, name: str) -> SpecNode:
-    """Return the document of one variant. Raises SpecError where the sweep has no such variant."""
+    """Return the document of one variant. Raises SpecError if the sweep has no such variant."""
     known = variants(document, vary)
     if name not in known:
         place = node.where if (node := document.child("vary")) else None
@@ -116,7 +116,7 @@ def together(problems: list[tuple[str, SpecError]], vary: Vary, *, name_variants
 
 
 def refuse_sweep(spec: Spec) -> None:
-    """Raise GraphError where one spec is needed and this is a table of them."""
+    """Raise GraphError if one spec is needed and this is a table of them."""
     if spec.vary is not None:
         names = variant_names(spec.vary)
         raise GraphError(

@@ -176,7 +176,7 @@ def _of_split(file: Path, split: Split | None, _: tuple[int, int]) -> tuple[Ques
 
 
 def files_of(folder: Path, number: int) -> dict[str, list[Path]]:
-    """Return the files of a task in the folder, by bAbI's part. Raises ``TaskError`` where there are none."""
+    """Return the files of a task in the folder, by bAbI's part. Raises ``TaskError`` if there are none."""
     files = {part: sorted(folder.glob(f"qa{number}_*_{part}.txt")) for part in ("train", "test")}
     if not any(files.values()):
         raise TaskError(f"{folder} has no file of bAbI's task {number}, such as qa{number}_…_train.txt.")

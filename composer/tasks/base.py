@@ -75,7 +75,7 @@ class Task(Closed, ABC):
 
     @abstractmethod
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
-        """Return one sample of at most ``length`` tokens. Raises ``TaskError`` where that is too short, or where the tokenizer
+        """Return one sample of at most ``length`` tokens. Raises ``TaskError`` if that is too short, or if the tokenizer
         cannot write what has to be read."""
 
     @property
@@ -106,7 +106,7 @@ def answered(writer: Writer, prompt: str, reply: str, answers: tuple[str, ...] |
 
 
 def origin(path: Path) -> str:
-    """Return a file, as ``provenance`` names it. Raises ``TaskError`` where it cannot be read."""
+    """Return a file, as ``provenance`` names it. Raises ``TaskError`` if it cannot be read."""
     try:
         return f"{path}, sha256 {sha256(path)}"
     except OSError as error:

@@ -84,7 +84,7 @@ class Needles(Task):
         return answered(writer, laid.prompt, " ".join(laid.answers), laid.answers, depth)
 
     def fill(self, rng: random.Random, hidden: Hidden, tokens: int, count: Callable[[str], int]) -> Laid:
-        """Return the longest text that has at most ``tokens`` with its answers. Raises ``TaskError`` where that is too short."""
+        """Return the longest text that has at most ``tokens`` with its answers. Raises ``TaskError`` if that is too short."""
         question = self.question.format(names=spoken(hidden))
 
         def lay(filler: int) -> Laid:

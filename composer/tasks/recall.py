@@ -38,7 +38,7 @@ class Recall(Task):
 
     kind: Literal["recall"] = "recall"
     pairs: Annotated[int, Field(ge=2, le=len(KEYS))] = 32
-    """Keys, each with a value of its own."""
+    """Keys, each with its own value."""
 
     def sample(self, rng: random.Random, writer: Writer, length: int, split: Split) -> Sample:
         pairs = apart(rng, split, lambda draws: draw_pairs(draws, self.pairs))

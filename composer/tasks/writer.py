@@ -124,7 +124,7 @@ def fullest(
 ) -> Arrangement:
     """What ``lay`` makes of as many units of filler as fit. It draws from ``rng`` the same numbers for each amount that is tried.
 
-    Raises ``TaskError`` where not even the text without filler fits.
+    Raises ``TaskError`` if not even the text without filler fits.
     """
     state = rng.getstate()
 

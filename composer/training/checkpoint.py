@@ -117,7 +117,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def read_state(checkpoint: Path, kind: type[OfKind]) -> OfKind:
-    """Return the ``state`` that ``save`` wrote. Raises TrainingError where the checkpoint is damaged."""
+    """Return the ``state`` that ``save`` wrote. Raises TrainingError if the checkpoint is damaged."""
     return _undamaged(checkpoint, lambda: _valid(kind, _stored(checkpoint).state))
 
 
@@ -125,7 +125,7 @@ def restore(checkpoint: Path, units: Sequence[Unit]) -> None:
     """Load units and random states, once the checksums of all files have been checked.
 
     There may be more or fewer processes than when it was written; additional ones keep their own random states. Raises
-    TrainingError where the checkpoint is damaged.
+    TrainingError if the checkpoint is damaged.
     """
     by_all(lambda: _undamaged(checkpoint, lambda: _check(checkpoint)))
     by_all(lambda: _undamaged(checkpoint, lambda: _restore(checkpoint, units)))
@@ -182,7 +182,7 @@ def _fill(tensor: Tensor, name: str, files: Sequence[Any]) -> None:
 
 
 def _stored(checkpoint: Path) -> CheckpointFacts:
-    """Raise ValueError where the file does not match its own checksum."""
+    """Raise ValueError if the file does not match its own checksum."""
     text = read_text(checkpoint / FACTS, MOST_CONFIG)
     facts = parse_json(text)["facts"]
     if text != _text(facts):
@@ -239,7 +239,7 @@ def _undamaged(checkpoint: Path, act: Callable[[], Result]) -> Result:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, in the order of their steps. They are moved there whole, so one without its files is
-    damaged, which its reader reports. Raises TrainingError where the folder cannot be listed."""
+    damaged, which its reader reports. Raises TrainingError if the folder cannot be listed."""
     with failing_as(TrainingError, f"The checkpoints in {folder} cannot be listed"):
         names = os.listdir(folder) if os.path.lexists(folder) else []
     return sorted(path for name in names if _NAMED.fullmatch(name) and os.path.isdir(path := folder / name))

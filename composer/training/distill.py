@@ -128,7 +128,7 @@ def _check_stored(stages: Mapping[str, Stage], options: TrainingOptions) -> None
     if len(stages) != 1 or not isinstance(stage, Finetune):
         raise TrainingError("--teacher-logits: attention transfer needs the teacher itself. Set --stage finetune.")
     if not stage.distill:
-        raise TrainingError("--teacher-logits: the recipe does not learn from logits. Set --set recipe.finetune.distill=1")
+        raise TrainingError("--teacher-logits: the recipe does not learn from logits. Add --set recipe.finetune.distill=1")
 
 
 def _check_streamed(stages: Mapping[str, Stage], options: TrainingOptions) -> None:

@@ -155,7 +155,7 @@ def projections(student: ComposedForCausalLM, targets: Sequence[str]) -> list[st
     """The host's own names of the projections that a recipe calls q, k, v and o; some hosts have several of them in one. Those of a
     text decoder inside another model are full names.
 
-    Raises TrainingError where there is none.
+    Raises TrainingError if there is none.
     """
     name, attention = next(attentions(student))
     layer, names = name.rpartition(".")[2], []

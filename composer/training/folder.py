@@ -18,7 +18,7 @@ RUN = "run.json"
 STORE = RunStore("run", TrainingError, mark=RUN, has_resume=True, is_temporary=True)
 DATA, HELD_OUT_DATA, REFERENCES = "data", "held-out data", "references"
 """Keys of the settings: the hashes of the rows, and the options that name them. The options identify nothing, as the rows have
-hashes of their own; messages name them."""
+separate hashes; messages name them."""
 OF_ROWS = ("recipe.sequence", "recipe.rows", "seed", "--data", "--held-out", "--share")
 """The settings that decide which rows are trained on."""
 
@@ -93,7 +93,7 @@ def run_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def check_run_folder(folder: Path, *, resume: bool, force: bool) -> None:
-    """Raise TrainingError where a run can neither start nor continue in a folder, as another run or other files are in it."""
+    """Raise TrainingError if a run can neither start nor continue in a folder, as another run or other files are in it."""
     if (folder / RUN).is_file():
         with STORE.writing(folder), STORE.lock(folder):
             pass

@@ -40,7 +40,7 @@ VERSION = "brain.Event:2"
 class Board:
     """One event file. TensorBoard reads the files of a folder in the order of their names, which begin with the time.
 
-    torch's SummaryWriter writes in another thread, which reports a full disk by a traceback of its own, minutes later.
+    torch's SummaryWriter writes in another thread, which reports a full disk by a separate traceback, minutes later.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -105,7 +105,7 @@ class Journal:
             if os.path.lexists(log):
                 kept = [line for line in _lines(log) if line.stage != stage or line.step <= step]
                 write_whole(log, "".join(f"{json.dumps(line.model_dump(exclude_unset=True))}\n" for line in kept))
-            # TensorBoard drops later steps of whatever stage, so each stage has a folder of its own.
+            # TensorBoard drops later steps of whatever stage, so each stage has its own folder.
             self._boards[stage] = Board(self._folder / BOARD / stage, step + 1)
 
     def _write(self, stage: str, step: int, figures: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ def draw(log: Path, target: Path, again: str = AGAIN) -> None:
 
 
 def _draw(axis: Any, own: list[LogLine]) -> None:
-    """The losses of one stage: colours of their own, or, of many layers, from dark to light."""
+    """The losses of one stage: separate colours, or, of many layers, from dark to light."""
     from matplotlib import colormaps
 
     from composer.plotting import COLOURS, MAP, colour
@@ -163,7 +163,7 @@ def _series(points: Iterable[tuple[int, float | None]]) -> tuple[list[int], list
 
 
 def _lines(log: Path) -> list[LogLine]:
-    """Return the lines, without an incomplete last one, which a kill may leave. Raises TrainingError where another one is
+    """Return the lines, without an incomplete last one, which a kill may leave. Raises TrainingError if another one is
     damaged."""
     return read_log(log, LogLine, TrainingError, "Remove it to continue without its curves, or start again with --force.")
 

@@ -70,7 +70,7 @@ class WrittenLogits(Readable, Closed):
 def write_logits(teacher: Teacher, out: Path, training: TrainingOptions, options: LogitsOptions) -> WrittenLogits:
     """Write the logits for the rows to learn from and those held out. training: of the data, the device and ``force``.
 
-    Raises TrainingError, also where the folder has logits of other settings, and DataError.
+    Raises TrainingError, also if the folder has logits of other settings, and DataError.
     """
     trunk, folder = teacher.source.trunk, teacher.source.folder
     if options.top_k > trunk.vocabulary_size:

@@ -179,7 +179,7 @@ class StoredModel:
 
 
 def _finite(stored: shard.StoredTensor, name: str, tensor: Tensor) -> Tensor:
-    """Return the values of a stored tensor, or of some of its rows. Raises SourceError where one is NaN or infinite."""
+    """Return the values of a stored tensor, or of some of its rows. Raises SourceError if one is NaN or infinite."""
     if count := count_not_finite(tensor):
         raise SourceError(not_finite(stored.file, {name: count}))
     return tensor
@@ -194,7 +194,7 @@ def read_rows(path: Path, start: int, into: np.ndarray, places: np.ndarray) -> n
     """``into``, n rows of some width, filled with those at ``places`` of a table that begins ``start`` bytes into a file.
 
     Read, not mapped: a map makes large pieces around each row resident, and ends the process where the file has become shorter.
-    Raises OSError where it has.
+    Raises OSError if it has.
     """
     with opened(path) as buffered:
         stream = buffered.raw  # rows lie apart from each other: what a buffer reads ahead is of no use

@@ -103,7 +103,7 @@ def take_gpu(device: str) -> None:
         raise TrainingError(f"--device {device} is one GPU, and {count()} processes need one each: set --device cuda")
     here, gpus = int(os.environ.get("LOCAL_RANK", rank())), torch.cuda.device_count()
     if here >= gpus:
-        raise TrainingError(f"Each process needs a GPU of its own, and this machine has {gpus}: torchrun --nproc-per-node {gpus}")
+        raise TrainingError(f"Each process needs its own GPU, and this machine has {gpus}: torchrun --nproc-per-node {gpus}")
     torch.cuda.set_device(here)
 
 

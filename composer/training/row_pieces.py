@@ -191,8 +191,6 @@ def check_model(model: ComposedForCausalLM, shared: int) -> None:
     """Raises TrainingError if a model's layers hand on no states."""
     if shared > 1 and (model.base.both_ways or model.base.has_mixers):
         reason = (
-            "a bidirectional model reads whole rows"
-            if model.base.both_ways
-            else "the layers of its source keep states of their own"
+            "a bidirectional model reads whole rows" if model.base.both_ways else "the layers of its source have their own states"
         )
         raise TrainingError(f"--row-processes {shared}: {reason}. Leave out --row-processes.")

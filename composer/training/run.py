@@ -104,7 +104,7 @@ class TrainingRun:
         loss: float | None = None,
         teacher_loss: float | None = None,
     ) -> TrainingReport:
-        """Write the result, whole or not at all, and remove the run folder. Raises BuildError, and TrainingError where the run has
+        """Write the result, whole or not at all, and remove the run folder. Raises BuildError, and TrainingError if the run has
         learned nothing and ``strict`` makes that an error.
 
         changed: parameters by their names in ``model``. None: all of them are heads' own, or the model is one of this project.
@@ -198,7 +198,7 @@ def _taught(
     references: DataReferences,
     seed: int,
 ) -> tuple[StoredLogits, PackedRows, PackedRows | None]:
-    """Return the stored logits of a folder, and the rows with them. Raises TrainingError where they do not fit the student or the
+    """Return the stored logits of a folder, and the rows with them. Raises TrainingError if they do not fit the student or the
     rows."""
     stored = StoredLogits(folder)
     (finetune,) = stages.values()

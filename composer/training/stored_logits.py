@@ -103,7 +103,7 @@ class TaughtRows(PackedRows):
 
 
 class StoredLogits:
-    """The logits of a folder, of which a batch is read at a time. Raises TrainingError where they are damaged or not complete."""
+    """The logits of a folder, of which a batch is read at a time. Raises TrainingError if they are damaged or not complete."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -142,7 +142,7 @@ class StoredLogits:
             )
 
     def taught(self, rows: PackedRows, what: str, references: DataReferences, seed: int) -> TaughtRows:
-        """Return the rows with the logits. Raises TrainingError where the store lacks one of them. what: the rows in words."""
+        """Return the rows with the logits. Raises TrainingError if the store lacks one of them. what: the rows in words."""
         record = self.record
         wanted = hashes_of(rows)
         positions = (

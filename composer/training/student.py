@@ -113,7 +113,7 @@ def read_student(model: str | os.PathLike[str], overrides: Overrides, recipe: Re
 
 
 def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
-    """Return the stages to run, in order. Raises TrainingError where the recipe has none, or where the heads cannot be trained
+    """Return the stages to run, in order. Raises TrainingError if the recipe has none, or if the heads cannot be trained
     so."""
     stages = {"transfer": recipe.transfer, "finetune": recipe.finetune}
     wanted: dict[str, Stage] = {name: stage for name, stage in stages.items() if stage is not None and which in (name, "all")}
@@ -130,7 +130,7 @@ def stages_of(record: Record, recipe: Recipe, which: Which) -> dict[str, Stage]:
 
 
 def stage_from_nothing(student: Student) -> Train:
-    """Return the stage for a model from nothing. Raises TrainingError where the recipe has none, or the model cannot follow it."""
+    """Return the stage for a model from nothing. Raises TrainingError if the recipe has none, or the model cannot follow it."""
     resolved, stage = student.record.resolved, student.recipe.train
     if stage is None:
         raise TrainingError(

@@ -54,7 +54,7 @@ class Teacher:
 
 
 def open_teacher(record: Record, name: str | os.PathLike[str] | None, *, student: Path | None = None) -> Teacher:
-    """Return the model that the user names, or the student's source. Raises TrainingError where it does not fit, and SourceError.
+    """Return the model that the user names, or the student's source. Raises TrainingError if it does not fit, and SourceError.
 
     student: the student's folder, where only the teacher's logits are learned from. Such a teacher may have other sizes, and needs
     the student's vocabulary. None: hidden states or heads are compared, so all sizes have to be equal.
@@ -105,7 +105,7 @@ def check_vocabulary(teacher: Teacher, student: Path, embeddings: int) -> None:
 
 
 def tokens_of(folder: Path) -> dict[int, str]:
-    """Return the tokens of a folder's tokenizer by their numbers. Raises TrainingError where there is none."""
+    """Return the tokens of a folder's tokenizer by their numbers. Raises TrainingError if there is none."""
     problem = f"{folder} has no tokenizer that transformers can read, so its logits cannot be matched to tokens"
     return {number: token for token, number in load_tokenizer(folder, TrainingError, problem).get_vocab().items()}
 
@@ -145,7 +145,7 @@ def _reference(record: Record) -> str:
 
 
 def _packed_reference(source: StoredSource, unpacked: StoredUnpacked) -> str:
-    """Return the path of the quantised weights that a student's source was unpacked from. Raises TrainingError where they
+    """Return the path of the quantised weights that a student's source was unpacked from. Raises TrainingError if they
     changed."""
     path = Path(unpacked.path)
     try:

@@ -288,7 +288,7 @@ def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str
 
 
 def _brings(attention: ComposedAttention) -> bool:
-    """Whether a memory of a layer has values of its own, beside those of tokens."""
+    """Whether a memory of a layer has further values beside those of tokens."""
     heads = (head for head in attention.composed.children() if isinstance(head, Head))
     return any(memory.brings_values for head in heads for _, memory in anatomy(head).graph.memories)
 

@@ -191,7 +191,7 @@ class Course(Protocol):
 
     @property
     def units(self) -> Sequence[Unit]:
-        """The groups of parameters that are trained, each with an optimiser of its own."""
+        """The groups of parameters that are trained, each with its own optimiser."""
         ...
 
     def count(self, batch: Batch) -> int:

@@ -51,7 +51,7 @@ def made_with() -> Any:
 
 def page(text: str | None = None, place: EditorContext | None = None) -> Blocks:
     """Return the page, ready to be launched. text: the first text on the left; a shipped spec where it is left out. Raises
-    ComposerError where there is no Gradio."""
+    ComposerError if there is no Gradio."""
     gradio, at = made_with(), place or EditorContext()
     first = shipped_specs()[START].read_text(encoding="utf-8") if text is None else text
     numbers = tuple(getattr(at.base, name) for name in TYPED)

@@ -86,7 +86,7 @@ def _check_extends(text: str, place: EditorContext) -> None:
     if extends is None or not isinstance(extends.value, str) or extends.value.removesuffix(".yaml") in shipped_specs():
         return
     if place.folder is None or not _is_inside(extends.value, place.folder):
-        where = "alone" if place.folder is None else "and files in the folder of its own file"
+        where = "alone" if place.folder is None else "and files in the folder of its file"
         message = f"on this page a spec extends shipped ones {where}, by their names: it reads no other files"
         raise SpecError(at(extends.where, ("extends",), message))
 

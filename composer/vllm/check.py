@@ -41,7 +41,7 @@ def check_served(folder: Path, texts: Sequence[list[int]] = (), **options: Any) 
 
     texts: tokens to begin with; none: random ones of ``LENGTHS``. options: further arguments of vLLM's engine.
 
-    Raises ComposerError where vLLM is not installed or does not fit, and ValueError for a model that it cannot serve.
+    Raises ComposerError if vLLM is not installed or does not fit, and ValueError for a model that it cannot serve.
     """
     if problem := version_problem():
         raise ComposerError(problem)

@@ -234,7 +234,7 @@ class ComposedFolders(VerifyAndUpdateConfig):
 
 
 class ComposedConfigurations(ConfigParserBase):
-    """The configurations of composed models, and of exports, whose own ``config.json`` names a class of their own."""
+    """The configurations of composed models, and of exports, whose own ``config.json`` names their own class."""
 
     def parse(
         self, model: str | Path, trust_remote_code: bool, revision: str | None = None, code_revision: str | None = None, **_: Any

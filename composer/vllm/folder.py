@@ -34,7 +34,7 @@ def configuration_of_folder(folder: Path) -> Any:
 
 
 def keeps_states(config: Any) -> bool:
-    """Whether any head of the model has a state of its own, which softmax attention over all tokens has not."""
+    """Whether any head of the model has its own state, which softmax attention over all tokens has not."""
     return any(graph.softmax is None for graph in graphs_of(config.resolved()))
 
 

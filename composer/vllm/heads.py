@@ -75,7 +75,7 @@ class ServedHeads(nn.Module):
         return self.heads.split(states)
 
     def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Nothing: each request has a state of its own."""
+        """Nothing: each request has its own state."""
         return {}
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool) -> tuple[list[Tensor], State]:

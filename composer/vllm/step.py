@@ -15,7 +15,7 @@ from torch import Tensor
 from blocks.flow import Tokens
 
 MOST_PADDING = 1.5
-"""Places of a padded call over its tokens: above it, chunks of different lengths run in calls of their own."""
+"""Places of a padded call over its tokens: above it, chunks of different lengths run in separate calls."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def trunk_from(resolved: Resolved, dtype: Dtype, tokenizer: Tokenizer | None = N
     """Return the trunk that a resolved spec describes. Raises ``BuildError`` if the tokenizer has more tokens than it."""
     spec, size = resolved.trunk, resolved.dimensions
     if spec is None or spec.mlp.width is None:
-        raise BuildError("The spec was resolved against a source. Resolve it by itself: a `trunk` of its own makes it whole.")
+        raise BuildError("The spec was resolved against a source. Resolve it by itself: with its own `trunk` it is complete.")
     if tokenizer is not None and tokenizer.size > spec.vocabulary:
         raise BuildError(
             f"The tokenizer of {tokenizer.folder} has {tokenizer.size:,} tokens, and the trunk has embeddings for "

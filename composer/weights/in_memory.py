@@ -167,7 +167,7 @@ def _warn_about_dropped(plan: Plan) -> None:
             reasons.setdefault(entry.reason, []).append(name)
     if reasons:
         lines = [f"  {len(names)} such as {names[0]}: {reason}" for reason, names in reasons.items()]
-        text = "\n".join(["The model has heads of its own, and these parameters of them are not kept:", *lines])
+        text = "\n".join(["The model has composed heads, and these parameters of them are not kept:", *lines])
         warn_caller(text)
 
 

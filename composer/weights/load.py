@@ -139,7 +139,7 @@ class Opened:
 
     @property
     def composed(self) -> Resolved | None:
-        """The heads of a built model; None of a source, which transformers runs. Raises SourceError where it lacks any."""
+        """The heads of a built model; None of a source, which transformers runs. Raises SourceError if it lacks any."""
         return check_heads(self.source) if self.source.is_composed else None
 
     def load(self, dtype: Dtype | None, device: str, backend: str = AUTO) -> Any:
@@ -193,9 +193,9 @@ class Opened:
 def open_models(
     models: Sequence[str | Path] | Mapping[str, str | Path], refusal: type[ComposerError], dtype: Dtype | None = None
 ) -> tuple[Opened, ...]:
-    """Folders or models of the Hub (``owner/name``, or ``owner/name@revision``), or such by a label of one's own.
+    """Folders or models of the Hub (``owner/name``, or ``owner/name@revision``), or a mapping from labels to them.
 
-    dtype: of weights that are quantised, and unpacked here. Raises SourceError, and ``refusal`` where one is no language model.
+    dtype: of weights that are quantised, and unpacked here. Raises SourceError, and ``refusal`` if one is no language model.
     """
     references = list(map(str, models.values() if isinstance(models, Mapping) else models))
     if not references:

@@ -70,7 +70,7 @@ class Lock(Closed):
         return heading + to_yaml(self.model_dump(mode="json", exclude={"spec"}) | {"spec": self.spec})
 
     def check_parts(self, named: object) -> None:
-        """Raise BuildError where a part from outside is missing, or of another version or file. named: the lock, in words."""
+        """Raise BuildError if a part from outside is missing, or of another version or file. named: the lock, in words."""
         stored = {kind: origin.model_dump(mode="json") for kind, origin in self.parts.items()}
         if (kind := first_missing(stored)) is not None:
             raise BuildError(f"{needed_part(named, kind, stored)}.")

@@ -65,7 +65,7 @@ def check_output(out: Path, source: Source | None, *, force: bool, check_replace
 
 
 def check_space(out: Path, needed: int) -> None:
-    """Raise ``BuildError``, before the first byte is written, where the disk has less than ``needed`` bytes free."""
+    """Raise ``BuildError``, before the first byte is written, if the disk has less than ``needed`` bytes free."""
     parent = _existing(out.parent)
     free = shutil.disk_usage(parent).free
     if needed > free:

@@ -133,7 +133,7 @@ class PackedFile:
         return described
 
     def _check(self) -> None:
-        """Raise SourceError where the file has no tokenizer, or scales its rotary positions, which transformers does not read."""
+        """Raise SourceError if the file has no tokenizer, or scales its rotary positions, which transformers does not read."""
         if not self.header.has_tokenizer:
             raise SourceError(
                 f"{self.path} has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens), so its tokens cannot be decoded. "
@@ -221,14 +221,14 @@ class PackedFolder:
         return sum(shard.bytes for shard in self._shards.values())
 
     def _check_sizes(self, dtype: Dtype) -> None:
-        """Raise ConfigError, before modules are made, where the config has more layers or larger sizes than the weights."""
+        """Raise ConfigError, before modules are made, if the config has more layers or larger sizes than the weights."""
         described, where = self.describe(dtype), f"{self.path}: config.json"
         tensors = sum(len(shard.masks) for shard in self._shards.values())
         check_layers(where, described.trunk.layers, tensors)
         check_sizes(where, described.config, 8 * self._bytes)
 
     def _check_fits(self, config: Any, dtype: Dtype) -> None:
-        """Raise SourceError, before any weight is read, where the model has more weights than the files have bits, and BuildError
+        """Raise SourceError, before any weight is read, if the model has more weights than the files have bits, and BuildError
         where memory does not suffice."""
         wanted, most = _number_of_weights(config), 8 * self._bytes
         if wanted > most:

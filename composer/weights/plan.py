@@ -239,7 +239,7 @@ def _assign(resolved: Resolved, trunk: Sizes, weights: Weights | None, dtype: Dt
         if not weights.are_equal(covered.output_copy, covered.trunk[EMBEDDING]):
             raise BuildError(
                 f"config.json ties the output to the embedding, but the source has a {covered.output_copy} that differs from "
-                f"{covered.trunk[EMBEDDING]}. If the output is a matrix of its own, set tie_word_embeddings to false there."
+                f"{covered.trunk[EMBEDDING]}. If the output is a separate matrix, set tie_word_embeddings to false there."
             )
         dropped[covered.output_copy] = "a copy of the embedding, to which the output is tied"
     heads = {name: stored for name, stored in covered.composed.items() if stored not in unfit}

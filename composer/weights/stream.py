@@ -103,13 +103,13 @@ def not_finite(file: Path | str, counts: Mapping[str, int]) -> str:
 
 
 def refuse_not_finite(file: Path | str, counts: Mapping[str, int], unused: Collection[str] = ()) -> None:
-    """Raise BuildError where any tensor has values that are not finite. unused: tensors that no model is made of."""
+    """Raise BuildError if any tensor has values that are not finite. unused: tensors that no model is made of."""
     if used := {name: count for name, count in counts.items() if name not in unused}:
         raise BuildError(not_finite(file, used))
 
 
 def check_loaded(model: torch.nn.Module, source: Source) -> None:
-    """Raise SourceError where a model that has just been loaded from a folder holds NaN or infinity.
+    """Raise SourceError if a model that has just been loaded from a folder holds NaN or infinity.
 
     The message names the stored tensors, or, where these are finite in the files, the parameters that are too large for the type
     that they were loaded in.

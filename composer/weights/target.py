@@ -58,7 +58,7 @@ def target_of(
     ComposerError.
     """
     if source is not None and fresh:
-        raise ComposerError("a spec is resolved on a source (--from) or on a trunk of its own (--fresh), not both: leave one out")
+        raise ComposerError("a spec is resolved on a source (--from) or on its own trunk (--fresh), not both: leave one out")
     if source is None and not fresh:
         source = own_source(named)
     if source is not None:

@@ -105,7 +105,7 @@ class VerifyReport(Readable, Closed):
 def verify(folder: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> VerifyReport:
     """Read all of a built model and check it against its record. Mismatches are in the report.
 
-    progress: called with each weight file's name, its bytes read so far, and its size. Raises ``BuildError`` where there is no
+    progress: called with each weight file's name, its bytes read so far, and its size. Raises ``BuildError`` if there is no
     record to check against.
     """
     path = Path(name_of(folder)).expanduser()

@@ -65,7 +65,7 @@ def main(
 def run_all(runs: Sequence[Run], jobs: int, kept: Path) -> None:
     """Do runs, ``jobs`` at a time. A run whose source is a student waits for that student's run.
 
-    Raises ComposerError after all others have ended where some failed.
+    Raises ComposerError after all others have ended if some failed.
     """
     started: dict[str, Future[None]] = {}
 

@@ -131,7 +131,7 @@ class Inputs(Closed):
 
 
 def read_plan(path: Path = PLAN) -> Plan:
-    """Read a plan. Raises OSError, SpecError and ValueError where it cannot be read, or is not one."""
+    """Read a plan. Raises OSError, SpecError and ValueError if it cannot be read, or is not one."""
     return Plan.model_validate(plain(read_text(read_config(path, MOST_CONFIG), str(path))))
 
 

@@ -93,7 +93,7 @@ def is_kept(run: Run, kept: Path = RUNS) -> bool:
 
 
 def run_model(run: Run, tell: Listener, kept: Path = RUNS) -> Result:
-    """Build, train and score one model, and keep the result. Raises ComposerError where a command fails."""
+    """Build, train and score one model, and keep the result. Raises ComposerError if a command fails."""
     run.folder.mkdir(parents=True, exist_ok=True)
     for step, arguments in steps_of(run):
         execute_once(run.folder, step, arguments, tell, run.inputs.rows)

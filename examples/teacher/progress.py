@@ -44,7 +44,7 @@ def save(
 
 
 def resume(path: Path, settings: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """What was saved, into the model and the optimizer; a beginning where nothing was. Raises ValueError where it was of other
+    """What was saved, into the model and the optimizer; a beginning where nothing was. Raises ValueError if it was of other
     settings."""
     if not path.is_file():
         return Progress()

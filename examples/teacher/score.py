@@ -33,7 +33,7 @@ def sample_rng(seed: int, index: int) -> random.Random:
 
 
 def texts_from(seed: int, first: int, samples: int, tokens: int, pairs: int, harder: bool = False) -> dict[str, list[str]]:
-    """`samples` texts of each kind, each text with a sample index of its own, from `first` on. harder: of the harder tasks, too.
+    """`samples` texts of each kind, each text with its own sample index, from `first` on. harder: of the harder tasks, too.
 
     Recall has `tokens` tokens, and those with needles too if that is room enough; a story is as long as it is.
     """

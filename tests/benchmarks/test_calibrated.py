@@ -1,4 +1,4 @@
-"""The recipes of its runs are recipes of its specs."""
+"""The benchmark's runs use recipes of the specs that it names."""
 
 from __future__ import annotations
 

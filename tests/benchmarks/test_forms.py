@@ -1,4 +1,4 @@
-"""The bench of forms in Triton's interpreter: it agrees with fla's functions and float64, and goals follow from its rows."""
+"""The benchmark of forms agrees with fla's functions and float64 in Triton's interpreter, and its goals follow from its rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SMALL = Size("cpu", 1, 16, torch.float32, 24, 40, 1)
 
 
 def test_forms_lie_close_to_float64() -> None:
-    found = errors(SMALL)
-    assert [row["form"] for row in found] == list(HEADS)
-    for row in found:
+    deviations = errors(SMALL)
+    assert [row["form"] for row in deviations] == list(HEADS)
+    for row in deviations:
         assert 0 < row["error"] < 1e-5
         assert row["finite"]
 

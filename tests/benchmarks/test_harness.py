@@ -1,4 +1,4 @@
-"""Budgets end, goals are met or not or not measured, and runs without room are left out of later rounds."""
+"""The harness respects its time budget, reports goals as met, missed or not measured, and skips runs that ran out of memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_script_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_no_script_has_the_name_of_a_library() -> None:
-    """The folder of a script that runs comes first among those that are searched for modules."""
+    """Python searches the folder of a running script first, so a script's name must not hide a library."""
     elsewhere = [path for path in sys.path if path and Path(path).resolve() != SCRIPTS]
     names = {path.stem for path in SCRIPTS.glob("*.py")} - {"__init__"}
     assert "forms" in names
@@ -41,7 +41,7 @@ def test_a_budget_counts_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "way", "verdict"),
+    ("measured", "way", "verdict"),
     [
         (1.05, "at most", "met"),
         (1.06, "at most", "not met"),
@@ -52,8 +52,8 @@ def test_a_budget_counts_down() -> None:
         (None, "at least", "not measured"),
     ],
 )
-def test_goals(found: float | None, way: str, verdict: str) -> None:
-    goal = Goal("speed", found, way, 1.05)  # pyright: ignore[reportArgumentType]
+def test_goals(measured: float | None, way: str, verdict: str) -> None:
+    goal = Goal("speed", measured, way, 1.05)  # pyright: ignore[reportArgumentType]
     assert goal.verdict == verdict
     assert goal.document()["verdict"] == verdict
 
@@ -74,18 +74,18 @@ def test_rounds_are_taken_in_turn_and_whoever_has_no_room_leaves() -> None:
         if called.count("narrow") == 2:
             raise MemoryError
 
-    found = rounds({"wide": lambda: called.append("wide"), "narrow": narrow}, 100.0, "cpu", most=4)
+    rounds_of = rounds({"wide": lambda: called.append("wide"), "narrow": narrow}, 100.0, "cpu", most=4)
     assert called == ["wide", "narrow", "wide", "narrow", "wide", "wide"]
-    assert found["narrow"] is None
-    assert found["wide"] is not None
-    assert found["wide"]["rounds"] == 4
-    assert found["wide"]["least"] <= found["wide"]["median"]
+    assert rounds_of["narrow"] is None
+    assert rounds_of["wide"] is not None
+    assert rounds_of["wide"]["rounds"] == 4
+    assert rounds_of["wide"]["least"] <= rounds_of["wide"]["median"]
 
 
 def test_there_is_one_round_where_no_time_is_left() -> None:
-    found = rounds({"one": lambda: None}, 0.0, "cpu")
-    assert found["one"] is not None
-    assert found["one"]["rounds"] == 1
+    rounds_of = rounds({"one": lambda: None}, 0.0, "cpu")
+    assert rounds_of["one"] is not None
+    assert rounds_of["one"]["rounds"] == 1
 
 
 def test_rounds_end_where_nobody_has_room() -> None:
@@ -97,7 +97,7 @@ def test_rounds_end_where_nobody_has_room() -> None:
 
 def test_a_result_names_machine_and_versions(tmp_path: Path) -> None:
     path = write("made-up", {"about": about("cpu", dtype="float32"), "rows": []}, tmp_path)
-    found = json.loads(path.read_text())["about"]
-    assert found["device"]
-    assert found["dtype"] == "float32"
-    assert {"torch", "transformers"} <= set(found["versions"])
+    facts = json.loads(path.read_text())["about"]
+    assert facts["device"]
+    assert facts["dtype"] == "float32"
+    assert {"torch", "transformers"} <= set(facts["versions"])

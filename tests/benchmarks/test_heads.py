@@ -1,4 +1,4 @@
-"""The contestants of ``benchmarks/heads.py`` run: forward, back, and token after token."""
+"""The heads of ``benchmarks/heads.py`` run forward, backward and token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of a decode step are counted: each call once, the same at every count, and what the page says is what was kept."""
+"""Each operation of a decode step is counted once, every count gives the same result, and the page shows the kept counts."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_the_page_says_what_was_counted() -> None:
     counts = json.loads((RESULTS / "operations.json").read_text())["operations"]
     assert list(counts) == ["teacher", *SPECS]
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith("| calls |"))
-    said = [int(cell.replace(",", "")) for cell in row.split("|")[2:-1]]
-    assert sorted(said) == sorted(counts.values())
+    counted = [int(cell.replace(",", "")) for cell in row.split("|")[2:-1]]
+    assert sorted(counted) == sorted(counts.values())

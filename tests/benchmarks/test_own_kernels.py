@@ -1,4 +1,4 @@
-"""The bench of own kernels in Triton's interpreter: they agree with float64, and its goals follow from its rows."""
+"""The benchmark of this project's kernels agrees with float64 in Triton's interpreter, and its goals follow from its rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_lie_close_to_float64(bench: Bench, name: str) -> None:
-    found = errors(bench, name)
-    assert 0 < found["error"] < 1e-5
-    assert found["finite"]
+    deviations = errors(bench, name)
+    assert 0 < deviations["error"] < 1e-5
+    assert deviations["finite"]
 
 
 def test_all_take_turns(bench: Bench) -> None:
-    asked = tasks((24,), (1,))
-    assert len(asked) == 9
+    planned = tasks((24,), (1,))
+    assert len(planned) == 9
     rows = measured(
         bench,
         {
-            said: asked[said]
-            for said in (
+            name: planned[name]
+            for name in (
                 "lolcats with backward 24",
                 "taps and hedgehog with backward 24",
                 "streaming with backward 24",
@@ -54,7 +54,7 @@ def test_what_finds_no_time_or_no_room_says_so(bench: Bench) -> None:
 
 
 def test_goals() -> None:
-    """A kernel is measured by whichever composes the same head in the least time."""
+    """A kernel is compared with the fastest other way to compute the same head."""
     exact = {"lola": {"error": 1e-3, "finite": True, "long": LONG}}
     rows: dict[str, Any] = {
         "lolcats forward 8192": {"triton": {"least": 1.0}, "torch": {"least": 9.0}, "fla": {"least": 2.1}},

@@ -1,4 +1,4 @@
-"""Every contestant of ``benchmarks/prefill_decode.py`` runs, and decode is timed at both positions."""
+"""Every head of ``benchmarks/prefill_decode.py`` runs, and decode is timed at both positions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def test_all_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_decode, "in_turn", lambda runs, repeats: in_turn(runs, 1))
     monkeypatch.setattr(prefill_decode, "NEAR", 8)
     monkeypatch.setattr(prefill_decode, "FAR", 24)
-    found = {**prefill(32, "cpu"), **layers(32, "cpu")}
-    assert found.keys() == {"state", "gated state", "softmax", "lawcat", "lolcats"}
-    assert min(found.values()) > 0
+    measured = {**prefill(32, "cpu"), **layers(32, "cpu")}
+    assert measured.keys() == {"state", "gated state", "softmax", "lawcat", "lolcats"}
+    assert min(measured.values()) > 0
     step = decode("cpu")
     assert min(step.values()) > 0
     assert step["near_bytes"] == step["far_bytes"]

@@ -1,4 +1,4 @@
-"""The bench of whole models on models of a few numbers: every workload of every model, ratios, cells without figures, goals."""
+"""The benchmark of whole models runs every workload of tiny models, and computes ratios, empty cells and goals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def contestants() -> list[Contestant]:
 
 
 def test_the_sizes_are_those_of_the_known_models() -> None:
-    """Parameters as they are published: 1.24 and 8.03 billion."""
+    """The parameter counts are the published ones: 1.24 and 8.03 billion."""
     for name, billions in (("llama-3.2-1b", 1.24), ("llama-3.1-8b", 8.03)):
         size = SIZES[name]
         attention = 2 * size.hidden_size * size.head_dim * (size.num_attention_heads + size.num_key_value_heads)
@@ -37,22 +37,24 @@ def test_the_sizes_are_those_of_the_known_models() -> None:
 
 
 def test_students_share_the_teachers_weights(contestants: list[Contestant]) -> None:
-    assert [one.name for one in contestants] == [TEACHER, *STUDENTS]
-    weights = [one.model.get_submodule("model.layers.0.mlp.gate_proj").weight for one in contestants]
+    assert [contestant.name for contestant in contestants] == [TEACHER, *STUDENTS]
+    weights = [contestant.model.get_submodule("model.layers.0.mlp.gate_proj").weight for contestant in contestants]
     assert len({weight.data_ptr() for weight in weights}) == 1
 
 
 def test_a_cache_far_into_a_text_is_what_the_text_would_leave(contestants: list[Contestant]) -> None:
-    """All but the state, which sums up what was before the last tokens, too: its size is that of any."""
+    """The synthetic cache equals the cache of a real text, except for the state. The size of the state does not depend on the
+    text.
+    """
     with torch.no_grad():
-        for one in contestants[1:]:
-            found, generator = one.at(BEFORE + 7, 2), torch.Generator().manual_seed(BEFORE)
+        for contestant in contestants[1:]:
+            actual, generator = contestant.at(BEFORE + 7, 2), torch.Generator().manual_seed(BEFORE)
             last = torch.randint(256, (2, BEFORE), generator=generator)
             text = torch.cat((torch.zeros(2, 7, dtype=torch.int64), last), dim=1)
-            wanted = one.model(text, use_cache=True).past_key_values
-            assert found.get_seq_length() == BEFORE + 7
+            wanted = contestant.model(text, use_cache=True).past_key_values
+            assert actual.get_seq_length() == BEFORE + 7
             for layer in range(2):
-                held, whole = found.state(layer).tensors, wanted.state(layer).tensors
+                held, whole = actual.state(layer).tensors, wanted.state(layer).tensors
                 assert {name: of.shape for name, of in held.items()} == {name: of.shape for name, of in whole.items()}
                 for name in (SEEN, "head.window.position"):
                     if name in held:
@@ -82,13 +84,13 @@ def test_it_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         if row["kind"] == "decode" and row["model"] == "lolcats" and row["batch"] == 1
     }
     assert far[513] == far[600]
-    said = capsys.readouterr().out
-    assert "not measured" in said
-    assert "gated-delta" in said
+    output = capsys.readouterr().out
+    assert "not measured" in output
+    assert "gated-delta" in output
 
 
 def test_what_finds_no_room_is_a_cell(contestants: list[Contestant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others go on, and the next workload is tried again."""
+    """A model without enough memory has an empty cell. Other models continue, and the next workload is tried again."""
     failing = contestants[2]
 
     def full(ids: torch.Tensor) -> Any:
@@ -121,7 +123,7 @@ def test_what_finds_no_time_says_so(contestants: list[Contestant]) -> None:
 
 
 def test_a_prompt_that_would_take_too_long_is_not_begun(contestants: list[Contestant]) -> None:
-    """After how long the last one took: a teacher's grows with the square, a student's with the length."""
+    """The expected time is extrapolated from the last prompt: quadratic in the length for a teacher, linear for a student."""
     bench = Bench(contestants[:2], "cpu", 60.0)
     bench.expected = {(TEACHER, "prefill"): (8, 2.0), ("lolcats", "prefill"): (8, 2.0)}
     assert bench.expects(contestants[0], Workload("prefill", 32, 1)) == 32.0
@@ -179,18 +181,18 @@ def test_goals_are_read_off_the_rows() -> None:
     assert verdicts(rows, "decode of lola, slowest") == ["not met"]
 
 
-@pytest.mark.parametrize(("wrong", "said"), [(["--sizes", "huge"], "huge"), (["--decode", "512"], "512")])
-def test_mistakes_are_told(wrong: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("wrong", "message"), [(["--sizes", "huge"], "huge"), (["--decode", "512"], "512")])
+def test_mistakes_are_told(wrong: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--device", "cpu", *wrong], tmp_path)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_warming_up_runs_each_kind_once(contestants: list[Contestant]) -> None:
     bench = Bench(contestants[:2], "cpu", 0.0)
     whole_models.warm(bench, [Workload("prefill", 8, 1), Workload("decode", 513, 1), Workload("train", 8, 1)])
     assert bench.expected == {}
-    assert all(weight.grad is None for one in contestants for weight in one.model.parameters())
+    assert all(weight.grad is None for contestant in contestants for weight in contestant.model.parameters())
 
 
 def test_students_decode_by_what_is_recorded(contestants: list[Contestant], monkeypatch: pytest.MonkeyPatch) -> None:

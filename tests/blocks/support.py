@@ -1,4 +1,4 @@
-"""What the tests of the blocks share: shapes, random parameters and states, and loops over heads that nothing else computes."""
+"""Shared helpers of the tests of blocks: shapes, random parameters and states, and loops over heads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SHAPE_NAMES = ["grouped", "alike", "one key head"]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Standard normal numbers."""
+    """Draw standard normal numbers."""
     return torch.randn(*shape, dtype=torch.float64).to(dtype)
 
 
 def started(part: Part, shape: Shape, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """The part's parameters as it starts them."""
+    """Return the part's initial parameters."""
     parameters = {name: torch.full(fresh.shape, float("nan"), dtype=dtype) for name, fresh in part.parameters(shape).items()}
     generator = torch.Generator().manual_seed(20)  # not the seed of the tests: the inputs would be the weights
     for name, fresh in part.parameters(shape).items():
@@ -38,28 +38,29 @@ def started(part: Part, shape: Shape, dtype: torch.dtype = torch.float64) -> dic
 
 
 def drawn(part: Part, shape: Shape, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """The part's parameters, anywhere."""
+    """Return random parameters of the part."""
     return {name: random(*fresh.shape, dtype=dtype) for name, fresh in part.parameters(shape).items()}
 
 
 def empty(part: Part, shape: Shape, batch: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """The part's state before the first token, as its slots say it."""
+    """Return the part's state before the first token."""
     kinds = {"pairs": dtype, "state": torch.promote_types(dtype, torch.float32), "int64": torch.int64}
     return {name: torch.full((batch, *slot.shape), slot.empty, dtype=kinds[slot.dtype]) for name, slot in part.state(shape).items()}
 
 
 def form_of(forms: Iterable[Form], backend: str, setting: Setting | None = None) -> Form:
-    """The first that runs on this backend in this setting."""
+    """Return the first form that runs on this backend in this setting."""
     setting = setting or Setting()
     fitting = (form for form in forms if setting.one_token or not form.decode)
     return next(form for form in fitting if form.backend in {backend, EVERY} and form.fits(setting) is None)
 
 
 def by_backend(forms: Iterable[Form]) -> dict[str, Callable[..., Any]]:
-    """What each backend runs of a recurrence, on any device and in any dtype: its form of decode where it has one and there is one
-    token."""
+    """Return each backend's implementation of a recurrence for any device and dtype. It uses the form for one token if there is
+    one token.
+    """
     forms = [form for form in forms if not form.refuses]
-    return {form.backend: partial(_run, [one for one in forms if one.backend == form.backend]) for form in forms}
+    return {form.backend: partial(_run, [candidate for candidate in forms if candidate.backend == form.backend]) for form in forms}
 
 
 def _run(forms: list[Form], first: Tensor, *rest: Any, **options: Any) -> Any:
@@ -80,7 +81,9 @@ def computed(
     place: tuple[int, int] = (0, 0),
     **inputs: Any,
 ) -> tuple[Any, dict[str, Tensor]]:
-    """What the part's operation gives on a backend, port by port, and its new state. inputs: by its ports' names."""
+    """Run the part's operation on a backend. Returns its outputs by port, and its new state. inputs: tensors by the names of
+    ports.
+    """
     operation = part.operation(shape)
     empty_handed: dict[str, Any] = {port.name: {} for port in operation.reads if port.many}
     call = Call(tokens, dict(state), shape, place)
@@ -96,7 +99,7 @@ def recalled(
     tokens: Tokens,
     state: Mapping[str, Tensor],
 ) -> tuple[Partial, dict[str, Tensor]]:
-    """A recurrent memory's answer to features, on a backend."""
+    """Return a recurrent memory's output for features on a backend."""
     _, state_heads, features, _ = state["state"].shape
     *_, key_heads, size = pairs.value.shape
     shape = Shape(
@@ -115,35 +118,39 @@ def recalled(
 def mixed(
     part: Mixer, backend: str, parameters: Mapping[str, Tensor], hidden: Tensor, tokens: Tokens, state: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What a mixer makes of hidden states, on a backend."""
+    """Return a mixer's output for hidden states on a backend."""
     (output,), carried = computed(part, backend, GROUPED, parameters, tokens, state, hidden=hidden)
     return output, carried
 
 
 def counted(batch: int, length: int, start: int = 0) -> Tokens:
-    """Tokens of one document a row, all of them real."""
+    """Return tokens of one document per row, all of them real."""
     return Tokens(torch.arange(start, start + length).expand(batch, length))
 
 
 def documents(*rows: list[int]) -> Tokens:
-    """Rows of documents of these lengths, one behind the other; the first of a row continues the state."""
+    """Return rows of documents of these lengths. The first document of a row continues the state."""
     position = [[place for length in row for place in range(length)] for row in rows]
     segment = [[number for number, length in enumerate(row) for _ in range(length)] for row in rows]
     return Tokens(torch.tensor(position), torch.tensor(segment))
 
 
 def owner(head: int, heads: int, owners: int) -> int:
-    """Which of ``owners`` a head shares: consecutive heads share one."""
-    return next(one for one in range(owners) if head in range(one * heads // owners, (one + 1) * heads // owners))
+    """Return which of ``owners`` a head uses. Consecutive heads share one."""
+    return next(
+        owner_index
+        for owner_index in range(owners)
+        if head in range(owner_index * heads // owners, (owner_index + 1) * heads // owners)
+    )
 
 
 def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
-    """Equal, up to ``tolerance``, in shape and in every number; two infinities of one sign are equal, and nothing is NaN."""
+    """Check that shapes and numbers are equal up to ``tolerance``, infinities have equal signs, and nothing is NaN."""
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
 def assert_derivatives(function: Callable[..., Tensor | tuple[Tensor, ...]], tensors: Iterable[Tensor], **options: Any) -> None:
-    """The gradients of all outputs by all tensors are their derivatives. ``gradcheck`` passes over outputs without a gradient."""
+    """Check the gradients of all outputs with respect to all tensors. ``gradcheck`` skips outputs without a gradient."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     outputs = function(*leaves)
     assert all(output.requires_grad for output in (outputs if isinstance(outputs, tuple) else (outputs,)))

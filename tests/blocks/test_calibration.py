@@ -1,4 +1,4 @@
-"""Starts by what a teacher attends to: each against what it is to bring about, computed by hand."""
+"""Each calibrated start gives the intended property of the teacher's attention, computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS, LENGTH = 3, 12
 
 
 def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
-    """All tokens of some rows, of which a memory holds the pairs that are at most so many tokens old. B T H T."""
+    """Return attention of some rows to a memory of the pairs up to a maximal age. B T H T."""
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     held = ((distance >= 0) & (distance < most))[None, :, None].expand(ROWS, LENGTH, SHAPE.heads, LENGTH)
     if weights is None:
@@ -40,14 +40,14 @@ def attended(weights: Tensor | None = None, *, most: int = LENGTH) -> Attended:
 @pytest.mark.parametrize("per", ["query_head", "key_head"])
 @pytest.mark.parametrize("part", [PerHead, PerChannel, Softplus, SoftplusChannel, BoundedChannel])
 def test_gates_forget_by_the_mean_age_of_what_is_attended_to(part: type, per: str) -> None:
-    """For hidden states of 0, of which a gate's bias alone is left: log α = -1 / mean age."""
-    gate, given = part(per=per), attended()
+    """For hidden states of 0, only the gate's bias remains, and log α = -1 / mean age."""
+    gate, attention = part(per=per), attended()
     own = gate.own_heads(SHAPE)
     parameters = started(gate, SHAPE)
-    found = parameters | gate.calibrated(parameters, given, SHAPE)
-    decay = gate.log_decay(found, torch.zeros(1, 1, SHAPE.hidden_size, dtype=torch.float64), SHAPE)[0, 0]
-    grouped = given.weights.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
-    ages = given.age.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
+    calibrated = parameters | gate.calibrated(parameters, attention, SHAPE)
+    decay = gate.log_decay(calibrated, torch.zeros(1, 1, SHAPE.hidden_size, dtype=torch.float64), SHAPE)[0, 0]
+    grouped = attention.weights.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
+    ages = attention.age.unflatten(2, (own, -1)).movedim(2, 0).flatten(1)
     mean = (grouped * ages).sum(1) / grouped.sum(1)
     wanted = (-1 / mean).repeat_interleave(SHAPE.heads // own)
     wanted = wanted[:, None].expand_as(decay) if decay.dim() == 2 else wanted
@@ -66,26 +66,26 @@ def test_a_gate_without_parameters_keeps_its_start() -> None:
 
 
 def test_a_shift_makes_the_mean_share_the_teachers() -> None:
-    given = attended(most=5)
-    shift = given.shift()
-    moved = (torch.logit(given.share) + shift).sigmoid()
-    whole = given.weights.sum(-1) + given.outside
-    torch.testing.assert_close(moved.sum((0, 1)), (given.weights.sum(-1) / whole).sum((0, 1)), rtol=1e-8, atol=1e-8)
+    attention = attended(most=5)
+    shift = attention.shift()
+    moved = (torch.logit(attention.share) + shift).sigmoid()
+    whole = attention.weights.sum(-1) + attention.outside
+    torch.testing.assert_close(moved.sum((0, 1)), (attention.weights.sum(-1) / whole).sum((0, 1)), rtol=1e-8, atol=1e-8)
 
 
 def test_a_learned_weight_takes_the_shift_as_far_as_a_factor_goes() -> None:
-    """σ(w') = σ(w) exp(shift), below 1; without a choice between masses it keeps its start."""
-    window, given = Window(weight="learned"), replace(attended(most=5), balanced=True)
+    """σ(w') = σ(w) exp(shift), capped below 1. If masses are not compared, the weight keeps its start."""
+    window, attention = Window(weight="learned"), replace(attended(most=5), balanced=True)
     parameters = started(window, SHAPE)
-    found = window.calibrated(parameters, given, SHAPE)["weight"].sigmoid()
-    wanted = (parameters["weight"].sigmoid() * given.shift().exp()).clamp(max=0.99)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
-    assert window.calibrated(parameters, replace(given, balanced=None), SHAPE) == {}
-    assert Window().calibrated({}, given, SHAPE) == {}
+    actual = window.calibrated(parameters, attention, SHAPE)["weight"].sigmoid()
+    wanted = (parameters["weight"].sigmoid() * attention.shift().exp()).clamp(max=0.99)
+    torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6)
+    assert window.calibrated(parameters, replace(attention, balanced=None), SHAPE) == {}
+    assert Window().calibrated({}, attention, SHAPE) == {}
 
 
 def test_divergence_by_hand() -> None:
-    given, scores, rest = attended(most=5), random(ROWS, LENGTH, SHAPE.heads, LENGTH), random(ROWS, LENGTH, SHAPE.heads)
+    attention, scores, rest = attended(most=5), random(ROWS, LENGTH, SHAPE.heads, LENGTH), random(ROWS, LENGTH, SHAPE.heads)
     alone = together = 0.0
     for row in range(ROWS):
         for token in range(LENGTH):
@@ -94,41 +94,43 @@ def test_divergence_by_hand() -> None:
                 masses = {pair: math.exp(scores[row, token, head, pair]) for pair in seen}
                 beside = math.exp(rest[row, token, head])
                 for pair in seen:
-                    weight = float(given.weights[row, token, head, pair])
+                    weight = float(attention.weights[row, token, head, pair])
                     alone -= weight * math.log(masses[pair] / sum(masses.values()))
                     together -= weight * math.log(masses[pair] / (sum(masses.values()) + beside))
-                together -= float(given.outside[row, token, head]) * math.log(beside / (sum(masses.values()) + beside))
-    whole = float(given.weights.sum())
-    assert float(divergence(given, scores, None)) == pytest.approx(alone / whole)
-    assert float(divergence(given, scores, rest)) == pytest.approx(together / (whole + float(given.outside.sum())))
+                together -= float(attention.outside[row, token, head]) * math.log(beside / (sum(masses.values()) + beside))
+    whole = float(attention.weights.sum())
+    assert float(divergence(attention, scores, None)) == pytest.approx(alone / whole)
+    assert float(divergence(attention, scores, rest)) == pytest.approx(together / (whole + float(attention.outside.sum())))
 
 
 LEARNED = [name for name, part in FEATURE_MAPS.items() if part.positive]
 
 
 def mapped(kind: str, size: float = 1.0, *, balanced: bool | None = None) -> tuple[object, dict[str, Tensor], Attended]:
-    """A map, its start, and weights that another matrix of the same map gives."""
+    """Return a map, its start, and the attention weights of the same map with another matrix."""
     part = FEATURE_MAPS[kind](linear=True)  # pyright: ignore[reportCallIssue]
     query, key = size * random(ROWS, LENGTH, 4, 4), size * random(ROWS, LENGTH, 2, 4)
     parameters = started(part, SHAPE)
-    other = {name: one + 0.5 * random(*one.shape) for name, one in parameters.items()}
-    given = replace(attended(), query=query, key=key, decay=torch.full((4,), -0.1, dtype=torch.float64), balanced=balanced)
-    scores = part._scores(other, given).masked_fill(~given.held, -math.inf)
-    return part, parameters, replace(given, weights=scores.softmax(-1), outside=0.5 * torch.ones_like(given.outside))
+    other = {name: parameter + 0.5 * random(*parameter.shape) for name, parameter in parameters.items()}
+    attention = replace(attended(), query=query, key=key, decay=torch.full((4,), -0.1, dtype=torch.float64), balanced=balanced)
+    scores = part._scores(other, attention).masked_fill(~attention.held, -math.inf)
+    return part, parameters, replace(attention, weights=scores.softmax(-1), outside=0.5 * torch.ones_like(attention.outside))
 
 
 @pytest.mark.parametrize("balanced", [None, False, True])
 @pytest.mark.parametrize("kind", LEARNED)
 def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | None) -> None:
-    """By at least half of what the start lacks, the same each time, and in place of nothing else."""
+    """Calibration reduces the divergence by at least half, is deterministic, and changes no other parameter."""
     torch.manual_seed(1)
-    part, parameters, given = mapped(kind, balanced=balanced)
-    found = part.calibrated(parameters, given, SHAPE)  # pyright: ignore
-    again = part.calibrated(parameters, given, SHAPE)  # pyright: ignore
-    assert found.keys() == parameters.keys()
-    assert all(torch.equal(one, again[name]) for name, one in found.items())
-    least = -(given.weights * given.weights.clamp(min=1e-300).log()).sum() / given.weights.sum()
-    before, after = (float(divergence(given, part._scores(one, given), None) - least) for one in (parameters, found))  # pyright: ignore
+    part, parameters, attention = mapped(kind, balanced=balanced)
+    calibrated = part.calibrated(parameters, attention, SHAPE)  # pyright: ignore
+    again = part.calibrated(parameters, attention, SHAPE)  # pyright: ignore
+    assert calibrated.keys() == parameters.keys()
+    assert all(torch.equal(value, again[name]) for name, value in calibrated.items())
+    least = -(attention.weights * attention.weights.clamp(min=1e-300).log()).sum() / attention.weights.sum()
+    before, after = (
+        float(divergence(attention, part._scores(weights, attention), None) - least) for weights in (parameters, calibrated)
+    )  # pyright: ignore
     if balanced is None:
         assert 0 <= after < before / 2
     else:
@@ -136,14 +138,14 @@ def test_maps_come_closer_to_the_teachers_weights(kind: str, balanced: bool | No
 
 
 def test_large_logits_stay_finite() -> None:
-    part, parameters, given = mapped("exp", 50.0)
-    found = part.calibrated(parameters, given, SHAPE)  # pyright: ignore
-    assert all(bool(one.isfinite().all()) for one in found.values())
+    part, parameters, attention = mapped("exp", 50.0)
+    calibrated = part.calibrated(parameters, attention, SHAPE)  # pyright: ignore
+    assert all(bool(value.isfinite().all()) for value in calibrated.values())
 
 
 def test_maps_that_cannot_keep_their_start() -> None:
-    """Those without a matrix, those whose features may be negative, and any where nothing is known of queries and keys."""
-    given = replace(attended(), query=random(ROWS, LENGTH, 4, 4), key=random(ROWS, LENGTH, 2, 4))
+    """Maps keep their start if they have no matrix, if features may be negative, or if queries and keys are unknown."""
+    attention = replace(attended(), query=random(ROWS, LENGTH, 4, 4), key=random(ROWS, LENGTH, 2, 4))
     plain, negative, learned = FEATURE_MAPS["elu"](), FEATURE_MAPS["identity"](linear=True), FEATURE_MAPS["hedgehog"]()  # pyright: ignore
-    for part, known in ((plain, given), (negative, given), (learned, attended())):
+    for part, known in ((plain, attention), (negative, attention), (learned, attended())):
         assert part.calibrated(started(part, SHAPE), known, SHAPE) == {}

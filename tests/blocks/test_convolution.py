@@ -1,4 +1,4 @@
-"""The convolution is its sum over taps, for every choice of filters; it starts as the identity, and any cut is the whole."""
+"""The convolution is its sum over taps for every choice of filters, starts as the identity, and is the same in any split."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHOICES = [
 
 
 def by_taps(inputs: Tensor, weight: Tensor, documents_of: Tensor, heads: int, kernel: int) -> Tensor:
-    """Σ_δ w_δ ⊙ x_{t-δ} within a document, for one row ``T h D``."""
+    """Compute Σ_δ w_δ ⊙ x_{t-δ} within a document for one row ``T h D``."""
     output = torch.zeros(inputs.shape[0], heads, inputs.shape[2], dtype=inputs.dtype)
     for t, head in itertools.product(range(inputs.shape[0]), range(heads)):
         taps = weight[owner(head, heads, weight.shape[0])]
@@ -137,24 +137,24 @@ def test_the_state_hands_the_last_inputs_on(kernel: int, cuts: list[int]) -> Non
 @pytest.mark.parametrize("choice", [{"inputs": ("v",)}, {"inputs": ("q", "k", "v"), "share": "qk"}], ids=["v", "q, k, v"])
 def test_values_have_filters_of_their_own_and_all_the_activation(choice: dict[str, Any], activation: Any) -> None:
     part, tokens = Convolution(kernel=3, activation=activation, **choice), documents([3, 4], [7])
-    given = {name: random(2, 7, heads, 4) for name, heads in {"query": 4, "key": 2, "value": 2}.items()}
+    states = {name: random(2, 7, heads, 4) for name, heads in {"query": 4, "key": 2, "value": 2}.items()}
     parameters = drawn(part, GROUPED)
     assert parameters["value"].shape == (2, 4, 3)
-    outputs, carried = part.convolve(parameters, given, tokens, empty(part, GROUPED, 2))
+    outputs, carried = part.convolve(parameters, states, tokens, empty(part, GROUPED, 2))
     assert tokens.segment is not None
     for name, output in outputs.items():
         if name not in carried:
-            assert output is given[name]
+            assert output is states[name]
             continue
         weight, heads = parameters.get(name, parameters.get("weight")), output.shape[2]
         assert weight is not None
-        sums = torch.stack([by_taps(row, weight, own, heads, 3) for row, own in zip(given[name], tokens.segment, strict=True)])
+        sums = torch.stack([by_taps(row, weight, own, heads, 3) for row, own in zip(states[name], tokens.segment, strict=True)])
         close(output, sums / (1 + (-sums).exp()) if activation == "silu" else sums)
-    assert [tensor.shape for tensor in carried.values()] == [(2, 2, given[name].shape[2], 4) for name in carried]
+    assert [tensor.shape for tensor in carried.values()] == [(2, 2, states[name].shape[2], 4) for name in carried]
 
 
 def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> None:
-    """A full memory of convolved values is softmax over the raw keys of values that its filter has summed up."""
+    """A full memory of convolved values is softmax over the raw keys of the filtered values."""
     head = {
         "position": "none",
         "conv": {"inputs": ["v"], "kernel": 2},
@@ -169,13 +169,15 @@ def test_every_memory_holds_the_convolved_value_and_exact_ones_the_raw_key() -> 
         (taps,) = (tensor for name, tensor in built_head.named_parameters() if name == "conv.value")
         taps[..., 1], taps[..., 0] = 1.0, 0.5
     earlier = torch.nn.functional.pad(data.value, (0, 0, 0, 0, 1, 0))[:, :-1]
-    plain = built(complete({name: said for name, said in (head | {"feature_map": "elu"}).items() if name != "conv"}), shape)
+    plain = built(complete({name: value for name, value in (head | {"feature_map": "elu"}).items() if name != "conv"}), shape)
     already = dataclasses.replace(data, value=data.value + 0.5 * earlier)
     close(run(built_head, data)[0], run(plain, already)[0])
 
 
 def test_documents_and_padding_leave_no_trace() -> None:
-    """Two calls: rows with 4, 2, 0 real tokens, then 3 more; in the second call each row starts a document somewhere, or never."""
+    """The first call has rows with 4, 2 and 0 real tokens, the second call has 3 more. In the second call rows start a document
+    at different places or not at all.
+    """
     part = Convolution(kernel=4)
     parameters, (query, key) = drawn(part, GROUPED), inputs(GROUPED, 3, 7)
     real, starts = [4, 2, 0], [0, 1, 9]
@@ -233,7 +235,7 @@ def test_inputs_are_said_once_and_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("options", "message"),
     [
         ({"inputs": ("q", "v"), "share": "qk"}, "`inputs` has q and v: remove `share`"),
         ({"inputs": ("v",), "per": "key_head"}, "`inputs` has v alone: remove `per`"),
@@ -242,10 +244,10 @@ def test_inputs_are_said_once_and_in_any_order() -> None:
         ({"inputs": ("q",), "per": "key_head"}, "`inputs` has q alone: remove `per`"),
     ],
 )
-def test_an_option_without_an_effect_is_refused(said: dict[str, Any], message: str) -> None:
+def test_an_option_without_an_effect_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Convolution.model_validate(said)
-    assert Convolution.model_validate(said | {"inputs": ("q", "k")})
+        Convolution.model_validate(options)
+    assert Convolution.model_validate(options | {"inputs": ("q", "k")})
 
 
 def test_operations() -> None:

@@ -1,4 +1,4 @@
-"""Tokens know the tail of each row and which of it is the current document; pairs know which of them are there."""
+"""Tokens give the last tokens of each row and of its current document, and pairs give which of them are present."""
 
 from __future__ import annotations
 

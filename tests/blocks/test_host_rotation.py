@@ -1,4 +1,4 @@
-"""A model's own rotation turns as its code does, also at positions of their own for each head, and can be turned back."""
+"""The host's rotation equals the host's code, also with positions per head, and can be inverted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROPE = Rope(theta=100.0)
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """``blocks.positions.Rotary`` by two functions."""
+    """``blocks.positions.Rotary`` from two functions."""
 
     tables: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -25,7 +25,7 @@ class Rotary:
 
 
 def rotary(width: int, factor: float = 1.0, *, neighbours: bool = False) -> Rotary:
-    """Of the first ``width`` coordinates, in halves or in pairs of neighbours; tables times a factor, as YaRN has it."""
+    """Rotate the first ``width`` coordinates, in halves or as neighbours, with tables times a factor as in YaRN."""
 
     def tables(position: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         angle = position[..., None].float() * ROPE.frequencies(width)
@@ -69,14 +69,14 @@ def test_the_way_back(width: int, factor: float, neighbours: bool) -> None:
 
 
 def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
-    """Where angles depend on all positions of a call; where they do not, a piece is a call of its own."""
+    """If angles depend on all positions of a call, a piece uses the angles of the call. Otherwise a piece is a separate call."""
     inputs, position = states()
     how = rotary(8)
     by_call = Rotary(lambda at, like: how.tables(at * int(at.max()), like), how.apply, by_call=True)
     tokens, columns = Tokens(position), slice(0, 2)
     piece = replace(tokens.cut(columns), call=(tokens, columns))
-    for given in (by_call, how):
-        own = HostRotation(rotary=given)
+    for rotation in (by_call, how):
+        own = HostRotation(rotary=rotation)
         assert torch.equal(own.rotate_tokens(inputs[:, columns], piece), own.rotate_tokens(inputs, tokens)[:, columns])
     own = HostRotation(rotary=by_call)
     assert not torch.equal(
@@ -87,7 +87,7 @@ def test_a_piece_of_a_call_is_turned_as_in_the_call() -> None:
 def test_tables_are_made_once_a_call() -> None:
     inputs, position = states()
     made, how = [], rotary(8)
-    own = HostRotation(rotary=Rotary(lambda *given: made.append(1) or how.tables(*given), how.apply))
+    own = HostRotation(rotary=Rotary(lambda *arguments: made.append(1) or how.tables(*arguments), how.apply))
     tokens = Tokens(position)
     for _ in range(3):
         own.rotate_tokens(inputs, tokens)

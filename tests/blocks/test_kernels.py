@@ -1,4 +1,4 @@
-"""Kernels that are not there, or that will not, are told in words, and the next form answers in their place, with one warning."""
+"""A missing or failing kernel is reported with its reason, and the next form runs in its place with one warning."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ OLD = Package("numpy", ">=9999")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has been told, and nothing has failed, before the test and because of it."""
+def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clear the warnings and failures of earlier tests."""
     monkeypatch.setattr(program, "_warned", set())
     monkeypatch.setattr(blocks.kernels, "_failed", {})
 
@@ -54,7 +54,7 @@ def test_what_is_not_there_or_too_old_is_told_with_what_to_do() -> None:
     assert old.endswith("is installed, and >=9999 is needed: pip install 'attention-composer[gpu]'")
 
 
-def test_a_kernel_says_why_it_cannot(told: None) -> None:
+def test_a_kernel_says_why_it_cannot(nothing_warned: None) -> None:
     assert Kernel("math", "sqrt", TRITON_PACKAGE)(4.0) == 2.0
     with pytest.raises(Refused, match=r"sqrt refused \(ValueError: .*\)"):
         Kernel("math", "sqrt", TRITON_PACKAGE)(-1.0)
@@ -79,7 +79,7 @@ def test_what_is_no_fault_of_a_kernel_is_not_caught() -> None:
 
 
 def test_it_is_launched_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton launches on the current GPU: of a model on several, its tensors may be on another."""
+    """Kernels are launched on the GPU of their tensors, which may not be the current GPU of a model on several."""
     seen: list[Any] = []
 
     class Current:
@@ -96,10 +96,10 @@ def test_it_is_launched_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("math.sqrt", lambda *_, **__: seen.append("runs"))
     kernel = Kernel("math", "sqrt", TRITON_PACKAGE)
     with FakeTensorMode():
-        there, elsewhere = torch.empty(1, device="cuda:1"), torch.empty(1)
+        on_gpu, elsewhere = torch.empty(1, device="cuda:1"), torch.empty(1)
     expected = [torch.device("cuda:1"), "runs", "left"]
-    for given, named in (((there,), {}), ((elsewhere, None, there), {}), ((), {"q": there})):
-        kernel(*given, **named)
+    for positional, named in (((on_gpu,), {}), ((elsewhere, None, on_gpu), {}), ((), {"q": on_gpu})):
+        kernel(*positional, **named)
         assert seen == expected
         seen.clear()
     kernel(elsewhere, 1.0)
@@ -132,7 +132,7 @@ def _in_pieces(data: Inputs, bounds: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("bounds", [(0, 12), (0, 11, 12)])
 def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
-    told: None, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    nothing_warned: None, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = inputs(SIZE.shape(4), 2, 12)
     expected, _ = run(built(resolved(LINEAR).heads["head"], SIZE.shape(4)), data)
@@ -141,20 +141,20 @@ def test_where_a_form_refuses_the_next_answers_and_one_warning_says_so(
     forget()
     try:
         with pytest.warns(FallsBack) as warned:
-            found = _in_pieces(data, bounds)
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        (only,) = [str(one.message) for one in warned]
+            actual = _in_pieces(data, bounds)
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+        (only,) = [str(warning.message) for warning in warned]
         assert only.startswith("no such kernel. In its place: chunks of 64")
     finally:
         forget()
 
 
-def test_what_is_missing_is_explained_and_told_once(told: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_explained_and_told_once(nothing_warned: None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Form("own", "of a package", _broken(AssertionError()), missing=NOWHERE.missing)
     monkeypatch.setattr(additive, "FORMS", (first, *additive.FORMS))
     forget()
     try:
-        (state,) = [one for one in lowered(graph_of(LINEAR), "own", Setting()) if one.part == "state"]
+        (state,) = [lowered_part for lowered_part in lowered(graph_of(LINEAR), "own", Setting()) if lowered_part.part == "state"]
         assert state.backend == "torch"
         assert state.why_not_faster.startswith("no-such-package-anywhere is not installed: pip install")
         with pytest.warns(FallsBack, match="no-such-package-anywhere is not installed") as warned:

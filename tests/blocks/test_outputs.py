@@ -1,4 +1,4 @@
-"""The output side: RMSNorm of each head or of all, and a gate that starts open, from their formulas."""
+"""The RMSNorm of each head or of all heads, and the output gate, equal their formulas. The gate starts open."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def tensors(part: Output, *, noise: float) -> dict[str, torch.Tensor]:
 def test_each_head_is_divided_by_its_own_root_mean_square() -> None:
     output, hidden = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
     weights = tensors(Norm(), noise=0.5)
-    found = Norm().finish(weights, output, hidden)
+    actual = Norm().finish(weights, output, hidden)
     for head in range(3):
-        one = output[0, 2, head]
-        expected = one / ((one**2).sum() / 4 + 1e-5) ** 0.5 * weights["weight"]
-        torch.testing.assert_close(found[0, 2, head], expected, rtol=0, atol=1e-12)
+        vector = output[0, 2, head]
+        expected = vector / ((vector**2).sum() / 4 + 1e-5) ** 0.5 * weights["weight"]
+        torch.testing.assert_close(actual[0, 2, head], expected, rtol=0, atol=1e-12)
 
 
 def test_all_heads_are_divided_by_the_root_mean_square_of_all() -> None:
@@ -78,8 +78,8 @@ def test_operations() -> None:
 
 def test_an_empty_answer_stays_zero_with_a_finite_gradient() -> None:
     output = torch.zeros(1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
-    found = Norm().finish(tensors(Norm(), noise=0.1), output, torch.zeros(1, 1, 6, dtype=torch.float64))
-    found.sum().backward()
-    assert torch.equal(found, torch.zeros_like(found))
+    normed = Norm().finish(tensors(Norm(), noise=0.1), output, torch.zeros(1, 1, 6, dtype=torch.float64))
+    normed.sum().backward()
+    assert torch.equal(normed, torch.zeros_like(normed))
     assert output.grad is not None
     assert output.grad.isfinite().all()

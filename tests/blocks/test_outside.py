@@ -32,7 +32,7 @@ def written(path: Path, text: str = GATE) -> Path:
 
 
 def test_a_file(tmp_path: Path) -> None:
-    """Its parts are in the catalogue, and fields of their role take them, also in schemas that have been used before."""
+    """Parts of a file are in the catalogue, and fields of their role accept them, also in schemas that were used before."""
 
     class Holder(Closed):
         gates: tuple[Annotated[GateConfig, "beside"], ...]
@@ -91,7 +91,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_damaged_installed_package_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not stop what does not need it, and the reason is kept."""
+    """A damaged installed package does not stop commands that do not need it, and the reason is kept."""
     fake_distribution(tmp_path, "faked-gates", "faked", f"{GATE}\nraise RuntimeError('no such device')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     outside._INSTALLED.clear()
@@ -168,14 +168,14 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_file_is_importable_by_the_name_of_its_module(tmp_path: Path) -> None:
-    """So that objects of its classes can be sent to another process that has registered it."""
+    """Objects of its classes can be sent to another process that has registered the file."""
     register_parts([written(tmp_path / "my mine.py")])
     module = GATES["mine.slow"].__module__
     assert __import__(module) is sys.modules[module]
 
 
 def test_a_role_with_one_part_takes_a_mapping_without_a_kind(tmp_path: Path) -> None:
-    """Also where another part is registered beside it."""
+    """A role with one part still accepts a mapping without a kind after another part is registered."""
     from composer.graph.composition import HeadSpec
 
     text = (

@@ -1,4 +1,4 @@
-"""Rope turns pairs of coordinates as complex numbers, to the bit as transformers' Llama does, and logits see distances alone."""
+"""Rope rotates pairs of coordinates as complex numbers and exactly as transformers' Llama, and logits depend on distances only."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_logits_depend_on_the_distance_only(scaling: Llama3Scaling | None) -> No
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 5e-7), (torch.bfloat16, 2**-7)])
 def test_what_was_turned_is_turned_back(dtype: torch.dtype, tolerance: float) -> None:
-    """Within the rounding of the dtype, however the tables of cosines and sines are rounded; each head at a position of its own."""
+    """Rotating back restores the input within the rounding of the dtype, with a position per head and with rounded tables."""
     states, rope = random(2, 300, 3, 8, dtype=dtype), Rope(theta=100.0)
     for position in (torch.arange(300).expand(2, -1), torch.randint(-1, 9000, (2, 300, 3))):
         back = rope.rotate_back(rope.rotate(states, position), position)

@@ -1,4 +1,4 @@
-"""Norms of queries and keys, from their formulas; exact memories see them, and RMS is √D times the length."""
+"""Norms of queries and keys equal their formulas, exact memories see them, and RMS is √D times the length."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.blocks.support import GROUPED, close, computed, counted, drawn, rando
 from tests.laws.cases import SMALL, built, complete, inputs, run
 
 
-def normed(part: QueryKeyNorm, parameters: dict[str, Tensor], **given: Tensor) -> tuple[Tensor, Tensor]:
-    outputs, state = computed(part, "reference", GROUPED, parameters, counted(*given["query"].shape[:2]), {}, **given)
+def normed(part: QueryKeyNorm, parameters: dict[str, Tensor], **states: Tensor) -> tuple[Tensor, Tensor]:
+    outputs, state = computed(part, "reference", GROUPED, parameters, counted(*states["query"].shape[:2]), {}, **states)
     assert not state
     return outputs
 
@@ -24,39 +24,39 @@ def normed(part: QueryKeyNorm, parameters: dict[str, Tensor], **given: Tensor) -
 @pytest.mark.parametrize("kind", QUERY_KEY_NORMS)
 def test_each_is_its_formula(kind: str, learned: bool) -> None:
     part: Any = QUERY_KEY_NORMS[kind].model_validate({"learned": learned, "epsilon": 0.1})
-    given = {"query": random(2, 5, 4, 4), "key": random(2, 5, 2, 4)}
+    states = {"query": random(2, 5, 4, 4), "key": random(2, 5, 2, 4)}
     parameters = drawn(part, GROUPED)
     assert bool(parameters) == learned
-    for name, found in zip(given, normed(part, parameters, **given), strict=True):
-        for head in range(found.shape[2]):
-            one, weight = given[name][1, 3, head], parameters.get(name, torch.ones(4, dtype=torch.float64))
-            size = (one**2).sum() / (4 if kind == "rms" else 1)
+    for name, normed_states in zip(states, normed(part, parameters, **states), strict=True):
+        for head in range(normed_states.shape[2]):
+            vector, weight = states[name][1, 3, head], parameters.get(name, torch.ones(4, dtype=torch.float64))
+            size = (vector**2).sum() / (4 if kind == "rms" else 1)
             own = weight if kind == "rms" else weight[head]
-            close(found[1, 3, head], one / (size + 0.1) ** 0.5 * own)
+            close(normed_states[1, 3, head], vector / (size + 0.1) ** 0.5 * own)
 
 
 def test_they_differ_by_the_root_of_the_dimension() -> None:
-    given = {"query": random(1, 3, 4, 4), "key": random(1, 3, 2, 4)}
+    states = {"query": random(1, 3, 4, 4), "key": random(1, 3, 2, 4)}
     squares, lengths = (
-        normed(part, started(part, GROUPED), **given) for part in (RootMeanSquare(epsilon=1e-30), Length(epsilon=1e-30))
+        normed(part, started(part, GROUPED), **states) for part in (RootMeanSquare(epsilon=1e-30), Length(epsilon=1e-30))
     )
-    for one, other in zip(squares, lengths, strict=True):
-        close(one, 2 * other)
+    for square, other in zip(squares, lengths, strict=True):
+        close(square, 2 * other)
 
 
 def test_nothing_is_nan_where_there_is_nothing() -> None:
     for part in (RootMeanSquare(), Length()):
         query = torch.zeros(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-        found, _ = normed(part, started(part, GROUPED), query=query, key=random(1, 1, 2, 4))
-        found.sum().backward()
-        assert torch.equal(found, torch.zeros_like(found))
+        normed_states, _ = normed(part, started(part, GROUPED), query=query, key=random(1, 1, 2, 4))
+        normed_states.sum().backward()
+        assert torch.equal(normed_states, torch.zeros_like(normed_states))
         assert query.grad is not None
         assert query.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", QUERY_KEY_NORMS)
 def test_exact_memories_and_features_see_what_is_normed(kind: str) -> None:
-    """However long queries and keys are, the answer is that of their directions."""
+    """The output does not depend on the lengths of queries and keys."""
     memories = {"memory": [{"kind": "window", "size": 5}, "state"], "feature_map": "elu", "qk_norm": kind, "position": "rope"}
     head, data = built(complete(memories), SMALL.shape(4)), inputs(SMALL.shape(4), 2, 17)
     before, _ = run(head, data)

@@ -1,4 +1,4 @@
-"""A rate is a sigmoid of the hidden state times its largest value, one for each of its heads, or the same number for all tokens."""
+"""A rate is the sigmoid of a projection times its largest value for each head, or one constant."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_it_stays_between_nothing_and_its_largest(largest: int) -> None:
 
 
 def test_it_starts_where_its_bias_says() -> None:
-    """Without anything in the hidden state, σ(b): half of the largest by default."""
+    """For a hidden state of 0 the rate is σ(b), by default half of the largest rate."""
     for bias, start in ((0.0, 0.5), (3.0, 1 / (1 + math.exp(-3.0)))):
         part = Learned(bias=bias)
         parameters = started(part, GROUPED)

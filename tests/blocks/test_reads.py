@@ -1,4 +1,4 @@
-"""Each read is its formula: one denominator, fixed shares, or a sum; and what is empty weighs nothing and breaks nothing."""
+"""Each read equals its formula (one denominator, fixed shares, or a sum), and an empty memory has weight 0."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def masses(*, some_empty: bool = False) -> Tensor:
 
 
 def shared_by_hand(partials: Sequence[Partial]) -> Tensor:
-    """Σ_m σ(w_m) exp(lse_m) o_m / Σ_m σ(w_m) exp(lse_m), and 0 where all of them are empty."""
+    """Compute Σ_m σ(w_m) exp(lse_m) o_m / Σ_m σ(w_m) exp(lse_m), or 0 if all memories are empty."""
     numerator, denominator = torch.zeros(2, 3, 4, 5, dtype=torch.float64), torch.zeros(2, 3, 4, dtype=torch.float64)
-    for one in partials:
-        assert one.lse is not None
-        mass = one.lse.exp() * (1 if one.logit is None else 1 / (1 + (-one.logit).exp()))
-        numerator, denominator = numerator + mass[..., None] * one.output, denominator + mass
+    for partial_output in partials:
+        assert partial_output.lse is not None
+        mass = partial_output.lse.exp() * (1 if partial_output.logit is None else 1 / (1 + (-partial_output.logit).exp()))
+        numerator, denominator = numerator + mass[..., None] * partial_output.output, denominator + mass
     return torch.where(denominator[..., None] > 0, numerator / denominator.clamp(min=1e-300)[..., None], 0.0)
 
 
@@ -46,7 +46,7 @@ def test_shared_has_one_denominator(some_empty: bool) -> None:
 
 @pytest.mark.parametrize("read", [Mixture(), Sum()], ids=["mixture", "sum"])
 def test_a_raw_numerator_keeps_its_range_beside_half_precision(read: Read) -> None:
-    """10⁶ is infinite in float16. Whichever comes first."""
+    """A numerator of 10⁶, which is infinite in float16, keeps its range in either order of the memories."""
     near = Partial(torch.ones(1, 2, 4, 5, dtype=torch.float16), torch.zeros(1, 2, 4))
     raw = Partial(torch.full((1, 2, 4, 5), 1e6), None)
     for partials in ((near, raw), (raw, near)):
@@ -56,11 +56,11 @@ def test_a_raw_numerator_keeps_its_range_beside_half_precision(read: Read) -> No
 
 
 def test_shared_takes_any_mass() -> None:
-    """Masses of e^±5000 are weighed by their ratio alone."""
+    """Only the ratio of masses counts, even for masses of e^±5000."""
     for offset in (-5000.0, 5000.0):
         lse = masses(), masses()
-        outputs = [partial(one) for one in lse]
-        moved = [Partial(one.output, one.lse + offset) for one in outputs]
+        outputs = [partial(value) for value in lse]
+        moved = [Partial(output.output, output.lse + offset) for output in outputs]
         close(Shared().combine({}, moved), Shared().combine({}, outputs), 1e-9)
 
 
@@ -82,7 +82,7 @@ def test_an_empty_memory_leaves_the_others_alone() -> None:
 
 
 def test_mixture_is_sigma_and_its_rest() -> None:
-    """Workshop paper, eq. 8: σ · window + (1 - σ) · state, whatever their masses; an empty state answers 0 and keeps its share."""
+    """The workshop paper's eq. 8 is σ · window + (1 - σ) · state for any masses. An empty state gives 0 and keeps its share."""
     factor = random(4)
     for lse in (masses(), None):
         window, state = partial(lse, factor), partial(masses(some_empty=True))
@@ -96,7 +96,10 @@ def test_mixture_of_more() -> None:
     partials = [partial(logit=first), partial(logit=second), partial()]
     weights = torch.stack((first.exp(), second.exp(), torch.ones(4)))
     weights = (weights / weights.sum(0))[:, :, None]
-    close(Mixture().combine({}, partials), sum(weight * one.output for weight, one in zip(weights, partials, strict=True)))
+    close(
+        Mixture().combine({}, partials),
+        sum(weight * partial_output.output for weight, partial_output in zip(weights, partials, strict=True)),
+    )
     even = [partial(), partial()]
     close(Mixture().combine({}, even), (even[0].output + even[1].output) / 2)
 
@@ -124,8 +127,10 @@ def test_gradients(read: Read, with_mass: list[int]) -> None:
 @pytest.mark.parametrize("read", [Shared(), Mixture(), Sum()], ids=["shared", "mixture", "sum"])
 def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -> None:
     exact = [partial(masses(), random(4)), partial(masses())]
-    exact = [Partial(one.output.bfloat16().double(), one.lse, one.logit) for one in exact]
-    half = [Partial(one.output.bfloat16(), one.lse.float(), None if one.logit is None else one.logit.float()) for one in exact]
+    exact = [Partial(value.output.bfloat16().double(), value.lse, value.logit) for value in exact]
+    half = [
+        Partial(value.output.bfloat16(), value.lse.float(), None if value.logit is None else value.logit.float()) for value in exact
+    ]
     answer = read.combine({}, half)
     assert answer.dtype == torch.bfloat16
     # One rounding at the end: half a unit in the last of 8 bits.
@@ -134,7 +139,7 @@ def test_half_precision_outputs_stay_so_and_are_weighed_in_float32(read: Read) -
 
 
 def test_a_mixture_is_what_infini_attention_does() -> None:
-    """arXiv:2404.07143, eq. 10: σ(β) A_mem + (1 - σ(β)) A_dot, both divided by their masses, which a sum is not."""
+    """arXiv:2404.07143, eq. 10: σ(β) A_mem + (1 - σ(β)) A_dot, each divided by its mass, unlike a sum."""
     gate = random(4)
     memory, near = partial(masses(), gate), partial(masses())
     share = (1 / (1 + (-gate).exp()))[:, None]

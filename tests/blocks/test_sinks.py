@@ -1,4 +1,4 @@
-"""Attention sinks are one more column of the softmax, with nothing behind it; a memory that is empty keeps its sink."""
+"""An attention sink is one more column of the softmax without a value. An empty memory keeps its sink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPE = Shape(hidden_size=8, heads=3, key_heads=3, head_dim=5, sinks=True)
 
 
 def sunk(logits: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor) -> Partial:
-    """What the part makes of softmax over the logits ``B T H S``; value ``B S H D``."""
+    """Return the part's softmax over the logits ``B T H S`` and values ``B S H D``."""
     lse = logits.logsumexp(-1)
     output = torch.einsum("bths,bshd->bthd", logits.softmax(-1).nan_to_num(0.0), value)
     tokens = Tokens(torch.arange(logits.shape[1]).expand(logits.shape[0], -1))
@@ -25,7 +25,7 @@ def sunk(logits: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor) -> Part
 
 
 def test_sinks_are_a_column_of_the_softmax() -> None:
-    logits, value, sinks = (one.requires_grad_() for one in (4 * random(2, 4, 3, 6), random(2, 6, 3, 5), random(3)))
+    logits, value, sinks = (tensor.requires_grad_() for tensor in (4 * random(2, 4, 3, 6), random(2, 6, 3, 5), random(3)))
     answer = sunk(logits, value, sinks)
     columns = torch.cat((logits, sinks[:, None].expand(2, 4, 3, 1)), dim=-1)
     wanted = torch.einsum("bths,bshd->bthd", columns.softmax(-1)[..., :-1], value)
@@ -33,9 +33,9 @@ def test_sinks_are_a_column_of_the_softmax() -> None:
     assert answer.lse is not None
     close(answer.lse, columns.logsumexp(-1))
     into = random(*wanted.shape)
-    found = torch.autograd.grad((answer.output * into).sum(), (logits, value, sinks))
-    for one, other in zip(found, torch.autograd.grad((wanted * into).sum(), (logits, value, sinks)), strict=True):
-        close(one, other)
+    gradients = torch.autograd.grad((answer.output * into).sum(), (logits, value, sinks))
+    for actual, other in zip(gradients, torch.autograd.grad((wanted * into).sum(), (logits, value, sinks)), strict=True):
+        close(actual, other)
 
 
 def test_an_empty_memory_keeps_its_sink() -> None:

@@ -1,4 +1,4 @@
-"""Stretches cover each token once, none of them in two documents, and what they bring is joined by document."""
+"""Stretches cover each token once, never span two documents, and their results are joined by document."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from blocks.stretches import SPAN, Stretches
 
 
 def test_stretches_cover_each_token_once() -> None:
-    found = Stretches.of(torch.tensor([0, 3, 3 + SPAN, 2 * SPAN + 4]))
-    assert found.begins.tolist() == [0, 3, 3 + SPAN, 3 + 2 * SPAN]
-    assert found.ends.tolist() == [3, 3 + SPAN, 3 + 2 * SPAN, 4 + 2 * SPAN]
-    assert found.document.tolist() == [0, 1, 2, 2]
-    assert found.joined(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 2.0, 7.0]
+    stretches = Stretches.of(torch.tensor([0, 3, 3 + SPAN, 2 * SPAN + 4]))
+    assert stretches.begins.tolist() == [0, 3, 3 + SPAN, 3 + 2 * SPAN]
+    assert stretches.ends.tolist() == [3, 3 + SPAN, 3 + 2 * SPAN, 4 + 2 * SPAN]
+    assert stretches.document.tolist() == [0, 1, 2, 2]
+    assert stretches.joined(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 2.0, 7.0]

@@ -1,4 +1,4 @@
-"""Sums are kept wide; a norm is the same with gradients and without; heads are repeated in consecutive groups."""
+"""Sums have wide dtypes, a norm is the same with and without gradients, and heads are repeated in consecutive groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_sums_are_kept_in_float32_or_better() -> None:
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [4, 8192])
 def test_a_norm_without_gradients_is_the_one_with_them(width: int, kind: torch.dtype) -> None:
-    """Also of numbers beside which epsilon is large, of none but zeros, and where neither states nor weight are changed."""
+    """Both norms match for numbers small beside epsilon, for zeros, and change neither states nor weight."""
     states, weight = random(4, 2, width), random(width)
     states[0] *= 1e-4
     states[1] = 0.0
@@ -34,16 +34,16 @@ def test_a_norm_without_gradients_is_the_one_with_them(width: int, kind: torch.d
     within = {torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 1e-12}[kind]
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
-            found = rms_norm(states, weight, 1e-6)
-        assert found.dtype == kind
-        torch.testing.assert_close(found.double(), wanted, rtol=within, atol=within)
+            actual = rms_norm(states, weight, 1e-6)
+        assert actual.dtype == kind
+        torch.testing.assert_close(actual.double(), wanted, rtol=within, atol=within)
     assert torch.equal(states, before[0])
     assert torch.equal(weight, before[1])
 
 
 @torch.no_grad()
 def test_a_norm_of_fake_tensors_leaves_none_behind() -> None:
-    """What is made once for all norms of an epsilon is not made of these."""
+    """The tensors that are cached for all norms of an epsilon are never fake tensors."""
     states, weight = random(3, 4), random(4)
     with FakeTensorMode() as fake:
         rms_norm(fake.from_tensor(states), fake.from_tensor(weight), 0.00321)

@@ -1,4 +1,4 @@
-"""The line of tokens and pairs is the loop over tokens that takes each token's pairs before it; what it computes is that loop."""
+"""The merged sequence of tokens and pairs equals a loop that inserts each token's pairs before the token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pairs_at(arrivals: list[list[int]], absent: tuple[tuple[int, int], ...] = ()
 
 
 def columns(arrivals: list[int], length: int = LENGTH) -> list[tuple[str, int]]:
-    """The line by hand: at each token, its pairs, then the token."""
+    """Build the sequence by hand: for each token, its pairs, then the token."""
     line = []
     for token in range(length):
         line += [("pair", pair) for pair, arrival in enumerate(arrivals) if arrival == token]
@@ -83,7 +83,7 @@ def test_pairs_belong_to_the_document_of_their_token() -> None:
 
 @dataclass
 class Case:
-    """A memory, and what one call of it takes beside queries and pairs."""
+    """A memory, and the further inputs of one call besides queries and pairs."""
 
     part: Recurrent
     decay: Tensor
@@ -91,26 +91,26 @@ class Case:
     valid: Tensor | None = None
 
     def row(self, query: Tensor, pairs: Features, row: int, held: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """A row by itself, in calls of one token: time passes and a document starts, its pairs fall one by one, the token asks."""
+        """Compute a row in calls of one token: decay and document start, then its pairs one by one, then the query."""
         assert pairs.arrival is not None
         outputs: list[Tensor] = []
         for token in range(query.shape[1]):
-            asked, real = query[row : row + 1, token : token + 1], self.valid is None or bool(self.valid[row, token])
+            row_query, real = query[row : row + 1, token : token + 1], self.valid is None or bool(self.valid[row, token])
             before = self.segment[row, token - 1] if token and self.segment is not None else 0
             begins = None if self.segment is None else (self.segment[row, token] - before).view(1, 1)
             decay = self.decay[row : row + 1, token : token + 1] * real
             nobody = replace(single(pairs, row, 0), present=torch.zeros(1, 1, dtype=torch.bool))
             falling = [pair for pair, arrival in enumerate(pairs.arrival[row].tolist()) if arrival == token]
-            for one in [nobody, *(single(pairs, row, pair) for pair in falling)]:
+            for own_pair in [nobody, *(single(pairs, row, pair) for pair in falling)]:
                 tokens = Tokens(torch.zeros(1, 1, dtype=torch.int64), begins)
-                partial, held = recalled(self.part, "reference", asked, one, decay, tokens, held)
+                partial, held = recalled(self.part, "reference", row_query, own_pair, decay, tokens, held)
                 decay, begins = torch.zeros_like(decay), None
                 outputs[token:] = [partial.output]
         return torch.cat(outputs, dim=1), held
 
 
 def single(pairs: Features, row: int, pair: int) -> Features:
-    """One pair that falls at the only token of a call."""
+    """Return one pair that enters at the only token of a call."""
     assert pairs.rate is not None
     here = slice(row, row + 1), slice(pair, pair + 1)
     return Features(pairs.key[here], pairs.value[here], pairs.present[here], rate=pairs.rate[here])
@@ -141,7 +141,7 @@ def test_pairs_that_fall_together_are_pairs_one_after_the_other(memory: str, aro
 
 
 def plain(state: dict[str, Tensor]) -> Tensor:
-    """The matrix itself, whatever maximum it is kept by."""
+    """Return the matrix without the maximum that it is stored relative to."""
     return state["state"] * state["maximum"].exp()[..., None] if "maximum" in state else state["state"]
 
 
@@ -153,9 +153,9 @@ def test_gradients(memory: Recurrent) -> None:
     leaves = [tensor.requires_grad_() for tensor in inputs if tensor is not None]
     answers: dict[str, Any] = {}
     for form in ("reference", "torch"):
-        asked, key, value, rate, passed = leaves
+        row_query, key, value, rate, passed = leaves
         features = Features(key, value, pairs.present, pairs.arrival, rate)
-        partial, state = recalled(memory, form, asked, features, passed, counted(2, LENGTH), empty(memory, SHAPE, 2))
+        partial, state = recalled(memory, form, row_query, features, passed, counted(2, LENGTH), empty(memory, SHAPE, 2))
         loss = partial.output.square().sum() + state["state"].square().sum()
         answers[form] = torch.autograd.grad(loss, leaves, allow_unused=True)
     for got, wanted, leaf in zip(answers["torch"], answers["reference"], leaves, strict=True):
@@ -166,7 +166,7 @@ def test_gradients(memory: Recurrent) -> None:
 
 
 def test_a_call_in_which_nothing_falls() -> None:
-    """No pairs at all, after some fell: time passes and the state answers."""
+    """A call without evicted pairs after a call with some: the state decays and answers."""
     part = StateMemory()
     pairs, decay = pairs_at(ARRIVALS), torch.full((4, LENGTH, 4), -0.1, dtype=torch.float64)
     query = random(4, LENGTH, 4, 5).exp()

@@ -1,4 +1,4 @@
-"""Keys and values of each query head's own: from the formula, and what they change around them."""
+"""Keys and values per query head equal their formula, with the expected effect on the parts around them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.blocks.support import ALIKE, GROUPED, ONE_KEY, close, computed, count
 from tests.laws.cases import SMALL, built, complete, inputs, run
 
 
-def unshared(part: Copies, parameters: dict[str, Tensor], shape=GROUPED, **given: Tensor) -> tuple[Tensor, Tensor]:
-    outputs, state = computed(part, "reference", shape, parameters, counted(*given["hidden"].shape[:2]), {}, **given)
+def unshared(part: Copies, parameters: dict[str, Tensor], shape=GROUPED, **states: Tensor) -> tuple[Tensor, Tensor]:
+    outputs, state = computed(part, "reference", shape, parameters, counted(*states["hidden"].shape[:2]), {}, **states)
     assert not state
     return outputs
 
@@ -21,30 +21,30 @@ def unshared(part: Copies, parameters: dict[str, Tensor], shape=GROUPED, **given
 @pytest.mark.parametrize("shape", [GROUPED, ALIKE, ONE_KEY])
 @pytest.mark.parametrize("named", [["k"], ["v"], ["v", "k"]])
 def test_each_query_head_has_its_own(named: list[str], shape) -> None:
-    """k_h = k_g(h) + x Δ_h, and what is not named is the shared one's; gradients of every difference are those of the formula."""
+    """k_h = k_g(h) + x Δ_h. Tensors that are not named stay shared. The gradient of every difference follows from the formula."""
     part = Copies.model_validate({"inputs": named})
     hidden, key, value = random(2, 5, 6), random(2, 5, shape.key_heads, 4), random(2, 5, shape.key_heads, 4)
-    parameters = {name: one.requires_grad_() for name, one in drawn(part, shape).items()}
+    parameters = {name: parameter.requires_grad_() for name, parameter in drawn(part, shape).items()}
     assert set(parameters) == {{"k": "key", "v": "value"}[name] for name in named}
-    found = unshared(part, parameters, shape, hidden=hidden, key=key, value=value)
-    for name, shared, one in zip(("key", "value"), (key, value), found, strict=True):
-        assert one.shape == (2, 5, shape.heads, 4)
+    actual = unshared(part, parameters, shape, hidden=hidden, key=key, value=value)
+    for name, shared, parameter in zip(("key", "value"), (key, value), actual, strict=True):
+        assert parameter.shape == (2, 5, shape.heads, 4)
         for head in range(shape.heads):
             wanted = shared[1, 3, head // (shape.heads // shape.key_heads)]
             if name in parameters:
                 wanted = wanted + parameters[name][head] @ hidden[1, 3]
-            close(one[1, 3, head], wanted)
-    sum(one.sin().sum() for one in found).backward()  # pyright: ignore
-    for name, one in parameters.items():
-        outer = torch.einsum("bthd,btc->hdc", found[0 if name == "key" else 1].cos(), hidden)
-        close(one.grad, outer)
+            close(parameter[1, 3, head], wanted)
+    sum(copies.sin().sum() for copies in actual).backward()  # pyright: ignore
+    for name, parameter in parameters.items():
+        outer = torch.einsum("bthd,btc->hdc", actual[0 if name == "key" else 1].cos(), hidden)
+        close(parameter.grad, outer)
 
 
 def test_it_starts_as_what_is_shared() -> None:
-    part, given = Copies(), {"hidden": random(1, 3, 6), "key": random(1, 3, 2, 4), "value": random(1, 3, 2, 4)}
-    found = unshared(part, started(part, GROUPED), **given)
-    for one, shared in zip(found, (given["key"], given["value"]), strict=True):
-        assert torch.equal(one, shared.repeat_interleave(2, dim=2))
+    part, states = Copies(), {"hidden": random(1, 3, 6), "key": random(1, 3, 2, 4), "value": random(1, 3, 2, 4)}
+    result = unshared(part, started(part, GROUPED), **states)
+    for copy, shared in zip(result, (states["key"], states["value"]), strict=True):
+        assert torch.equal(copy, shared.repeat_interleave(2, dim=2))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_it_starts_as_what_is_shared() -> None:
     ],
 )
 def test_the_head_starts_as_the_function_that_it_was(head: dict) -> None:
-    """Where what comes after has weights one a query head, too, these start alike."""
+    """The head starts as the same function although later parts now have weights per query head."""
     data, shape = inputs(SMALL.shape(4), 2, 11), SMALL.shape(4)
     torch.manual_seed(0)
     plain, own = built(complete(head), shape), built(complete(head | {"unshare": "copies"}), shape)

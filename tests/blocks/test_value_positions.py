@@ -1,4 +1,4 @@
-"""Vapor turns what reaches t from s by R^(t-s), whatever the weights: eq. 20 with its powers of a matrix written out."""
+"""Vapor rotates the value of s at token t by R^(t-s) for any weights, as eq. 20 with its matrix powers written out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VAPOR = Vapor(theta=20.0)
 
 
 def matrix(frequency: Tensor) -> Tensor:
-    """R of one key head, D × D: a rotation in the plane of coordinates i and i + D/2, by the i-th frequency."""
+    """Return R of one key head, D × D: a rotation of coordinates i and i + D/2 by the i-th frequency."""
     half = len(frequency)
     rotated = torch.zeros(2 * half, 2 * half, dtype=torch.float64)
     for index, angle in enumerate(frequency.double()):
@@ -43,7 +43,7 @@ def matrix(frequency: Tensor) -> Tensor:
 
 
 def rotated_latents(parameters: list[dict[str, Tensor]], inputs: Tensor, value: Tensor, tokens: Tokens, shape: Shape) -> Tensor:
-    """Latents whose values are turned on their way in and outputs on their way out."""
+    """Return latents whose values are rotated on input and whose outputs are rotated back."""
     latents, vapor = parameters
     entering = VAPOR.enter(vapor, value, tokens.position)
     state = empty(LATENTS, shape, inputs.shape[0], inputs.dtype)
@@ -53,7 +53,7 @@ def rotated_latents(parameters: list[dict[str, Tensor]], inputs: Tensor, value: 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 def test_equation_20(shape: Shape) -> None:
-    """Σ_s p(s|t) R^(t-s) v_s, for all pairs of tokens of a document, with one R a key head."""
+    """Σ_s p(s|t) R^(t-s) v_s for all pairs of tokens of a document, with one R per key head."""
     parameters = [drawn(LATENTS, shape), drawn(VAPOR, shape)]
     inputs, value, tokens = random(2, 9, 6), random(2, 9, shape.key_heads, 4), documents([9], [4, 5])
     assert tokens.segment is not None
@@ -61,12 +61,12 @@ def test_equation_20(shape: Shape) -> None:
     latents = LATENTS.size // shape.heads
     for head in range(shape.heads):
         own, key_head = slice(head * latents, (head + 1) * latents), owner(head, shape.heads, shape.key_heads)
-        asked, logits = (inputs @ parameters[0][name][own].T for name in ("query", "key"))
+        query, logits = (inputs @ parameters[0][name][own].T for name in ("query", "key"))
         turn = matrix(parameters[1]["frequency"][key_head])
         for row in range(2):
             for t in range(9):
                 seen = [s for s in range(t + 1) if tokens.segment[row, s] == tokens.segment[row, t]]
-                shares = logits[row, seen].softmax(0) @ asked[row, t].softmax(0)
+                shares = logits[row, seen].softmax(0) @ query[row, t].softmax(0)
                 wanted = torch.zeros(4, dtype=torch.float64)
                 for share, s in zip(shares, seen, strict=True):
                     wanted = wanted + share * torch.linalg.matrix_power(turn, t - s) @ value[row, s, key_head]
@@ -78,8 +78,8 @@ def test_only_the_distance_matters(by: int) -> None:
     parameters = [drawn(LATENTS, GROUPED), started(VAPOR, GROUPED)]
     inputs, value = random(1, 9, 6), random(1, 9, 2, 4)
     here = rotated_latents(parameters, inputs, value, counted(1, 9), GROUPED)
-    there = rotated_latents(parameters, inputs, value, counted(1, 9, start=by), GROUPED)
-    close(there, here, 1e-9)
+    moved = rotated_latents(parameters, inputs, value, counted(1, 9, start=by), GROUPED)
+    close(moved, here, 1e-9)
     still = {"frequency": torch.zeros_like(parameters[1]["frequency"])}
     unrotated = rotated_latents([parameters[0], still], inputs, value, counted(1, 9), GROUPED)
     assert (unrotated - here).abs().max() > 0.1
@@ -95,7 +95,7 @@ def test_it_starts_at_ropes_frequencies_and_turns_as_rope_does() -> None:
 
 
 def test_gradients() -> None:
-    """Through values and frequencies."""
+    """Gradients pass through values and frequencies."""
     position, weights = torch.tensor([[0, 1, 5]]), random(1, 3, 4, 4)
 
     def run(frequency: Tensor, value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:

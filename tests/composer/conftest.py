@@ -1,5 +1,6 @@
-"""A terminal that remembers what is on it. And pictures: they are drawn for tests marked so, which look at one or make a whole run
-of their kind; in the others, also those of other folders that make runs, a blank one is written."""
+"""A terminal that records its screen. Pictures are drawn only in tests that are marked so. In other tests a blank picture is
+written.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ import pytest
 import rich.console
 from matplotlib.figure import Figure
 
+from tests.composer.legible import kept_open
+
 HERE = Path(__file__).parent
 BLANKS = (HERE, HERE.parent / "evidence", HERE.parent / "test_python_page.py")
 BLANK = b"\x89PNG\r\n\x1a\n"
@@ -22,7 +25,7 @@ SAVED = Figure.savefig
 
 
 def _blank(self: Figure, fname: Any, **_: Any) -> None:
-    """fname: a path, or a stream of bytes."""
+    """Write a blank picture. fname: a path or a binary stream."""
     if isinstance(fname, BytesIO):
         fname.write(BLANK)
     else:
@@ -31,7 +34,7 @@ def _blank(self: Figure, fname: Any, **_: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Also while fixtures are made, whoever shares them. pytest asks this of all tests, wherever they are."""
+    """Set the mark while fixtures are made, too, since fixtures are shared. pytest calls this for all tests."""
     if any(item.path.is_relative_to(place) for place in BLANKS) and not item.get_closest_marker("drawn"):
         Figure.savefig = _blank
     try:
@@ -47,3 +50,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[rich.console.Console]:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         monkeypatch.setattr(rich.console, "Console", lambda **_: screen)
         yield screen
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the figures by the names of their files, still open."""
+    return kept_open(monkeypatch)

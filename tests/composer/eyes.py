@@ -1,4 +1,4 @@
-"""What eyes make of colours: how far two are apart for those who lack a kind of cones, and how much one stands out from another."""
+"""Colour vision: the distance of two colours with a missing kind of cones, and contrast."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def linear(colour: str) -> tuple[float, ...]:
     return tuple(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, other: str) -> float:
     weights = (0.2126, 0.7152, 0.0722)
-    light = sorted(sum(w * part for w, part in zip(weights, linear(colour), strict=True)) for colour in (one, other))
+    light = sorted(sum(w * part for w, part in zip(weights, linear(colour), strict=True)) for colour in (first, other))
     return (light[1] + 0.05) / (light[0] + 0.05)
 
 

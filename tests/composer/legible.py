@@ -1,5 +1,4 @@
-"""A figure as a reader sees it: what is really drawn of its words, how large that is at the width of a README, and whether axes
-have names."""
+"""The legibility of a figure: its drawn text, text sizes at the width of a README, and names of axes."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ NUMBER = re.compile(r"[-\N{MINUS SIGN}]?[\d.,]+(e[-+]?\d+)?( %)?")
 
 
 def kept_open(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the names of their files, of which empty ones are written."""
+    """Collect figures by the names of their files, and write empty files."""
     kept: dict[str, Any] = {}
     offscreen().close("all")  # of tests before
 
@@ -39,13 +38,13 @@ def kept_open(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def words_of(figure: Any) -> list[tuple[str, float, Bbox]]:
-    """Each text that is drawn, its size in points, and its outline in dots."""
-    found: list[tuple[str, float, Bbox]] = []
+    """Return each drawn text, its size in points, and its outline in dots."""
+    words: list[tuple[str, float, Bbox]] = []
     drawn = Text.draw
 
     def draw(self: Text, renderer: Any, *more: Any, **named: Any) -> None:
         if self.get_visible() and self.get_text().strip():
-            found.append((self.get_text(), float(self.get_fontsize()), self.get_window_extent(renderer)))
+            words.append((self.get_text(), float(self.get_fontsize()), self.get_window_extent(renderer)))
         drawn(self, renderer, *more, **named)
 
     Text.draw = draw
@@ -54,23 +53,24 @@ def words_of(figure: Any) -> list[tuple[str, float, Bbox]]:
             figure.draw_without_rendering()
     finally:
         Text.draw = drawn
-    return found
+    return words
 
 
-def _apart(one: Bbox, other: Bbox) -> bool:
-    across = min(one.x1, other.x1) - max(one.x0, other.x0)
-    return across <= SLACK or min(one.y1, other.y1) - max(one.y0, other.y0) <= SLACK
+def _apart(first: Bbox, other: Bbox) -> bool:
+    across = min(first.x1, other.x1) - max(first.x0, other.x0)
+    return across <= SLACK or min(first.y1, other.y1) - max(first.y0, other.y0) <= SLACK
 
 
 def _named(axis: Any) -> bool:
-    """Whether it has a label, or ticks that are words."""
+    """Return whether an axis has a label, or words as ticks."""
     ticks = [tick.get_text() for tick in axis.get_ticklabels() if tick.get_text()]
     return bool(axis.get_label_text()) or any(NUMBER.fullmatch(tick) is None for tick in ticks)
 
 
 def assert_legible(figure: Any) -> None:
-    """No wider than a README, letters of eight points there, no word over another or beyond the rim, a title, and a name for each
-    axis: its own, or that of a panel that shares it."""
+    """Check that the figure is no wider than a README, letters have eight points there, no words overlap or leave the page, and
+    the title and each axis, possibly a shared one, have a name.
+    """
     wide, high = figure.get_size_inches() * figure.dpi
     assert figure.get_size_inches()[0] <= WIDTH, "wider than a README"
     words = words_of(figure)
@@ -90,5 +90,5 @@ def assert_legible(figure: Any) -> None:
         if hasattr(axes, "_colorbar"):
             assert axes.get_xlabel() or axes.get_ylabel(), unnamed
             continue
-        assert any(_named(one.xaxis) for one in axes.get_shared_x_axes().get_siblings(axes)), unnamed
-        assert any(_named(one.yaxis) for one in axes.get_shared_y_axes().get_siblings(axes)), unnamed
+        assert any(_named(sibling.xaxis) for sibling in axes.get_shared_x_axes().get_siblings(axes)), unnamed
+        assert any(_named(sibling.yaxis) for sibling in axes.get_shared_y_axes().get_siblings(axes)), unnamed

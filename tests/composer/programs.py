@@ -1,4 +1,4 @@
-"""Programs of their own: what one imports is seen from outside."""
+"""Programs in other processes, whose imports are visible from outside."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ PATIENCE = 60.0
 
 
 def printed(code: str, folder: Path = ROOT) -> str:
-    """What a program prints, started in ``folder`` with nothing imported. A program that fails fails the test."""
+    """Return the output of a program that starts in ``folder`` with nothing imported. If it fails, the test fails."""
     code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{textwrap.dedent(code)}"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
     assert run.returncode == 0, run.stderr
@@ -119,8 +119,9 @@ def printed(code: str, folder: Path = ROOT) -> str:
 
 
 def begun(folder: Path, *arguments: object, stdout: int, stderr: int, encoding: str = "utf-8") -> int:
-    """The process id of ``compose …`` that starts in a folder: the console script, in a copy of this process, since its imports are
-    what takes seconds. stdout, stderr: descriptors. encoding: of its terminal."""
+    """Start ``compose …`` in a folder and return its process id. It runs in a fork of this process, since imports take seconds.
+    stdout, stderr: descriptors. encoding: of its terminal.
+    """
 
     def child() -> None:
         with open(os.devnull) as nothing:
@@ -137,7 +138,7 @@ def begun(folder: Path, *arguments: object, stdout: int, stderr: int, encoding: 
 
 
 def composed(folder: Path, *arguments: object, encoding: str = "utf-8") -> tuple[int, bytes, bytes]:
-    """How such a ``compose …`` ends, and what it prints."""
+    """Return the exit code and the output of such a ``compose …``."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         ended = ending(begun(folder, *arguments, stdout=out.fileno(), stderr=errors.fileno(), encoding=encoding))
         out.seek(0), errors.seek(0)
@@ -145,20 +146,19 @@ def composed(folder: Path, *arguments: object, encoding: str = "utf-8") -> tuple
 
 
 def printed_behind_libraries(code: str, folder: Path = ROOT) -> str:
-    """The same with torch and other libraries imported, and ``blocks``, but nothing of transformers and of the composer.
-
-    A process that has imported them copies itself for each program.
+    """Run a program after importing torch, other libraries and ``blocks``, but neither transformers nor composer. A process with
+    these imports forks for each program.
     """
     return printed_behind(LIBRARIES, code, folder)
 
 
 def printed_behind_composer(code: str, folder: Path = ROOT) -> str:
-    """The same behind all that a model needs, and its compiler."""
+    """Run a program after all imports of a model and its compiler."""
     return printed_behind(COMPOSER, code, folder)
 
 
 def printed_behind(imports: str, code: str, folder: Path = ROOT) -> str:
-    """What a program prints in a copy of a process that has run these imports, which stays there for the next one."""
+    """Return the output of a program in a fork of a process with these imports. The process stays for the next program."""
     talk = _starter(imports)
     try:
         talk.write(json.dumps({"code": textwrap.dedent(code), "folder": str(folder)}) + "\n")
@@ -174,7 +174,7 @@ def printed_behind(imports: str, code: str, folder: Path = ROOT) -> str:
 
 @functools.cache
 def _starter(imports: str) -> TextIO:
-    """A line to the process that has run these imports. Whoever needs it first starts it for all processes of these tests."""
+    """Return a connection to the process with these imports. The first caller starts it for all test processes."""
     path = os.path.join(PLACE, f"composer-{RUN}-{zlib.crc32(imports.encode()):x}")
     connection = socket.socket(socket.AF_UNIX)
     with socket.socket(socket.AF_UNIX) as door:
@@ -197,7 +197,7 @@ def _starter(imports: str) -> TextIO:
 
 
 def _connect(connection: socket.socket, path: str) -> None:
-    """To a starter that is there, or about to listen."""
+    """Connect to a process that is listening, or about to."""
     last = time.monotonic() + PATIENCE
     while True:
         try:

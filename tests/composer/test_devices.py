@@ -1,4 +1,4 @@
-"""What takes memory is weighed first: against the machine's, against a container's, and against the process's own limit."""
+"""Memory needs are compared with the limits of the machine, the container and the process before they are allocated."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_more_than_there_is_is_refused_before_the_first_byte() -> None:
 
 
 def test_what_would_run_elsewhere_is_described_for_there() -> None:
-    """Of a device that need not be here; one that nobody has is refused."""
+    """A device that this machine lacks can be described. An unknown device is rejected."""
     teacher = ROOT / "examples" / "teacher"
     of_one, of_any = (composer.explain("lolcats", teacher, sequence=512, device=device) for device in ("cuda:1", "cuda"))
     assert of_one == of_any != composer.explain("lolcats", teacher, sequence=512)
     assert composer.code("lolcats", teacher, device="cuda:0").text == composer.code("lolcats", teacher, device="cuda").text
-    for told in (composer.explain, composer.code):
+    for describe in (composer.explain, composer.code):
         with pytest.raises(ComposerError, match="a model runs on cpu or cuda, not on 'tpu'"):
-            told("lolcats", teacher, device="tpu")
+            describe("lolcats", teacher, device="tpu")
 
 
 def test_a_processes_own_limit_counts() -> None:
@@ -48,7 +48,7 @@ def test_a_processes_own_limit_counts() -> None:
 
 @pytest.mark.parametrize(("most", "left"), [("1000\n", 1000 - 700 + 50 + 25), ("max\n", None)])
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, left: int | None) -> None:
-    """What its files hold would be given back."""
+    """Memory of cached files in the container counts as free."""
     (tmp_path / "memory.max").write_text(most)
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 50\nactive_file 25\n")

@@ -1,4 +1,4 @@
-"""Text from files and models is shown, and obeyed by nothing: no terminal, no JSON reader, no Markdown, no HTML."""
+"""Text from files and models is escaped for terminals, JSON, Markdown and HTML."""
 
 from __future__ import annotations
 

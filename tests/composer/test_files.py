@@ -1,4 +1,4 @@
-"""A file is there as a whole or not at all; why one could not be written is always said."""
+"""A file is written completely or not at all, and a failure gives its reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_other(tmp_path: Path, mo
 
 @pytest.mark.parametrize("place", ["free", "empty", "taken"])
 def test_a_folder_set_aside_by_a_killed_process_returns_to_its_place(tmp_path: Path, place: str) -> None:
-    """Unless another folder is there. Folders with other names stay."""
+    """It does not return if another folder exists there. Folders with other names stay."""
     folder = tmp_path / "a[1]"
     aside = folder_with(replaced_by(own_partial_of(folder)), "old")
     folder_with(own_partial_of(folder), "half")
@@ -95,10 +95,10 @@ def test_what_has_come_to_stand_there_may_be_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_why_a_file_could_not_be_written_is_always_said(error: OSError, why: str) -> None:
-    with pytest.raises(BenchError) as found, failing_as(BenchError, "{out} cannot be written to", "Choose another."):
+    with pytest.raises(BenchError) as caught, failing_as(BenchError, "{out} cannot be written to", "Choose another."):
         raise error
-    assert str(found.value) == f"{{out}} cannot be written to: {why}. Choose another."
-    assert found.value.__cause__ is error
+    assert str(caught.value) == f"{{out}} cannot be written to: {why}. Choose another."
+    assert caught.value.__cause__ is error
     with pytest.raises(BenchError, match=f"^here: {why}$"), failing_as(BenchError, "here"):
         raise error
 

@@ -1,4 +1,4 @@
-"""Memory that a step frees is there for the next one, without new pages; afterwards the system has it back."""
+"""Memory that a step frees is reused by the next step without new pages, and is returned to the system afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(_glibc() is None, reason="another C library than glibc")
 def test_later_steps_take_few_new_pages() -> None:
-    """In a process of its own: here, other tests have left pieces of freed memory. Under load, a single step may take some."""
+    """It runs in another process, since other tests leave fragments. Under load, a single step may use new pages."""
     first, *later, after = map(int, printed_behind_composer(PROGRAM).split())
     assert min(later) < first / 4
     assert after > first / 4, "the memory was returned to the system"

@@ -1,4 +1,4 @@
-"""Who is alone is so until it leaves or its process ends, however that comes about; where nothing can be locked, that is said."""
+"""A lock is exclusive until it is released or its process ends. Without lock support this is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY = TrainingError("Another run is at it.")
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    """And nothing is left of it."""
+    """Nothing of the lock is left afterwards."""
     lock = beside(tmp_path / "out")
     for _ in range(2):
         with exclusive_lock(lock, BUSY) as guarded:
@@ -62,7 +62,7 @@ def test_a_process_that_is_killed_locks_nothing(tmp_path: Path) -> None:
 
 
 def test_many_that_wait_are_never_two(tmp_path: Path) -> None:
-    """Also while those before them remove the file, which others have opened by then."""
+    """This holds also while earlier holders remove the lock file that others have already opened."""
     turns, processes = 20, 4
 
     def child() -> None:
@@ -95,14 +95,14 @@ KINDS = pytest.mark.parametrize("unlockable", [errno.ENOLCK, errno.EOPNOTSUPP, e
 @pytest.mark.parametrize("refusal", [BUSY, None])
 @pytest.mark.usefixtures("unlockable")
 def test_a_file_system_without_locks(tmp_path: Path, caplog: pytest.LogCaptureFixture, refusal: TrainingError | None) -> None:
-    """It is worked on all the same, and once it is said that nothing guards it."""
+    """Work continues, with one warning that nothing guards the folder."""
     warn_if_unguarded(tmp_path)
     for _ in range(2):
         with exclusive_lock(inside(tmp_path), refusal) as guarded, exclusive_lock(inside(tmp_path), refusal) as also:
             assert (guarded, also) == (False, False)
     assert list(tmp_path.iterdir()) == []
-    (told,) = caplog.messages
-    assert told.startswith(f"Nothing guards {tmp_path} against a second run: its file system has no locks (")
+    (warning,) = caplog.messages
+    assert warning.startswith(f"Nothing guards {tmp_path} against a second run: its file system has no locks (")
 
 
 @pytest.mark.parametrize("unlockable", [errno.ENOLCK], indirect=True)

@@ -1,4 +1,4 @@
-"""An option is declared once: its command, its Python function, their help and their errors come from one class."""
+"""An option is declared once: the command, the Python function, their help and their errors come from one class."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CookOptions(Seeded):
 
 @options_class
 class PotOptions(Seeded):
-    """A part of them."""
+    """A subset of the options."""
 
     minutes: int = option("Minutes.", least=0)
     lid: bool = option("Cover the pot.", default=False)
@@ -160,12 +160,12 @@ def test_an_error_of_the_function_itself_names_parameters() -> None:
 
 
 def app_of(options: type[Any], *seen: Any) -> Any:
-    """A program of the one command."""
+    """Return a program with the one command."""
 
     @command(options, "quiet", "as_json")
     def cook(options: Any, screen: Screen) -> None:
-        for one in seen:
-            one += [options, screen]
+        for call in seen:
+            call += [options, screen]
 
     app = typer.Typer(rich_markup_mode=None)
     app.command(cook.name)(cook.callback)
@@ -198,21 +198,23 @@ def test_the_help_of_the_command_has_the_descriptions() -> None:
     app.command()(cook.callback)
     text = " ".join(CliRunner().invoke(app, ["cook", "--help"]).output.split())
     assert "Cook a meal. The pot is heated first." in text
-    for name, one in options_of(CookOptions).items():
-        assert (one.description in text) != (one.is_hidden or name == "dish"), name
+    for name, described in options_of(CookOptions).items():
+        assert (described.description in text) != (described.is_hidden or name == "dish"), name
     assert "Name of the dish. On the command line, - reads it. It is cooked." in text
     assert "--style <boiled|fried>" in text
     assert "[default: 1k]" in text
     assert "--quiet" not in text
 
 
-@pytest.mark.parametrize("one", COMMANDS, ids=lambda one: one.name)
-def test_each_command_is_derived_from_its_class(one: Any) -> None:
-    """Descriptions are sentences, and no command has an option beside its class and the shared ``Screen``."""
-    assert isinstance(one, Command)
-    parameters = inspect.signature(one.callback).parameters
-    assert set(parameters) == {name for name, field in options_of(one.options).items() if not field.is_hidden} | set(one.screen)
-    for field in options_of(one.options).values():
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_each_command_is_derived_from_its_class(command: Any) -> None:
+    """Descriptions are sentences, and a command has only the options of its class and of the shared ``Screen``."""
+    assert isinstance(command, Command)
+    parameters = inspect.signature(command.callback).parameters
+    assert set(parameters) == {name for name, field in options_of(command.options).items() if not field.is_hidden} | set(
+        command.screen
+    )
+    for field in options_of(command.options).values():
         assert field.description[0].isupper() or field.description[0].isdigit()
         assert field.description.endswith(".")
-    assert (one.options.__doc__ or "").partition("\n")[0].endswith(".")
+    assert (command.options.__doc__ or "").partition("\n")[0].endswith(".")

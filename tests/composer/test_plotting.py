@@ -1,5 +1,4 @@
-"""The palette is told apart by all eyes and seen on white; ticks are whole numbers, shares stay shares, and a legend says a thing
-once."""
+"""The palette is distinguishable with every kind of colour vision and on white. Ticks, shares and legends have their formats."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ APART = 15.0
 
 
 def nearest(colours: tuple[str, ...], eyes: str) -> float:
-    return min(math.dist(lab(one, eyes), lab(other, eyes)) for one, other in itertools.combinations(colours, 2))
+    return min(math.dist(lab(first, eyes), lab(other, eyes)) for first, other in itertools.combinations(colours, 2))
 
 
 @pytest.mark.parametrize("eyes", EYES)
@@ -44,7 +43,7 @@ def test_colours_are_told_apart(eyes: str) -> None:
 
 
 def test_the_measure_finds_what_is_confused() -> None:
-    """matplotlib's own green, red and orange, and two greens."""
+    """The distance finds matplotlib's green, red and orange, and two greens, too similar."""
     assert nearest(("#2ca02c", "#d62728", "#ff7f0e"), "all colours") > 40
     assert nearest(("#2ca02c", "#d62728"), "no middle cones") < APART
     assert nearest(("#2ca02c", "#ff7f0e"), "no long cones") < APART
@@ -52,9 +51,9 @@ def test_the_measure_finds_what_is_confused() -> None:
 
 
 def test_colours_are_seen_on_white() -> None:
-    """Yellow, which Okabe and Ito have too, would have 1.3."""
-    for one in COLOURS:
-        assert contrast(one, "#ffffff") > 2.2
+    """The yellow of Okabe and Ito would have 1.3."""
+    for hex_colour in COLOURS:
+        assert contrast(hex_colour, "#ffffff") > 2.2
 
 
 def test_memories_have_colours_of_the_palette() -> None:
@@ -128,7 +127,7 @@ def test_names_are_thinned_where_there_is_no_room() -> None:
 
 
 def test_names_are_no_formulas() -> None:
-    """Nor is one that begins with an underscore left out of the legend."""
+    """Dollar signs are not mathematics, and a name with a leading underscore is in the legend."""
     with plotting() as pyplot:
         figure, axis = pyplot.subplots(layout="constrained")
         for name in ("_mine", "run$1_$2"):

@@ -1,4 +1,4 @@
-"""Bars move on a terminal and on a notebook's page, one where one is asked for, and nothing of them is anywhere else."""
+"""Progress bars appear on a terminal and in a notebook, once each, and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_a_bar_for_each_file(terminal: rich.console.Console) -> None:
         assert moved is not None
         moved("[red]one", 500, 1000)
         moved("two", 1000, 1000)
-    told = terminal.export_text()
-    assert "reading [red]one" in told  # no markup
-    assert "0.5/1.0 kB" in told
-    assert "1.0/1.0 kB" in told
+    output = terminal.export_text()
+    assert "reading [red]one" in output  # no markup
+    assert "0.5/1.0 kB" in output
+    assert "1.0/1.0 kB" in output
 
 
 def test_things_are_counted(terminal: rich.console.Console) -> None:
@@ -50,11 +50,11 @@ def test_where_nothing_can_move_there_is_nothing(capsys: pytest.CaptureFixture[s
 
 
 def test_what_the_caller_has_is_called_itself() -> None:
-    told: list[tuple[int, int]] = []
-    with progress_callback(lambda done, total: told.append((done, total)), shown) as tell:
+    progress: list[tuple[int, int]] = []
+    with progress_callback(lambda done, total: progress.append((done, total)), shown) as tell:
         assert tell is not None
         tell(1, 2)
-    assert told == [(1, 2)]
+    assert progress == [(1, 2)]
 
 
 def test_one_bar_on_a_page_that_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

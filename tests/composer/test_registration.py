@@ -1,4 +1,4 @@
-"""`import composer` is enough for transformers' Auto classes, before or after them, and by itself loads neither them nor torch."""
+"""`import composer` registers transformers' Auto classes in any order of imports, and loads neither transformers nor torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ print(type(transformers.AutoModelForCausalLM.from_config(model.config)).__name__
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model as `from_pretrained` finds it."""
+    """A model's folder for `from_pretrained`."""
     made = tmp_path_factory.mktemp("models")
     composer.build("lolcats", llama(made / "teacher"), overrides=["head.memory.0.size=4"]).save_pretrained(made / "student")
     return made / "student"
@@ -73,7 +73,7 @@ def test_importing_composer_is_light() -> None:
 
 
 def test_composer_first(folder: Path) -> None:
-    """It is there when transformers' table is, and leaves what is not ours alone."""
+    """The entry exists once transformers' table does, and other entries are unchanged."""
     assert printed_behind_libraries(COMPOSER_FIRST + LOAD, folder).splitlines()[-7:] == [
         "finders 1",
         "llama llama False",
@@ -84,18 +84,18 @@ def test_composer_first(folder: Path) -> None:
 
 @pytest.mark.parametrize("first", ["AutoModelForCausalLM", "LlamaForCausalLM", "AutoTokenizer"])
 def test_whatever_of_transformers_comes_first(folder: Path, first: str) -> None:
-    """Each imports the table when it is half-way itself; the model class imports its config first."""
+    """Each module imports the table during its own import, and the model class imports its config first."""
     assert (
         printed_behind_libraries(f"import composer\nfrom transformers import {first}\n" + LOAD, folder).splitlines()[-4:] == LOADED
     )
 
 
 def test_looked_for_and_reloaded(folder: Path) -> None:
-    """Finding the table's module does not load it, and the table that is loaded afterwards has our entry. So has each later one."""
+    """Finding the table's module does not load it. Each table that is loaded later has the entry."""
     printed = printed_behind_libraries(LOOKED_AT_AND_RELOADED + LOAD, folder).splitlines()
     assert printed[-6:] == ["source 1 True", "True", *LOADED]
 
 
 def test_composer_last(folder: Path) -> None:
-    """A model that did not come through an Auto class has a configuration that they know."""
+    """The Auto classes know the configuration of a model that was made without them."""
     assert printed_behind_libraries(COMPOSER_LAST + LOAD, folder).splitlines()[-5:] == ["ComposedForCausalLM", *LOADED]

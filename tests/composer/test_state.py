@@ -1,4 +1,4 @@
-"""State is read by its schema, to the type; anything else is refused with the file, the field and what to do."""
+"""Stored state is validated by its schema and types. Errors name the file, the field and the remedy."""
 
 from __future__ import annotations
 

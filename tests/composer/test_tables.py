@@ -1,4 +1,4 @@
-"""Every cell stands in its own column, whatever it holds: in Markdown, on a terminal, and in a notebook, where none is markup."""
+"""Cells of any content stay in their column in Markdown, on a terminal and in a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates give what transformers gives, and none of them takes time, memory or text without bound."""
+"""Chat templates give the text of transformers, with bounded time, memory and length."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(autouse=True, scope="module")
 def short() -> Iterator[None]:
-    """Limits that are reached soon, in a process of these tests' own, which starts anew where a template has ended it."""
+    """Set low limits, in a separate process that restarts after a template has ended it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(templates, "SECONDS", 1)
         patch.setattr(templates, "MEMORY", 2**28)
@@ -71,14 +71,14 @@ def test_the_text_is_that_of_transformers(tokenizer: PreTrainedTokenizerBase, op
 def test_several_starts_in_one_call(tokenizer: PreTrainedTokenizerBase) -> None:
     starts = [(3, False), (1, True), (2, False)]
     rendered = render_starts(tokenizer, TALK, starts, chat_template=CHATML)
-    assert [one.text for one in rendered] == [
+    assert [text.text for text in rendered] == [
         tokenizer.apply_chat_template(TALK[:count], tokenize=False, chat_template=CHATML, add_generation_prompt=prompt)
         for count, prompt in starts
     ]
     marked = "{% for m in messages %}{% generation %}{{ m.role }}{{ m.content is defined }}{% endgeneration %}.{% endfor %}"
     talk = [{"role": "user", "content": None}, *TALK]
     rendered = render_starts(tokenizer, talk, [(1, False), (2, False)], chat_template=marked, return_assistant_tokens_mask=True)
-    assert [(one.text, one.answers) for one in rendered] == [
+    assert [(text.text, text.answers) for text in rendered] == [
         ("userFalse.", ((0, 9),)),
         ("userFalse.systemTrue.", ((0, 9), (10, 20))),
     ]
@@ -132,7 +132,7 @@ def test_a_tokenizer_without_a_template(tokenizer: PreTrainedTokenizerBase) -> N
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no system with forks")
 def test_forks_have_a_child_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:
-    """In a process without the threads of torch and pytest, where a fork is sound."""
+    """It runs in a process without the threads of torch and pytest, where forking is safe."""
     script = (
         "import os, sys\nfrom types import SimpleNamespace\nfrom composer import templates\n"
         "stub = SimpleNamespace(get_chat_template=lambda template, tools: '{{ messages[0].content }}', special_tokens_map={})\n"

@@ -1,4 +1,4 @@
-"""Nothing that stands in a folder runs, whoever says yes to it: what can only be read by running code is refused in words."""
+"""No code in a model's folder runs, whatever the user answers. Files that need code are rejected."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ FRESH = ("latte", "--fresh", "--set", "trunk={width: 64, layers: 1, heads: 4, vo
 
 
 class Yes:
-    """A user who says yes to everything, and code that leaves a mark where it runs."""
+    """A user who answers yes to everything, and code that creates a file if it runs."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = folder / "RAN"
 
     def poison(self, folder: Path, tokenizer: dict[str, Any] | None = None) -> Path:
-        """Puts code beside a model, wherever it could be looked for, and asks for that of its tokenizer."""
+        """Put code beside a model in all places where it may be looked for, and reference it in the tokenizer."""
         for place in (folder / "evil.py", folder / "custom_generate" / "generate.py"):
             place.parent.mkdir(exist_ok=True)
             place.write_text(EVIL.format(mark=str(self.mark)))
@@ -161,8 +161,8 @@ def test_adapters_have_nothing_imported(
 def test_adapters_are_safetensors_of_the_models_own_folder(yes: Yes, student: Path, tmp_path: Path) -> None:
     out = with_adapter(student, tmp_path / "out")
     composer.load(out)
-    for said in ("../out/adapter", str(out / "adapter"), "..", ""):
-        edit_config(out, adapter=said)
+    for place in ("../out/adapter", str(out / "adapter"), "..", ""):
+        edit_config(out, adapter=place)
         with pytest.raises(SourceError, match="expected the name of a folder beside it"):
             composer.load(out)
     edit_config(out, adapter="adapter")
@@ -179,7 +179,7 @@ def test_adapters_at_the_top_are_no_part_of_a_model(yes: Yes, student: Path) -> 
 
 
 def test_a_way_of_writing_that_is_elsewhere_is_not_fetched(yes: Yes, student: Path) -> None:
-    """Which tokens end a text is all that is taken from a folder's generation settings."""
+    """Of a folder's generation settings, only the end tokens are used."""
     plain = yes("generate", student, *WRITE)
     (student / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
     answer = yes("generate", student, *WRITE)
@@ -195,7 +195,7 @@ def test_chat_templates_reach_nothing(student: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "special_tokens_map.json"])
 def test_a_tokenizers_files_are_regular_and_its_own(student: Path, tmp_path: Path, name: str) -> None:
-    def told() -> str:
+    def message_of_loading() -> str:
         with pytest.raises(ComposerError) as caught:
             load_tokenizer(student, ComposerError, "no tokenizer")
         return str(caught.value)
@@ -204,15 +204,15 @@ def test_a_tokenizers_files_are_regular_and_its_own(student: Path, tmp_path: Pat
     content = path.read_bytes() if path.exists() else b"{}"
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    assert f"{path} cannot be read: no regular file" in told()
+    assert f"{path} cannot be read: no regular file" in message_of_loading()
     path.unlink()
     (tmp_path / "else").write_bytes(content)
     path.symlink_to(tmp_path / "else")
-    assert f"{path} cannot be read: it leads out of its folder" in told()
+    assert f"{path} cannot be read: it leads out of its folder" in message_of_loading()
     path.unlink()
     with path.open("wb") as stream:
         stream.truncate(MOST_BESIDE + 1)
-    assert f"{path} cannot be read: larger than" in told()
+    assert f"{path} cannot be read: larger than" in message_of_loading()
 
 
 @pytest.mark.parametrize("key", ["vocab_file", "fast_tokenizer_files"])
@@ -221,5 +221,5 @@ def test_a_tokenizer_names_no_files_of_other_places(student: Path, tmp_path: Pat
     value: Any = str(tmp_path / "tokenizer.4.0.0.json")
     config = student / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {key: [value] if key.endswith("s") else value}))
-    with pytest.raises(ComposerError, match="expected files of its own folder alone"):
+    with pytest.raises(ComposerError, match="expected files of its folder only"):
         load_tokenizer(student, ComposerError, "no tokenizer")

@@ -1,4 +1,4 @@
-"""Figures in words, as people read them."""
+"""Sizes and times are written in readable units."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from composer.words import plural, size
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (70 * 2**20, "70.0 MiB"), (2**41, "2.0 TiB")]
+    ("value", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (70 * 2**20, "70.0 MiB"), (2**41, "2.0 TiB")]
 )
-def test_sizes(value: int, said: str) -> None:
-    assert size(value) == said
+def test_sizes(value: int, text: str) -> None:
+    assert size(value) == text
 
 
 def test_plurals() -> None:

@@ -1,4 +1,4 @@
-"""Files are read within bounds: regular ones of a stated size, inside their folder, JSON of a stated depth; a source's, too."""
+"""Only regular files of bounded size inside their folder are read, and JSON of bounded depth, also of a source."""
 
 from __future__ import annotations
 
@@ -25,23 +25,7 @@ from converters.bounded import (
 )
 from converters.errors import ConfigError, ConverterError, WeightsError
 from converters.source import INDEX, SINGLE, open_source
-from tests.checkpoints import llama
-
-
-@pytest.fixture
-def single(tmp_path: Path) -> Path:
-    return llama(tmp_path / "single")
-
-
-@pytest.fixture
-def sharded(tmp_path: Path) -> Path:
-    return llama(tmp_path / "sharded", sharded=True)
-
-
-def refusal(folder: Path, kind: type[ConverterError]) -> str:
-    with pytest.raises(kind) as caught:
-        open_source(folder)
-    return str(caught.value)
+from tests.converters.conftest import refusal
 
 
 def refused(path: Path, most: int = 100) -> str:
@@ -213,8 +197,8 @@ def test_names_that_match_are_found_whatever_they_are(tmp_path: Path):
         (tmp_path / name).write_text("")
     (tmp_path / "tokenizer.model").symlink_to("nowhere")
     os.mkfifo(tmp_path / "tokenizer_config.json")
-    found = files_matching(tmp_path, ("tokenizer*", "inside/*", "missing/*", "*.json"))
-    assert found == ["folder.json", "inside/a", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
+    names = files_matching(tmp_path, ("tokenizer*", "inside/*", "missing/*", "*.json"))
+    assert names == ["folder.json", "inside/a", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
     with pytest.raises(OSError, match="missing"):
         files_matching(tmp_path / "missing", ("*",))
 

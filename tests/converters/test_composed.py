@@ -1,4 +1,4 @@
-"""A model of our own says of its trunk what Llama's config has no key for, and holds the tensors that this brings, or lacks."""
+"""The config of a composed model states what Llama's config has no key for, with the matching tensors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_it_cannot_mean(changes: dict, message: str) -> None:
 
 
 def test_heads_of_any_dimension() -> None:
-    """Rotary positions need even ones, and a spec says whether there are any."""
+    """Rotary positions need an even dimension. The spec states whether there are any."""
     assert read(head_dim=7).head_dim == 7
     with pytest.raises(ConfigError, match="head_dim is 7.*even"):
         read_config(NEW | {"head_dim": 7}, [])

@@ -1,5 +1,4 @@
-"""The header of a GGUF file is read within bounds: whatever is wrong with it is an error of one sentence, at once, and nothing that
-the file claims is allocated or waited for."""
+"""The header of a GGUF file is read within bounds: any damage gives a one-sentence error at once, without large allocations."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def refusal(file: Path, content: bytes | None = None) -> str:
-    """The message, after less than a second of work."""
+    """Return the message after less than a second of work."""
     if content is not None:
         file.write_bytes(content)
     began = time.process_time()
@@ -59,16 +58,17 @@ NAMED = entry(b"general.architecture", 8, text(b"llama"))
 def test_the_table_is_as_the_package_reads_it(tmp_path: Path, whole: bytes) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(whole)
-    found, reader = read_gguf(file), GGUFReader(file)
-    assert [(one.name, list(one.shape), one.type, one.start, one.end - one.start) for one in found.tensors] == [
-        (one.name, list(reversed(one.shape.tolist())), one.tensor_type.name, one.data_offset, one.n_bytes) for one in reader.tensors
+    table, reader = read_gguf(file), GGUFReader(file)
+    assert [(entry.name, list(entry.shape), entry.type, entry.start, entry.end - entry.start) for entry in table.tensors] == [
+        (entry.name, list(reversed(entry.shape.tolist())), entry.tensor_type.name, entry.data_offset, entry.n_bytes)
+        for entry in reader.tensors
     ]
-    assert found.architecture == "llama"
-    assert found.metadata["llama.embedding_length"] == 64
-    assert found.metadata["llama.rope.freq_base"] == 5000.0
-    assert found.lists["tokenizer.ggml.tokens"] >= len(TOKENS)
-    assert found.has_tokenizer
-    assert found.quantisation == "GGUF Q4_0, F32"
+    assert table.architecture == "llama"
+    assert table.metadata["llama.embedding_length"] == 64
+    assert table.metadata["llama.rope.freq_base"] == 5000.0
+    assert table.lists["tokenizer.ggml.tokens"] >= len(TOKENS)
+    assert table.has_tokenizer
+    assert table.quantisation == "GGUF Q4_0, F32"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_file_that_is_cut_short_anywhere(tmp_path: Path, whole: bytes) -> None
 
 
 def test_damaged_bytes_are_read_or_refused(tmp_path: Path, whole: bytes) -> None:
-    """Each byte at the start, which has counts and lengths, with two wrong values."""
+    """Each byte at the start, where counts and lengths are, is tested with two wrong values."""
     file = tmp_path / "model.gguf"
     for place in range(4, 600):
         for value in (0, 0xFF):

@@ -23,8 +23,8 @@ ADAPTER = "adapter/adapter_model.safetensors"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
-    """Stands in for the Hub; what it was asked for."""
+def hub_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
+    """A replacement for the Hub. Returns the recorded calls."""
     seen: dict = {}
 
     def snapshot_download(repo_id: str, **options: object) -> str:
@@ -35,9 +35,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
     return seen
 
 
-def test_the_commit_is_resolved_and_the_revision_handed_on(asked: dict):
+def test_the_commit_is_resolved_and_the_revision_handed_on(hub_calls: dict):
     folder, commit = fetch("owner/model", "main")
-    assert (asked["repo_id"], asked["revision"]) == ("owner/model", "main")
+    assert (hub_calls["repo_id"], hub_calls["revision"]) == ("owner/model", "main")
     assert commit == COMMIT == folder.name
 
 
@@ -60,10 +60,10 @@ def test_the_commit_is_resolved_and_the_revision_handed_on(asked: dict):
         ("model.gguf", False),
     ],
 )
-def test_only_what_a_build_needs_is_fetched(asked: dict, file: str, wanted: bool):
+def test_only_what_a_build_needs_is_fetched(hub_calls: dict, file: str, wanted: bool):
     fetch("owner/model")
-    allowed = any(fnmatch.fnmatch(file, pattern) for pattern in asked["allow_patterns"])
-    ignored = any(fnmatch.fnmatch(file, pattern) for pattern in asked["ignore_patterns"])
+    allowed = any(fnmatch.fnmatch(file, pattern) for pattern in hub_calls["allow_patterns"])
+    ignored = any(fnmatch.fnmatch(file, pattern) for pattern in hub_calls["ignore_patterns"])
     assert (allowed and not ignored) == wanted
 
 
@@ -82,7 +82,7 @@ def test_only_what_a_build_needs_is_fetched(asked: dict, file: str, wanted: bool
 def test_a_model_of_this_project_comes_with_its_record_and_its_adapters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: object, wanted: set[str]
 ):
-    """All of one commit, whatever else lies in folders of the repository."""
+    """All files are of one commit, and files in other folders of the repository are ignored."""
     always = {"config.json", "fresh.safetensors", "tokenizer.json"}
     never = {
         "original/model.safetensors",
@@ -90,14 +90,14 @@ def test_a_model_of_this_project_comes_with_its_record_and_its_adapters(
         "adapter/adapter_model.bin",
         "training/log.jsonl",
     }
-    there = sorted(always | never | {"composition.json", "adapter/adapter_config.json", ADAPTER})
+    files = sorted(always | never | {"composition.json", "adapter/adapter_config.json", ADAPTER})
     folder, fetched, revisions = tmp_path / COMMIT, set(), []
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
 
     def snapshot_download(repo_id: str, *, revision: str | None, **patterns: Any) -> str:
         revisions.append(revision)
-        fetched.update(filter_repo_objects(there, **patterns))
+        fetched.update(filter_repo_objects(files, **patterns))
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
@@ -106,15 +106,17 @@ def test_a_model_of_this_project_comes_with_its_record_and_its_adapters(
     assert revisions == (["main", COMMIT] if wanted else ["main"])
 
 
-def test_the_config_can_be_fetched_alone(asked: dict):
+def test_the_config_can_be_fetched_alone(hub_calls: dict):
     fetch("owner/model", weights=False)
-    assert asked["allow_patterns"] == ["config.json"]
+    assert hub_calls["allow_patterns"] == ["config.json"]
 
 
-def test_a_tokenizer_can_be_fetched_without_weights(asked: dict):
+def test_a_tokenizer_can_be_fetched_without_weights(hub_calls: dict):
     fetch("owner/model", weights=False, tokenizer=True)
-    assert {"config.json", "tokenizer*"} <= set(asked["allow_patterns"])
-    assert not any(fnmatch.fnmatch(file, pattern) for pattern in asked["allow_patterns"] for file in ("model.safetensors", "x.bin"))
+    assert {"config.json", "tokenizer*"} <= set(hub_calls["allow_patterns"])
+    assert not any(
+        fnmatch.fnmatch(file, pattern) for pattern in hub_calls["allow_patterns"] for file in ("model.safetensors", "x.bin")
+    )
 
 
 def answered(status: int) -> SimpleNamespace:
@@ -144,10 +146,10 @@ def test_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Excepti
 
 
 @pytest.mark.parametrize("name", ["../models/llama", "./llama", "/models/llama", "a/b/c", "", "owner/", "what?"])
-def test_a_path_is_never_looked_up_as_a_repository(asked: dict, name: str):
+def test_a_path_is_never_looked_up_as_a_repository(hub_calls: dict, name: str):
     with pytest.raises(HubError, match="neither a folder here nor a model's name"):
         fetch(name)
-    assert not asked
+    assert not hub_calls
 
 
 def test_the_cache_tells_the_hash_of_its_large_files(tmp_path: Path):
@@ -186,8 +188,8 @@ def test_reading_a_folder_imports_neither_torch_nor_the_hub():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_file_is_fetched_alone(asked: dict) -> None:
+def test_a_file_is_fetched_alone(hub_calls: dict) -> None:
     with pytest.raises(HubError, match="'owner/model' has no file 'sub/a\\[1\\].gguf', or the Hub cannot be reached"):
         fetch("owner/model", file="sub/a[1].gguf")
-    assert asked["allow_patterns"] == ["sub/a[[]1].gguf"]
-    assert fnmatch.fnmatch("sub/a[1].gguf", asked["allow_patterns"][0])
+    assert hub_calls["allow_patterns"] == ["sub/a[[]1].gguf"]
+    assert fnmatch.fnmatch("sub/a[1].gguf", hub_calls["allow_patterns"][0])

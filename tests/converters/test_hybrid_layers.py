@@ -1,4 +1,4 @@
-"""Which layers of a hybrid have attention is read from its config, as transformers reads it, and mistakes are named."""
+"""The layers with attention of a hybrid are read from its config as transformers reads it, and errors name the key."""
 
 from __future__ import annotations
 

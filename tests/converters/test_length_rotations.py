@@ -1,4 +1,4 @@
-"""The layers whose rotary frequencies depend on the length of the text so far are found in every form of a config."""
+"""Layers whose rotary frequencies depend on the text length are found in every form of a config."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_other_rotations_do_not_depend_on_it(key: str, rotation: object) -> None
 def test_one_for_each_type_of_layer() -> None:
     types = ["sliding_attention", "full_attention"] * 2
     rotations = {"full_attention": DYNAMIC, "sliding_attention": {"rope_type": "default"}}
-    found = read("gemma3_text", layer_types=types, sliding_window=8, rope_parameters=rotations).length_rotations
-    assert found == dict.fromkeys((1, 3), LengthRotation("dynamic", 2048))
+    rotations_of = read("gemma3_text", layer_types=types, sliding_window=8, rope_parameters=rotations).length_rotations
+    assert rotations_of == dict.fromkeys((1, 3), LengthRotation("dynamic", 2048))
 
 
 def test_the_older_form_of_gemma_3_applies_to_its_global_layers() -> None:
-    found = read("gemma3_text", sliding_window=8, sliding_window_pattern=2, rope_scaling=DYNAMIC).length_rotations
-    assert found == dict.fromkeys((1, 3), LengthRotation("dynamic", 2048))
+    rotations_of = read("gemma3_text", sliding_window=8, sliding_window_pattern=2, rope_scaling=DYNAMIC).length_rotations
+    assert rotations_of == dict.fromkeys((1, 3), LengthRotation("dynamic", 2048))

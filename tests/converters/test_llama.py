@@ -1,4 +1,4 @@
-"""Llama's config is read in its old and its new style to the same trunk, and what it cannot mean here is refused by name."""
+"""Old and new forms of Llama's config give the same trunk, and unsupported values are rejected by key."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def test_other_scalings_are_refused_by_name(kind: str, key: str):
 def test_positions_that_transformers_alone_has_make_a_llama_a_host(key: str):
     llama = {**FIRST, "model_type": "llama"}
     for kind in ("linear", "dynamic", "yarn", "longrope"):
-        said = {"rope_type": kind, "factor": 2.0} | dict.fromkeys(("short_factor", "long_factor"), [1.0] * 16)
-        read = family_of({**llama, key: said}).read_config({**llama, key: said}, [])
+        rope = {"rope_type": kind, "factor": 2.0} | dict.fromkeys(("short_factor", "long_factor"), [1.0] * 16)
+        read = family_of({**llama, key: rope}).read_config({**llama, key: rope}, [])
         assert isinstance(read, Host)
-        assert read.config[key] == said
+        assert read.config[key] == rope
     for kind in ("default", "llama3", "proportional"):
         assert family_of({**llama, key: {"rope_type": kind}}) is FAMILIES["llama"]
     assert family_of({**llama, key: "yarn"}) is FAMILIES["llama"]

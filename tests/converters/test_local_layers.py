@@ -1,4 +1,4 @@
-"""Which layers of a source have a window: as its class of transformers has it, whether the file names its layers or not."""
+"""The layers with a window equal those of the transformers class, whether or not the config lists its layers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BY_FAMILY = {"gemma2", "gemma3_text", "cohere2", "qwen2", "qwen3"}
 
 @pytest.mark.parametrize("family", SAID)
 def test_windows_are_those_of_transformers(family: str) -> None:
-    said = {"num_hidden_layers": LAYERS, **SAID[family]}
-    config = CONFIG_MAPPING[family](**said)
+    fields = {"num_hidden_layers": LAYERS, **SAID[family]}
+    config = CONFIG_MAPPING[family](**fields)
     wanted = tuple(64 if kind == "sliding_attention" else None for kind in config.layer_types)
-    found = local_layers(family, config.to_dict(), LAYERS)
-    assert (found or (None,) * LAYERS) == wanted
+    actual = local_layers(family, config.to_dict(), LAYERS)
+    assert (actual or (None,) * LAYERS) == wanted
     if family in BY_FAMILY:
-        assert local_layers(family, said, LAYERS) == found
+        assert local_layers(family, fields, LAYERS) == actual
 
 
 def test_families_without_kinds_of_layers() -> None:

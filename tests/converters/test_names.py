@@ -1,4 +1,4 @@
-"""A table translates names both ways, place by place, and answers None for what it does not know."""
+"""A table translates names in both directions, and returns None for unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quantisation that a config names: what is unpacked on a CPU, what it needs, and what is refused."""
+"""The quantisation of a config decides what is unpacked on a CPU, what this needs, and what is rejected."""
 
 from __future__ import annotations
 

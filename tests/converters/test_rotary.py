@@ -1,4 +1,4 @@
-"""Settings of rotary positions that transformers cannot compute are refused in words, in every spelling; all others are read."""
+"""Rotary settings that transformers cannot compute are rejected in every spelling. All others are read."""
 
 from __future__ import annotations
 

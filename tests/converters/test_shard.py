@@ -1,4 +1,4 @@
-"""A header of a safetensors file says what it may, or is refused in words, in time that grows with its length."""
+"""The header of a safetensors file is valid or rejected, in linear time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENTRY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 
 
 @pytest.mark.parametrize(
-    ("said", "instead"),
+    ("stated", "instead"),
     [
         (b"[1]", b"[Infinity]"),
         (b"[1]", b"[1.0]"),
@@ -43,9 +43,9 @@ ENTRY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
         (b'{"a"', b' {"a"'),
     ],
 )
-def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, said: bytes, instead: bytes):
-    assert said in ENTRY
-    text = ENTRY.replace(said, instead)
+def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, stated: bytes, instead: bytes):
+    assert stated in ENTRY
+    text = ENTRY.replace(stated, instead)
     (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     message = refusal(tmp_path / FILE)
     assert "damaged header" in message
@@ -53,7 +53,7 @@ def test_what_no_entry_says_is_refused_in_words(tmp_path: Path, said: bytes, ins
 
 
 def test_a_header_of_many_names_is_read_in_time_that_grows_with_them(tmp_path: Path):
-    """Of which one stands there twice, at the end."""
+    """One of many names occurs twice, at the end."""
     text = ",".join(f'"{number}":0' for number in [*range(MOST_TENSORS - 1), MOST_TENSORS - 2])
     text = f"{{{text}}}".encode()
     (tmp_path / FILE).write_bytes(struct.pack("<Q", len(text)) + text)

@@ -1,4 +1,4 @@
-"""A folder is opened by its headers: every sound checkpoint of transformers' own, and no damaged one."""
+"""A folder is opened by its headers: every valid checkpoint of transformers, and no damaged one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from converters.canonical import expected_tensors
-from converters.errors import ConfigError, ConverterError, CoverageError, WeightsError
+from converters.errors import ConfigError, CoverageError, WeightsError
 from converters.shard import header_bytes, read_shard
 from converters.source import INDEX, SINGLE, Source, open_source
 from tests.checkpoints import LLAMA3_ROPE, edit_config, edit_header, edit_tensors, llama
+from tests.converters.conftest import refusal
 
 VARIANTS = {
     "gqa": {},
@@ -47,22 +48,6 @@ def test_every_variant_is_covered_and_its_tensors_lie_where_the_header_says(
             content = bytearray(stream.read(entry.bytes))
         stored = torch.frombuffer(content, dtype=getattr(torch, entry.dtype)).reshape(entry.shape)
         assert torch.equal(stored, loaded[name]), name
-
-
-@pytest.fixture
-def single(tmp_path: Path) -> Path:
-    return llama(tmp_path / "single")
-
-
-@pytest.fixture
-def sharded(tmp_path: Path) -> Path:
-    return llama(tmp_path / "sharded", sharded=True)
-
-
-def refusal(folder: Path, kind: type[ConverterError]) -> str:
-    with pytest.raises(kind) as caught:
-        open_source(folder)
-    return str(caught.value)
 
 
 def test_small_files_are_found_and_weights_and_config_are_not_among_them(single: Path):

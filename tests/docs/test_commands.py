@@ -1,4 +1,4 @@
-"""docs/commands.md has every command and each of its options, as the classes of options declare them."""
+"""docs/commands.md has every command and option as the option classes declare them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_a_command_has_its_options_and_defaults(command: object) -> None:
     name, options = command.name, options_of(command.options)  # pyright: ignore[reportAttributeAccessIssue]
     section = PAGE.partition(f"## compose {name}\n")[2].partition("\n## ")[0]
     flags = {flag for cell in re.findall(r"^\| `([^`]+)`", section, re.MULTILINE) for flag in re.findall(r"--[a-z-]+", cell)}
-    expected = {flag for one in options.values() if not one.is_hidden for flag in re.findall(r"--[a-z-]+", " ".join(one.flags))}
+    expected = {
+        flag for option in options.values() if not option.is_hidden for flag in re.findall(r"--[a-z-]+", " ".join(option.flags))
+    }
     assert expected - flags == set()
     assert flags - expected <= {"--quiet", "--json"}
 

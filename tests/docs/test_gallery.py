@@ -1,4 +1,4 @@
-"""The gallery that is committed is the one that the specs, the parts and the kept runs make; and it is complete."""
+"""The committed gallery equals the generated one and is complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 2**20
 
 
 class _Read(HTMLParser):
-    """What a page refers to, and the text of its sections."""
+    """A parser of a page's references and the text of its sections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class _Read(HTMLParser):
         self._section = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        said = dict(attrs)
+        attributes = dict(attrs)
         self.tags.append(tag)
-        if said.get("src"):
-            self.sources.append(said["src"] or "")
-        if said.get("href"):
-            self.links.append(said["href"] or "")
+        if attributes.get("src"):
+            self.sources.append(attributes["src"] or "")
+        if attributes.get("href"):
+            self.links.append(attributes["href"] or "")
         if tag == "section":
-            self._section = said["id"] or ""
+            self._section = attributes["id"] or ""
             self.sections[self._section] = ""
 
     def handle_data(self, data: str) -> None:
@@ -44,8 +44,8 @@ class _Read(HTMLParser):
 
 def test_the_gallery_is_up_to_date() -> None:
     files = written()
-    there = {path.name: path.read_text(encoding="utf-8") for path in GALLERY.iterdir()}
-    stale = sorted(name for name in {*files, *there} if files.get(name) != there.get(name))
+    gallery_files = {path.name: path.read_text(encoding="utf-8") for path in GALLERY.iterdir()}
+    stale = sorted(name for name in {*files, *gallery_files} if files.get(name) != gallery_files.get(name))
     assert not stale, f"{ADVICE} ({', '.join(stale[:3])})"
     assert sum(len(text.encode()) for text in files.values()) < MOST
 
@@ -59,8 +59,8 @@ def test_each_spec_has_all_that_is_to_be_said_of_it() -> None:
         assert path.read_text(encoding="utf-8") in text
         assert "memory" in text
     assert "S_t = D_t S_{t-1} + φ(k_t)ᵀ v_t" in read.sections["lawcat"]
-    found = [run.figures["passkey 2,048"] for run in all_runs() if (run.experiment, run.variant) == ("students", "lawcat")]
-    assert f"{statistics.fmean(found):.2f} ± {statistics.stdev(found):.2f}" in read.sections["lawcat"]
+    scores = [run.figures["passkey 2,048"] for run in all_runs() if (run.experiment, run.variant) == ("students", "lawcat")]
+    assert f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f}" in read.sections["lawcat"]
     assert "students/lolcats" in read.sections["lolcats"]
     assert "measured" not in read.sections["gla"]
 

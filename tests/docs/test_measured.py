@@ -1,4 +1,4 @@
-"""The page of measurements has the tables that the results' files say, and says which files are not there."""
+"""The page of measurements has the tables of the result files, and lists missing files."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_tables_follow_from_the_files(tmp_path: Path) -> None:
     exact = [{"form": "linear", "error": 0.001, "finite": True}]
     write("forms_cuda", {"about": facts, "rows": [row, late], "errors": exact, "goals": []}, tmp_path)
     head = {"triton": {"least": 0.001}, "torch": {"least": 0.003}, "softmax": None, "apart": 0.0}
-    found = {"lola forward 8192": head, "hedgehog": {"failure": "no time left"}}
+    results = {"lola forward 8192": head, "hedgehog": {"failure": "no time left"}}
     own = {"lola": {"error": 0.01, "finite": False}}
-    write("own_kernels_cuda", {"about": facts, "rows": found, "errors": own, "goals": [GOAL]}, tmp_path)
+    write("own_kernels_cuda", {"about": facts, "rows": results, "errors": own, "goals": [GOAL]}, tmp_path)
     text = measurements(PAGE, tmp_path)
     assert text.count("it has not been run") == 1
     assert "|  | rows × tokens | teacher | lola |\n" in text

@@ -1,4 +1,4 @@
-"""Runs of experiments draw curves that no test here looks at: blank ones are written."""
+"""Runs of experiments write blank curves in these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of teachers that are small enough for tests, but for their layers."""
+"""Sizes of teachers that are small enough for tests except in their layers."""
 
 from __future__ import annotations
 

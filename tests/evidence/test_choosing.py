@@ -1,4 +1,4 @@
-"""What the page of choosing recommends follows from the figures by the rule that it states, and from nothing else."""
+"""The recommendations of the page of choosing follow from the figures by the stated rule alone."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ MISSING = ["gated-delta", "alternating-lawcat", "lawcat-delta", "divided", "cach
 
 
 def runs_of(scores: Mapping[str, float], seeds: tuple[int, ...] = (0, 1, 2), **own: float) -> list[Run]:
-    """Every figure is the score of its run, and 0.01 a seed more; every perplexity 2 less the score. own: of one task instead."""
-    found = []
+    """Return runs whose figures are the run's score plus 0.01 per seed, and 2 minus the score for perplexities. own: scores of
+    single tasks.
+    """
+    runs = []
     for run, score in scores.items():
         experiment, _, variant = run.partition("/")
         for seed in seeds:
@@ -40,58 +42,69 @@ def runs_of(scores: Mapping[str, float], seeds: tuple[int, ...] = (0, 1, 2), **o
                 for length in LENGTHS
             }
             kept = {"experiment": experiment, "variant": variant, "seed": seed, "identity": "", "values": {}, "figures": figures}
-            found.append(Run.model_validate(kept | {"teacher_perplexity": None, "seconds": 120.0, "versions": {}}))
-    return found
+            runs.append(Run.model_validate(kept | {"teacher_perplexity": None, "seconds": 120.0, "versions": {}}))
+    return runs
 
 
-def by_name(found: list[Candidate]) -> dict[str, Candidate]:
-    return {one.name: one for one in found}
+def by_name(candidates: list[Candidate]) -> dict[str, Candidate]:
+    return {candidate.name: candidate for candidate in candidates}
 
 
 def test_states_are_those_of_explain() -> None:
-    found, missing = candidates(runs_of(SCORES))
+    candidate_list, missing = candidates(runs_of(SCORES))
     assert missing == MISSING
-    assert [one.most_state for one in found] == sorted(one.most_state for one in found)
-    states = {name: one.most_state for name, one in by_name(found).items()}
+    assert [candidate.most_state for candidate in candidate_list] == sorted(candidate.most_state for candidate in candidate_list)
+    states = {name: candidate.most_state for name, candidate in by_name(candidate_list).items()}
     assert set(states) == {run.partition("/")[2] for run in SCORES}
     assert states["lawcat"] < states["lolcats"]  # which has the same features, and a window above them
-    for one in found:
-        assert one.costs[LENGTHS[-1]].sequence == LENGTHS[-1]
-        assert one.score() == pytest.approx(SCORES[one.run] + 0.01)
-        assert one.spread == pytest.approx(0.01)
+    for candidate in candidate_list:
+        assert candidate.costs[LENGTHS[-1]].sequence == LENGTHS[-1]
+        assert candidate.score() == pytest.approx(SCORES[candidate.run] + 0.01)
+        assert candidate.spread == pytest.approx(0.01)
 
 
 def test_the_three_follow_from_the_figures() -> None:
-    found = by_name(candidates(runs_of(SCORES))[0])
-    three = {one.title: one.candidate for one in recommended(list(found.values()))}
-    assert found[KDA].most_state == found[DELTA].most_state < found["lawcat"].most_state < found["lolcats"].most_state
-    assert 0.75 * 0.95 < found[DELTA].score() < 0.95 * 0.95 < found["lawcat"].score() < found["lolcats"].score()
-    assert {name: one.name for name, one in three.items()} == {
+    candidate_list = by_name(candidates(runs_of(SCORES))[0])
+    three = {recommendation.title: recommendation.candidate for recommendation in recommended(list(candidate_list.values()))}
+    assert (
+        candidate_list[KDA].most_state
+        == candidate_list[DELTA].most_state
+        < candidate_list["lawcat"].most_state
+        < candidate_list["lolcats"].most_state
+    )
+    assert (
+        0.75 * 0.95
+        < candidate_list[DELTA].score()
+        < 0.95 * 0.95
+        < candidate_list["lawcat"].score()
+        < candidate_list["lolcats"].score()
+    )
+    assert {name: candidate.name for name, candidate in three.items()} == {
         "smallest": DELTA,
         "balanced": "lawcat",
         "best": "lolcats",
     }
     # With other figures, other specs.
     other = candidates(runs_of({**SCORES, f"students/{KDA}": 0.95}))[0]
-    assert {one.candidate.name for one in recommended(other)} == {KDA}
+    assert {recommendation.candidate.name for recommendation in recommended(other)} == {KDA}
     assert recommended([]) == ()
 
 
 def test_of_equal_scores_the_least_state_is_best() -> None:
-    found = candidates(runs_of(dict.fromkeys(SCORES, 0.5)))[0]
-    assert {one.candidate.name for one in recommended(found)} == {found[0].name}
+    candidate_list = candidates(runs_of(dict.fromkeys(SCORES, 0.5)))[0]
+    assert {recommendation.candidate.name for recommendation in recommended(candidate_list)} == {candidate_list[0].name}
 
 
 def test_more_state_is_taken_where_it_is_worth_it() -> None:
-    found = candidates(runs_of(SCORES))[0]
+    share = candidates(runs_of(SCORES))[0]
     for task, by_loss in choosing.asked().items():
-        taken = steps(found, task, LENGTHS[0])
-        states = [one.state(LENGTHS[0]) for one in taken]
+        taken = steps(share, task, LENGTHS[0])
+        states = [share.state(LENGTHS[0]) for share in taken]
         assert states == sorted(set(states))
-        figures = [one.scores[task][LENGTHS[0]] for one in taken]
+        figures = [share.scores[task][LENGTHS[0]] for share in taken]
         assert figures == sorted(figures, reverse=by_loss)
-        assert [one.name for one in taken] == [DELTA, "lawcat", "lolcats"]
-        assert taken[0].state(LENGTHS[0]) == min(one.state(LENGTHS[0]) for one in found)
+        assert [share.name for share in taken] == [DELTA, "lawcat", "lolcats"]
+        assert taken[0].state(LENGTHS[0]) == min(share.state(LENGTHS[0]) for share in share)
     nearly = candidates(runs_of({run: 0.5 + index / 1000 for index, run in enumerate(SCORES)}))[0]
     assert len(steps(nearly, "recall", 256)) == 1  # none is a hundredth better
 
@@ -105,11 +118,11 @@ def test_a_run_that_lacks_a_seed_or_a_figure_is_no_choice() -> None:
 
 
 def test_mixed_and_pure_students_have_the_state_that_their_claim_says() -> None:
-    """As many bytes, within a twentieth."""
-    (claim,) = [one for one in ours.CLAIMS if one.rows == ours.EQUAL]
-    found, _ = candidates([run for run in all_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL.values()])
-    states = {one.run: one.most_state for one in found}
+    """Their bytes are equal within a twentieth."""
+    (claim,) = [claim for claim in ours.CLAIMS if claim.rows == ours.EQUAL]
+    candidate_list, _ = candidates([run for run in all_runs() if f"{run.experiment}/{run.variant}" in ours.EQUAL.values()])
+    states = {candidate.run: candidate.most_state for candidate in candidate_list}
     mixed, pure, *others = (states[run] for run in ours.EQUAL.values())
-    for one, other in ((mixed, pure), others):
-        assert one == pytest.approx(other, rel=0.05)
+    for first, other in ((mixed, pure), others):
+        assert first == pytest.approx(other, rel=0.05)
     assert [f"{state / 1024:.1f}" for state in (mixed, pure, *others)] == re.findall(r"\d+\.\d", claim.says)

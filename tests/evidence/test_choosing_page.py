@@ -1,4 +1,4 @@
-"""The page of choosing says what was chosen, by which rule, and what else was scored."""
+"""The page of choosing states what was chosen, by which rule, and what else was scored."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tests.evidence.test_choosing import DELTA, MISSING, SCORES, runs_of
 
 def test_the_page_says_the_rule_and_what_is_missing() -> None:
     runs = runs_of(SCORES) + runs_of({"teacher/softmax": 0.7}, seeds=(0,))
-    said = page(runs)
-    assert "| **balanced** | [lawcat](../specs/lawcat.yaml) |" in said
-    assert "the least state of those that keep 95% of the best's mean score" in said
-    assert f"Not every run is kept yet of {', '.join(f'`{name}`' for name in MISSING)}: " in said
+    text = page(runs)
+    assert "| **balanced** | [lawcat](../specs/lawcat.yaml) |" in text
+    assert "the least state of those that keep 95% of the best's mean score" in text
+    assert f"Not every run is kept yet of {', '.join(f'`{name}`' for name in MISSING)}: " in text
     source = teacher(runs)
     assert source is not None
     assert source.state(2048) == pytest.approx(8 * source.state(256), rel=0.01)
-    assert said.count("the teacher") > 1
+    assert text.count("the teacher") > 1
     empty = page([])
     assert "## Three" not in empty
-    assert "## Three" in said
+    assert "## Three" in text
     assert "No run is kept yet of `lolcats`, `lawcat`" in empty
 
 
 def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
     fresh = {"confirmation/lawcat-delta": 0.5, "confirmation/lawcat": 0.25}
-    said = "With new seeds 3, 4, 5 mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
-    told = page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
-    assert said in told
-    assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher only." in told
+    sentence = "With new seeds 3, 4, 5 mean scores are: `lawcat-delta` 0.530, 0.540, 0.550; `lawcat` 0.280, "
+    text = page(runs_of(SCORES) + runs_of(fresh, (3, 4, 5)))
+    assert sentence in text
+    assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher only." in text
     untold = page(runs_of(SCORES) + runs_of(fresh, (3, 4)))
     assert "new seeds" not in untold
     assert f"`{DELTA}`, `lawcat` and `lolcats` were scored with 3 seeds" in untold
@@ -44,8 +44,8 @@ def test_seeds_that_chose_nothing_are_told_once_all_are_kept() -> None:
 
 def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None:
     others = {"second/lawcat-delta": 0.5, "second/lawcat-convolution-complete": 0.25, "second-lola/lola": 0.75}
-    told = page(runs_of(SCORES) + runs_of(others) + runs_of({"second-teacher/softmax": 0.6}, (0,)))
-    rows = told.partition("| | all of these tasks | harder ones |\n")[2].splitlines()[1:]
+    text = page(runs_of(SCORES) + runs_of(others) + runs_of({"second-teacher/softmax": 0.6}, (0,)))
+    rows = text.partition("| | all of these tasks | harder ones |\n")[2].splitlines()[1:]
     assert rows[:5] == [
         "| `lola` | 0.760 ± 0.010 | 0.760 ± 0.010 |",
         "| that teacher | 0.600 | 0.600 |",
@@ -53,17 +53,17 @@ def test_the_second_teachers_students_are_told_with_their_harder_tasks() -> None
         "| `lawcat` | 0.260 ± 0.010 | 0.260 ± 0.010 |",
         "",
     ]
-    assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher only." in told
+    assert f"`{DELTA}` and `lolcats` were scored with 3 seeds on this teacher only." in text
     easy = [run for run in runs_of(others) if run.figures.pop("multikey 512")]
     assert "second teacher" not in page(runs_of(SCORES) + easy)
 
 
 def test_balanced_and_best_are_told_apart_where_their_states_hardly_differ() -> None:
     near = runs_of({f"students/{DELTA}": 0.95, "students/lawcat": 0.9}) + runs_of({"students/lawcat-delta": 0.97}, recall=0.96)
-    (said,) = [line for line in page(near).splitlines() if "does not decide" in line]
-    assert said.startswith(f"`{DELTA}` takes 2.6% less state than `lawcat-delta`")
-    assert "higher score, most of all in passkey at" in said
-    assert said.endswith("(0.98, not 0.96).")
+    (line_found,) = [line for line in page(near).splitlines() if "does not decide" in line]
+    assert line_found.startswith(f"`{DELTA}` takes 2.6% less state than `lawcat-delta`")
+    assert "higher score, most of all in passkey at" in line_found
+    assert line_found.endswith("(0.98, not 0.96).")
     assert "does not decide" not in page(runs_of(SCORES))
 
 
@@ -74,11 +74,11 @@ def test_what_was_not_trained_ships_and_has_no_run() -> None:
 
 
 def test_specs_whose_own_recipe_was_used_are_named() -> None:
-    """A recipe that ships with a recommended spec must be the one that its runs had."""
-    (said,) = [line for line in page(all_runs()).splitlines() if "were trained like this" in line]
+    """If a recommended spec ships with a recipe, its runs must have used this recipe."""
+    (line_found,) = [line for line in page(all_runs()).splitlines() if "were trained like this" in line]
     for name in ("gated-delta", "alternating-delta", "lawcat-delta"):
-        assert f"`{name}`" in said
-    assert "`lawcat`" not in said
+        assert f"`{name}`" in line_found
+    assert "`lawcat`" not in line_found
 
 
 @pytest.mark.drawn

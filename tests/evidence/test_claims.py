@@ -1,4 +1,4 @@
-"""Claims speak of runs and columns that there are."""
+"""Claims refer to existing runs and columns."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ RUNS = Kept(all_runs())
 
 
 def columns(experiment: Experiment) -> set[str]:
-    """The titles that an experiment's report can have."""
+    """Return the titles that an experiment's report can have."""
     request = experiment.request
-    asked = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
+    tasks = read_tasks(request.tasks, EvaluationOptions(samples=request.samples)) if request.tasks else ()
     scores = {
-        Column(kind="perplexity" if one.task.scored == "loss" else "score", task=one.label, length=length).title
-        for one in asked
+        Column(kind="perplexity" if task.task.scored == "loss" else "score", task=task.label, length=length).title
+        for task in tasks
         for length in request.lengths
     }
     return scores | (set(TITLES.values()) if request.data and request.share else set())
@@ -42,7 +42,7 @@ def variants(experiment: Experiment) -> set[str]:
     return {variant.name for variant in read_variants(experiment.specs, experiment.overrides)}
 
 
-KNOWN = {name: (variants(one), columns(one)) for name, one in ABLATIONS.items()}
+KNOWN = {name: (variants(ablation), columns(ablation)) for name, ablation in ABLATIONS.items()}
 SETTING = selecting.SETTING
 CHOICES = replace(EXPERIMENTS["students"], request=replace(SCORED, tasks=SETTING.tasks, lengths=SETTING.lengths))
 KNOWN[selecting.NAME] = (set(SETTING.names), {selecting.BEFORE, selecting.BEATEN, selecting.STATE})
@@ -56,10 +56,10 @@ def places(claim: Claim) -> Iterator[Place]:
     for run in claim.rows.values():
         for column in claim.columns:
             yield Place(run, column)
-    for one in claim.expected:
-        yield one.left
-        if isinstance(one.right, Place):
-            yield one.right
+    for expectation in claim.expected:
+        yield expectation.left
+        if isinstance(expectation.right, Place):
+            yield expectation.right
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
@@ -74,16 +74,16 @@ def test_places_exist(claim: Claim) -> None:
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
 def test_what_is_expected_stands_in_the_table(claim: Claim) -> None:
     assert claim.expected
-    for one in claim.expected:
-        for place in (one.left, one.right):
+    for expectation in claim.expected:
+        for place in (expectation.left, expectation.right):
             if isinstance(place, Place):
-                assert place.run in claim.rows.values(), one.says
-                assert set(place.columns) <= set(claim.columns), one.says
+                assert place.run in claim.rows.values(), expectation.says
+                assert set(place.columns) <= set(claim.columns), expectation.says
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=lambda claim: claim.title)
 def test_what_is_not_reproduced_says_what_differs_and_what_was_tried(claim: Claim) -> None:
-    """Or that nothing else was tried."""
+    """The claim may also state that nothing else was tried."""
     if verdict(claim.expected, RUNS) in ("not reproduced", "not at this scale"):
         assert "What differs" in claim.remark
         assert "tried" in claim.remark.lower()
@@ -96,7 +96,7 @@ def test_the_last_table_is_of_runs_that_exist() -> None:
 
 
 def test_kept_runs_are_of_what_is_asked(tmp_path: Path) -> None:
-    """A run of another spec, recipe, task or teacher than the page speaks of must not stand there."""
+    """Kept runs must have the spec, recipe, task and teacher of the page."""
     kept = [run for run in all_runs() if run.experiment != speed.NAME]
     for name, experiment in ABLATIONS.items():
         own = {(run.variant, run.seed): run for run in kept if run.experiment == name}

@@ -1,4 +1,4 @@
-"""How many latents are in use, counted by hand and of models that are looked into."""
+"""The number of used latents equals a count by hand, also in inspected models."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ QUICK = ("recipe.train.steps=1", "recipe.train.batch=1", "recipe.train.warmup=0"
 def test_usage_of_shares_that_are_known() -> None:
     alike = np.full((6, 4), 0.1)
     assert usage(alike) == pytest.approx((1.0, 0.25, 1.0, 0.6))
-    one = np.zeros((6, 4))
-    one[:, 2] = 0.5
-    assert usage(one) == pytest.approx((0.25, 1.0, 0.25, 0.5))
+    shares = np.zeros((6, 4))
+    shares[:, 2] = 0.5
+    assert usage(shares) == pytest.approx((0.25, 1.0, 0.25, 0.5))
     in_turn = np.eye(4)  # every token asks one latent, another each
     assert usage(in_turn) == pytest.approx((1.0, 0.25, 0.25, 0.0))
     # A token that gives the window all but a little says little about latents.
@@ -38,7 +38,7 @@ def macchiato(folder: Path) -> Path:
 
 
 def test_a_model_is_asked_head_by_head(tmp_path: Path) -> None:
-    """Latents that are asked alike, and then as a fresh student asks them."""
+    """The queries of latents are equal first, and then as in a fresh student."""
     model = composer.load(macchiato(tmp_path / "student"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -52,19 +52,19 @@ def test_a_model_is_asked_head_by_head(tmp_path: Path) -> None:
     assert set(heads) == {f"{layer}.{head}" for layer in range(2) for head in range(4)}
     assert [figures[title] for title in (USED, LEAST, LARGEST, ASKED)] == pytest.approx([1.0, 1.0, 0.25, 1.0], abs=1e-6)
     assert 0 < figures[WINDOW] < 1
-    asked, _ = looked_at(tmp_path / "student", looked)
-    assert asked[ASKED] < asked[USED] < 1
+    calls, _ = looked_at(tmp_path / "student", looked)
+    assert calls[ASKED] < calls[USED] < 1
 
 
 def test_what_is_missing_is_trained_looked_into_and_kept(tmp_path: Path) -> None:
     request = replace(LATTE.request, data=("stories,samples=4",), tasks=(), lengths=(), samples=1, seeds=(0,))
     experiment = replace(LATTE, specs=LATTE.specs[:1], request=request, overrides=QUICK)
     looked = Looked(experiment, "latte-rglru-swa-pp", ("stories",), texts=1, length=32)
-    told: list[str] = []
-    run_missing(tmp_path / "work", one_process, told.append, kept=tmp_path / "runs", models={"tiny": looked})
+    messages: list[str] = []
+    run_missing(tmp_path / "work", one_process, messages.append, kept=tmp_path / "runs", models={"tiny": looked})
     (run,) = all_runs(tmp_path / "runs")
     assert (run.experiment, run.variant, run.seed, run.identity) == (NAME, "tiny", 0, identity(looked, 0))
     assert set(run.figures) == set(TITLES)
-    run_missing(tmp_path / "elsewhere", one_process, told.append, kept=tmp_path / "runs", models={"tiny": looked})
-    assert told[-1] == "collapse: 0 looks to do"
+    run_missing(tmp_path / "elsewhere", one_process, messages.append, kept=tmp_path / "runs", models={"tiny": looked})
+    assert messages[-1] == "collapse: 0 looks to do"
     assert identity(replace(looked, texts=2), 0) != run.identity

@@ -1,4 +1,4 @@
-"""Encoders learn small trees from nothing, are compared on trees that none of them was taught, and are trained once."""
+"""Encoders learn small trees from nothing, are compared on unseen trees, and are trained once."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_encoders_differ_in_their_heads_alone() -> None:
 
 
 def test_every_encoder_is_trained_once_and_kept(tmp_path: Path) -> None:
-    told: list[str] = []
-    run_missing(tmp_path / "work", told.append, kept=tmp_path / "runs", setting=TINY)
+    messages: list[str] = []
+    run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs", setting=TINY)
     runs = {run.variant: run for run in all_runs(tmp_path / "runs")}
     assert set(runs) == {MAJORITY, "latte", "softmax"}
     assert all(run.identity == identity(TINY, name, 0) for name, run in runs.items())
     assert all(0 <= run.figures[ACCURACY] <= 1 for run in runs.values())
     assert 0 < runs[MAJORITY].figures[ACCURACY] < 1
-    assert told[0] == f"{NAME}: 3 runs to do"
-    run_missing(tmp_path / "work", told.append, kept=tmp_path / "runs", setting=TINY)
-    assert told[-1] == f"{NAME}: 0 runs to do"
+    assert messages[0] == f"{NAME}: 3 runs to do"
+    run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs", setting=TINY)
+    assert messages[-1] == f"{NAME}: 0 runs to do"
 
 
 @pytest.mark.parametrize("change", [{"steps": 5}, {"rate": 2e-2}, {"below": 9}])

@@ -1,4 +1,4 @@
-"""The page says what is kept, and what is not."""
+"""The page shows the kept runs and lists the missing ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.composer.legible import assert_legible, kept_open
 
 
 def kept(**scores: list[float]) -> Kept:
-    """Runs that have one value in every column, by name and seed."""
+    """Return runs with one value in every column, by name and seed."""
     every = {**page.FOUR, **page.OURS}
     columns = (*page.PASSKEY, *page.RECALL, *page.STORIES)
     return Kept(
@@ -71,7 +71,7 @@ def test_the_picture_is_legible_and_no_share_goes_beyond_one(tmp_path: Path, mon
 
 
 def test_claims_are_counted() -> None:
-    """By their verdicts; the front page says the same of those of the papers."""
+    """Claims are counted by verdict. The README has the same numbers for the papers' claims."""
     assert page.counted(("LoLCATs",), Kept([])) == f"{len(CLAIMS['LoLCATs'])} claims: {len(CLAIMS['LoLCATs'])} waiting for runs"
     of_papers = page.counted(PAPERS, Kept(all_runs()))
     assert f"From the papers, {of_papers}." in page.PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Passkeys are told apart by where the first wrong digit stands."""
+"""Passkey answers are classified by the place of the first wrong digit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_first_wrong_digit_decides(key: str, written: str, end: str) -> None
 
 def test_all_passkeys_of_an_evaluation_are_counted(tmp_path: Path) -> None:
     report = composer.evaluate({"teacher": TEACHER}, ["passkey", "recall,pairs=2"], [128, 256], samples=6, out=tmp_path / "scores")
-    found = counted(tmp_path / "scores")
-    assert {key: sum(ends.values()) for key, ends in found.items()} == {("teacher", 128): 6, ("teacher", 256): 6}
-    for (model, length), ends in found.items():
+    counts = counted(tmp_path / "scores")
+    assert {key: sum(ends.values()) for key, ends in counts.items()} == {("teacher", 128): 6, ("teacher", 256): 6}
+    for (model, length), ends in counts.items():
         assert ends["right"] / 6 == pytest.approx(report.cell(model, "passkey", length).mean)

@@ -1,4 +1,4 @@
-"""What is missing is run once and kept; what is kept is not run again."""
+"""Missing runs are computed once and kept. Kept runs are not repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AFTER = Experiment("after", ("lola",), SCORED, trained=(TAUGHT, "lolcats"))
 
 
 @pytest.fixture
-def told() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
@@ -33,22 +33,22 @@ def weights(model: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(model.glob("*.safetensors"))]
 
 
-def test_every_run_is_kept_as_a_file_of_its_own_and_once(tmp_path: Path, told: list[str]) -> None:
+def test_every_run_is_kept_as_a_file_of_its_own_and_once(tmp_path: Path, messages: list[str]) -> None:
     kept, work = tmp_path / "runs", tmp_path / "work"
-    assert run_missing(TAUGHT, work, one_process, told.append, kept=kept) == []
+    assert run_missing(TAUGHT, work, one_process, messages.append, kept=kept) == []
     assert sorted(path.name for path in kept.rglob("*")) == ["lolcats.seed-0.json", "lolcats.seed-1.json", "taught"]
     first = read(path_of("taught", "lolcats", 0, kept))
     assert first is not None
     assert set(first.figures) == {"recall,pairs=2 32"}
     assert first.seconds > 0
-    told.clear()
-    assert run_missing(TAUGHT, work / "elsewhere", one_process, told.append, kept=kept) == []
-    assert told == ["taught: 0 runs to do"]
+    messages.clear()
+    assert run_missing(TAUGHT, work / "elsewhere", one_process, messages.append, kept=kept) == []
+    assert messages == ["taught: 0 runs to do"]
     assert not (work / "elsewhere").exists()
 
 
-def test_a_run_of_something_else_is_missing(tmp_path: Path, told: list[str]) -> None:
-    run_missing(TAUGHT, tmp_path / "work", one_process, told.append, kept=tmp_path)
+def test_a_run_of_something_else_is_missing(tmp_path: Path, messages: list[str]) -> None:
+    run_missing(TAUGHT, tmp_path / "work", one_process, messages.append, kept=tmp_path)
     assert missing_runs(TAUGHT, tmp_path) == {}
     other = replace(TAUGHT, overrides=(*ONE_STEP, "recipe.finetune.lr=2e-3"))
     assert set(missing_runs(other, tmp_path)) == {("lolcats", 0), ("lolcats", 1)}
@@ -56,9 +56,9 @@ def test_a_run_of_something_else_is_missing(tmp_path: Path, told: list[str]) -> 
     assert set(missing_runs(TAUGHT, tmp_path)) == {("lolcats", 1)}
 
 
-def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, told: list[str]) -> None:
+def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, messages: list[str]) -> None:
     kept, work = tmp_path / "runs", tmp_path / "work"
-    assert run_missing(AFTER, work, one_process, told.append, kept=kept) == []
+    assert run_missing(AFTER, work, one_process, messages.append, kept=kept) == []
     assert {(run.experiment, run.seed) for run in all_runs(kept)} == {("after", 0), ("after", 1)}
     assert weights(work / "after" / "trained-0") != weights(work / "after" / "trained-1")
     # Another recipe of the model before it makes another run of this one.
@@ -67,7 +67,7 @@ def test_one_experiment_builds_from_the_models_of_another(tmp_path: Path, told: 
     assert (before, set(missing_runs(other, kept))) == ({}, {("lola", 0), ("lola", 1)})
 
 
-def test_what_fails_is_told_and_not_kept(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_told_and_not_kept(tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     real = running.run
 
     def lose(chains, request, steps, workers, tell):  # type: ignore[no-untyped-def]
@@ -79,6 +79,6 @@ def test_what_fails_is_told_and_not_kept(tmp_path: Path, told: list[str], monkey
         return results
 
     monkeypatch.setattr(running, "run", lose)
-    failures = run_missing(TAUGHT, tmp_path / "work", one_process, told.append, kept=tmp_path / "runs")
+    failures = run_missing(TAUGHT, tmp_path / "work", one_process, messages.append, kept=tmp_path / "runs")
     assert failures == ["taught: lolcats, seed 0: out of memory on cpu"]
     assert [run.seed for run in all_runs(tmp_path / "runs")] == [1]

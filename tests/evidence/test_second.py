@@ -1,4 +1,4 @@
-"""The second teacher's experiment runs on a model of Qwen3's shape, and its claims ask what those of the first teacher ask."""
+"""The second teacher's experiment runs on a model of Qwen3's shape, with the claims of the first teacher."""
 
 from __future__ import annotations
 
@@ -70,12 +70,14 @@ def test_hybrids_and_windows_take_as_many_bytes() -> None:
 
 def test_the_same_is_expected_of_the_second_teacher() -> None:
     again = [claim for claim in second.CLAIMS if claim.title.endswith("a second teacher")]
-    first = [claim for claim in lawcat.CLAIMS if f"{claim.title}: a second teacher" in {one.title for one in again}]
+    first = [claim for claim in lawcat.CLAIMS if f"{claim.title}: a second teacher" in {claim.title for claim in again}]
     assert len(first) == len(again) == 4
     assert {claim.where for claim in first} >= {"LAWCAT, section 5.2, table 5", "LAWCAT, tables 2 and 3", "LAWCAT, table 6"}
     for before, after in zip(first, again, strict=True):
         assert (before.says, before.columns) == (after.says, after.columns)
-        assert [(one.says, one.beyond) for one in before.expected] == [(one.says, one.beyond) for one in after.expected]
+        assert [(expectation.says, expectation.beyond) for expectation in before.expected] == [
+            (expectation.says, expectation.beyond) for expectation in after.expected
+        ]
         assert all(run.startswith("second") for run in after.rows.values())
     assert again[0].expected[0].left == Place(second.SAME[LAWCAT], "passkey 512")
     assert again[0].expected[0].right == Place(second.SAME[LOLCATS], "passkey 512")

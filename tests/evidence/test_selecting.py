@@ -1,4 +1,4 @@
-"""Layers are chosen once a seed, every choice takes as much state, and what is trained afterwards is what was chosen."""
+"""Layers are chosen once per seed, every choice has an equal state, and the chosen layers are trained."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 @pytest.fixture(scope="module")
 def ran(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs; tests that change it take a copy."""
+    """A folder with the runs, to copy before a change."""
     kept = tmp_path_factory.mktemp("runs")
     assert run_all(tmp_path_factory.mktemp("work"), one_process, lambda line: None, kept=kept, setting=setting) == []
     return kept
@@ -88,8 +88,8 @@ def test_what_is_trained_is_what_was_chosen(setting: Setting, ran: Path, tmp_pat
     experiment = trained(setting, 0, tmp_path, ran)
     layers = chosen(setting, 0, ran)
     assert layers is not None
-    for said in experiment.specs:
-        document = yaml.safe_load(Path(said).read_text(encoding="utf-8"))
+    for spec in experiment.specs:
+        document = yaml.safe_load(Path(spec).read_text(encoding="utf-8"))
         kept = [layer for rule in document.get("layers", ()) if rule["use"] == "source" for layer in rule["at"]]
         assert tuple(kept) == layers[document["name"]]
     runs = {run.variant: run for run in all_runs(ran) if run.experiment == TRAINED}
@@ -99,9 +99,9 @@ def test_what_is_trained_is_what_was_chosen(setting: Setting, ran: Path, tmp_pat
 
 
 def test_what_is_kept_is_not_run_again(setting: Setting, ran: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    assert run_all(tmp_path / "work", one_process, told.append, kept=ran, setting=setting) == []
-    assert told == [f"{TRAINED}: 0 runs to do"]
+    messages: list[str] = []
+    assert run_all(tmp_path / "work", one_process, messages.append, kept=ran, setting=setting) == []
+    assert messages == [f"{TRAINED}: 0 runs to do"]
     assert not (tmp_path / "work" / NAME).exists()
 
 

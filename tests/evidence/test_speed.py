@@ -1,4 +1,4 @@
-"""A bench of each seed is kept once, with every column that claims speak of."""
+"""A bench of each seed is kept once, with every column that claims use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_missing_is_benched_and_kept(tmp_path: Path) -> None:
-    told: list[str] = []
-    speed.run_missing(tmp_path / "work", told.append, kept=tmp_path / "runs")
+    messages: list[str] = []
+    speed.run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs")
     runs = {run.variant: run for run in all_runs(tmp_path / "runs")}
     assert set(runs) == {speed.FIRST, "lawcat"}
     for run in runs.values():
@@ -30,8 +30,8 @@ def test_what_is_missing_is_benched_and_kept(tmp_path: Path) -> None:
     assert teacher[speed.title("prefill", 16)] == teacher[speed.title("decode", 16, 2)] == 1.0
     assert student[speed.state_title(8)] == student[speed.state_title(16)]
     assert teacher[speed.state_title(16)] == 2 * teacher[speed.state_title(8)]
-    speed.run_missing(tmp_path / "elsewhere", told.append, kept=tmp_path / "runs")
-    assert told == ["speed: 1 benches to do", "speed: seed 0", "speed: 0 benches to do"]
+    speed.run_missing(tmp_path / "elsewhere", messages.append, kept=tmp_path / "runs")
+    assert messages == ["speed: 1 benches to do", "speed: seed 0", "speed: 0 benches to do"]
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -39,7 +39,7 @@ def test_a_bench_of_something_else_is_missing(tmp_path: Path, monkeypatch: pytes
     speed.run_missing(tmp_path / "work", lambda line: None, kept=tmp_path / "runs")
     before = path_of(speed.NAME, "lawcat", 0, tmp_path / "runs").read_text()
     monkeypatch.setattr(speed, "COMMANDS", ("another",))
-    told: list[str] = []
-    speed.run_missing(tmp_path / "work", told.append, kept=tmp_path / "runs")
-    assert told[0] == "speed: 1 benches to do"
+    messages: list[str] = []
+    speed.run_missing(tmp_path / "work", messages.append, kept=tmp_path / "runs")
+    assert messages[0] == "speed: 1 benches to do"
     assert path_of(speed.NAME, "lawcat", 0, tmp_path / "runs").read_text() != before

@@ -1,4 +1,4 @@
-"""The copy with YaRN is the teacher but for its positions, and is scored as the teacher is."""
+"""The copy with YaRN equals the teacher except for its positions, and is scored like the teacher."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_the_copy_differs_in_its_positions_alone(tmp_path: Path) -> None:
 
 def test_every_factor_is_asked_what_the_teacher_is() -> None:
     assert len(EXPERIMENTS) == len(FACTORS)
-    for one in EXPERIMENTS.values():
-        assert replace(one.request, source=TEACHER) == TEACHERS.request
+    for stretched in EXPERIMENTS.values():
+        assert replace(stretched.request, source=TEACHER) == TEACHERS.request
 
 
 def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
-    """The command as it stands, but for its folder and the interpreter that tests run in."""
+    """The documented command is run with another folder and the tests' interpreter."""
     whole = experiment(8)
     assert whole.made is not None
     folder = str(tmp_path / "yarn")
@@ -49,29 +49,29 @@ def test_the_copy_is_made_by_its_command_and_scored(tmp_path: Path) -> None:
     assert shlex.split(made)[0] == "python"
     small = replace(whole.request, source=folder, tasks=("recall,pairs=2",), lengths=(32,), samples=2)
     tiny = replace(whole, request=small, made=made)
-    told: list[str] = []
-    assert run_missing(tiny, tmp_path / "work", one_process, told.append, kept=tmp_path / "runs") == []
-    assert f"{folder}: {made}" in told
+    messages: list[str] = []
+    assert run_missing(tiny, tmp_path / "work", one_process, messages.append, kept=tmp_path / "runs") == []
+    assert f"{folder}: {made}" in messages
     (run,) = all_runs(tmp_path / "runs")
     assert set(run.figures) == {"recall,pairs=2 32"}
 
 
 def test_a_run_is_of_the_command_that_makes_the_copy() -> None:
-    """Whoever has no copy can still tell which runs are of it."""
-    one = experiment(2)
-    (variant,) = read_variants(one.specs)
-    own = identity(one, variant, 0, {})
-    assert own == identity(replace(one, request=replace(one.request, source="elsewhere")), variant, 0, {})
-    assert own != identity(replace(one, made="another"), variant, 0, {})
+    """The runs of the copy are recognised without the copy."""
+    first = experiment(2)
+    (variant,) = read_variants(first.specs)
+    own = identity(first, variant, 0, {})
+    assert own == identity(replace(first, request=replace(first.request, source="elsewhere")), variant, 0, {})
+    assert own != identity(replace(first, made="another"), variant, 0, {})
 
 
 def test_a_teacher_that_is_not_there_is_made(tmp_path: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     folder = tmp_path / "teacher"
     command = f"python -c \"from pathlib import Path; p = Path('{folder}'); p.mkdir(); (p / 'config.json').write_text('1')\""
-    make(folder, command, told.append)
-    assert told == [f"{folder}: {command}"]
-    make(folder, "false", told.append)
-    assert len(told) == 1  # it is there
+    make(folder, command, messages.append)
+    assert messages == [f"{folder}: {command}"]
+    make(folder, "false", messages.append)
+    assert len(messages) == 1  # it is there
     with pytest.raises(ComposerError, match="could not be made: false"):
-        make(tmp_path / "other", "false", told.append)
+        make(tmp_path / "other", "false", messages.append)

@@ -1,4 +1,4 @@
-"""A verdict is what every seed says."""
+"""A verdict needs the agreement of every seed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from evidence.verdict import Kept, Place, Verdict, above, at_least, at_most, bel
 ONE, OTHER = Place("a/one", "score"), Place("a/other", "score")
 
 
-def kept(one: list[float], other: list[float]) -> Kept:
-    """Figures of two variants, by seed from 0."""
+def kept(first: list[float], other: list[float]) -> Kept:
+    """Return figures of two variants, by seed from 0."""
     runs = []
-    for variant, values in (("one", one), ("other", other)):
+    for variant, values in (("one", first), ("other", other)):
         for seed, value in enumerate(values):
             facts = {"identity": "", "values": {}, "teacher_perplexity": None, "seconds": 0.0, "versions": {}}
             runs.append(Run(experiment="a", variant=variant, seed=seed, figures={"score": value}, **facts))
@@ -21,7 +21,7 @@ def kept(one: list[float], other: list[float]) -> Kept:
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("first", "expected"),
     [
         ([0.9, 0.8, 0.7], "reproduced"),
         ([0.1, 0.2, 0.3], "not reproduced"),
@@ -32,21 +32,21 @@ def kept(one: list[float], other: list[float]) -> Kept:
         ([], "runs are missing"),
     ],
 )
-def test_above(one: list[float], said: Verdict) -> None:
-    assert verdict([above("", ONE, OTHER)], kept(one, [0.5, 0.5, 0.5])) == said
+def test_above(first: list[float], expected: Verdict) -> None:
+    assert verdict([above("", ONE, OTHER)], kept(first, [0.5, 0.5, 0.5])) == expected
 
 
 def test_one_expectation_that_fails_decides() -> None:
-    found = kept([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
+    kept_runs = kept([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
     open_, holds, fails = near("", ONE, OTHER, 0.8), above("", ONE, OTHER), below("", ONE, OTHER)
-    assert [state(one, found) for one in (open_, holds, fails)] == ["holds", "holds", "fails"]
-    assert verdict([holds, open_], found) == "reproduced"
-    assert verdict([holds, fails], found) == "not reproduced"
+    assert [state(expectation, kept_runs) for expectation in (open_, holds, fails)] == ["holds", "holds", "fails"]
+    assert verdict([holds, open_], kept_runs) == "reproduced"
+    assert verdict([holds, fails], kept_runs) == "not reproduced"
 
 
 def test_what_goes_beyond_the_paper_does_not_count() -> None:
-    found = kept([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
-    assert verdict([above("", ONE, OTHER), beyond(below("", ONE, OTHER))], found) == "reproduced"
+    kept_runs = kept([0.9, 0.9, 0.9], [0.5, 0.5, 0.5])
+    assert verdict([above("", ONE, OTHER), beyond(below("", ONE, OTHER))], kept_runs) == "reproduced"
 
 
 def test_a_figure_that_nothing_is_drawn_for_needs_one_seed() -> None:
@@ -59,14 +59,14 @@ def test_a_figure_that_nothing_is_drawn_for_needs_one_seed() -> None:
 
 
 def test_bounds() -> None:
-    found = kept([0.9, 1.0, 0.95], [0.9, 0.9, 0.9])
-    assert state(at_least("", ONE, 0.9), found) == "holds"
-    assert state(at_least("", ONE, 0.95), found) == "open"
-    assert state(at_most("", ONE, 1.0), found) == "holds"
-    assert state(at_most("", ONE, 0.8), found) == "fails"
-    assert state(near("", ONE, OTHER, 0.12), found) == "holds"
-    assert state(near("", ONE, OTHER, 0.08), found) == "open"
-    assert state(above("", ONE, OTHER, 1.2), found) == "fails"
+    kept_runs = kept([0.9, 1.0, 0.95], [0.9, 0.9, 0.9])
+    assert state(at_least("", ONE, 0.9), kept_runs) == "holds"
+    assert state(at_least("", ONE, 0.95), kept_runs) == "open"
+    assert state(at_most("", ONE, 1.0), kept_runs) == "holds"
+    assert state(at_most("", ONE, 0.8), kept_runs) == "fails"
+    assert state(near("", ONE, OTHER, 0.12), kept_runs) == "holds"
+    assert state(near("", ONE, OTHER, 0.08), kept_runs) == "open"
+    assert state(above("", ONE, OTHER, 1.2), kept_runs) == "fails"
 
 
 def test_what_has_one_seed_stands_beside_each() -> None:

@@ -1,4 +1,4 @@
-"""The example package's tests, and laws for its parts, run by the plugin, also for a part that breaks one."""
+"""The example package's tests and the laws for its parts run by the plugin, which also finds a part that breaks a law."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BROKEN = GATE.replace("-self.rate)", "-self.rate) * (inputs.shape[1] > 1)")
 
 
 def laws(folder: Path, *arguments: str) -> str:
-    """The output of pytest in a folder, where it has to succeed or to fail a test."""
+    """Return pytest's output in a folder. It has to succeed, or to fail a test."""
     command = [sys.executable, "-m", "pytest", "-p", "composer.laws.plugin", "-p", "no:cacheprovider", "-p", "no:randomly", "-v"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(EXAMPLE), str(EXAMPLE.parents[1]))), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -27,7 +27,7 @@ def laws(folder: Path, *arguments: str) -> str:
 
 
 def test_the_example_passes() -> None:
-    """With the options of its own pyproject.toml."""
+    """The options are those of its own pyproject.toml."""
     output = laws(EXAMPLE, "-k", "test_own_part or test_kernel or uneven or rows")
     assert " failed" not in output
     for place in (
@@ -47,7 +47,7 @@ def test_a_part_that_breaks_a_law(tmp_path: Path) -> None:
 
 
 def test_parts_that_cannot_be_registered() -> None:
-    """pytest prints such an error, and runs no test."""
+    """pytest prints the error and runs no test."""
     with pytest.raises(pytest.UsageError, match="--composer-parts: there is no module `no_such_package` here"):
         parts_under_test(("no_such_package",))
 

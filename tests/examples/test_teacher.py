@@ -1,4 +1,4 @@
-"""The script of the teacher makes the shipped one's shape by itself and others by options, and goes on where it was stopped."""
+"""The training script makes the shipped teacher's shape by default and others by options, and resumes after a stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = ("--layers", "1", "--width", "32", "--mlp", "16")
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """train.py, with the files beside it, which are modules of no package."""
+    """Load train.py and the files beside it, which belong to no package."""
     before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     sys.path.insert(0, str(SHIPPED))
     try:
@@ -40,7 +40,7 @@ def script() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def quick(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Two stages of three steps, of which every second is reported and saved."""
+    """Use two stages of three steps, and report and save every second step."""
     first, last = script.STAGES[0], script.STAGES[-1]
     stages = (replace(first, steps=3, batch=2), replace(last, steps=3, batch=2, tokens=128, pairs=8))
     monkeypatch.setattr(script, "STAGES", stages)
@@ -51,7 +51,7 @@ def quick(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def trained(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> dict[str, Any]:
-    """What scores.json says."""
+    """Return the contents of scores.json."""
     monkeypatch.setattr(sys, "argv", ["train.py", "-o", str(out), *options])
     script.main()
     return json.loads((out / "scores.json").read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def test_without_options_it_is_the_shipped_one(script: ModuleType) -> None:
     # The harder tasks take nothing from the draws of the others: these texts are those that it was trained on.
     stage, rng = script.STAGES[-1], random.Random(5)
     kind = random.Random(5).choices(("recall", "passkey", "story"), (stage.recall, stage.passkey, stage.story))[0]
-    assert kind == rng.choices(script.KINDS, [getattr(stage, one, 0) for one in script.KINDS])[0]
+    assert kind == rng.choices(script.KINDS, [getattr(stage, kind, 0) for kind in script.KINDS])[0]
 
 
 def test_twice_the_size_with_norms_of_queries_and_keys(script: ModuleType) -> None:
@@ -86,35 +86,35 @@ def test_twice_the_size_with_norms_of_queries_and_keys(script: ModuleType) -> No
 def test_a_teacher_of_the_harder_tasks(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM
 
-    said = trained(quick, monkeypatch, tmp_path / "second", "--family", "qwen3", "--harder", *SMALL)
-    assert set(said["held_out"]) == {"passkey", "recall", "story", "statements", "multikey", "multivalue", "two-needles"}
-    assert said["held_out"]["multikey"]["guessing_exact_match"] == 0.25
-    assert said["held_out"]["story"]["perplexity"] > 1
-    assert said["steps_of_each_stage"] == [3, 3]
-    assert said["settings"]["sizes"] == {"family": "qwen3", "layers": 1, "width": 32, "mlp": 16}
+    output = trained(quick, monkeypatch, tmp_path / "second", "--family", "qwen3", "--harder", *SMALL)
+    assert set(output["held_out"]) == {"passkey", "recall", "story", "statements", "multikey", "multivalue", "two-needles"}
+    assert output["held_out"]["multikey"]["guessing_exact_match"] == 0.25
+    assert output["held_out"]["story"]["perplexity"] > 1
+    assert output["steps_of_each_stage"] == [3, 3]
+    assert output["settings"]["sizes"] == {"family": "qwen3", "layers": 1, "width": 32, "mlp": 16}
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "second")).__name__ == "Qwen3ForCausalLM"
     assert not (tmp_path / "second.progress").exists()
 
 
 def test_it_goes_on_where_it_was_stopped(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same bits: stopped at each of the places where it is saved."""
+    """The result has the same bits after a stop at each saved step."""
     whole = trained(quick, monkeypatch, tmp_path / "whole", *SMALL)
     score, calls = quick.score, list[int]()
 
-    def stops(*given: Any) -> Any:
+    def stops(*arguments: Any) -> Any:
         if calls.append(1) or len(calls) in (2, 4, 6):
             raise KeyboardInterrupt
-        return score(*given)
+        return score(*arguments)
 
     monkeypatch.setattr(quick, "score", stops)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             trained(quick, monkeypatch, tmp_path / "stopped", *SMALL)
-    found = trained(quick, monkeypatch, tmp_path / "stopped", *SMALL)
+    output = trained(quick, monkeypatch, tmp_path / "stopped", *SMALL)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     for fact in ("held_out", "steps_of_each_stage", "tokens", "final_training_loss"):
-        assert found[fact] == whole[fact], fact
+        assert output[fact] == whole[fact], fact
 
 
 def test_it_does_not_go_on_with_other_settings(quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_it_does_not_go_on_with_other_settings(quick: ModuleType, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--seed", "-1"), "--seed must not be negative"),
         (("--width", "48"), "--width 48 is no multiple of 32"),
@@ -135,17 +135,17 @@ def test_it_does_not_go_on_with_other_settings(quick: ModuleType, tmp_path: Path
     ],
 )
 def test_what_cannot_be(
-    options: tuple[str, ...], said: str, quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    options: tuple[str, ...], message: str, quick: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     with pytest.raises(SystemExit):
         trained(quick, monkeypatch, tmp_path / "none", *options)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["multikey", "multivalue", "two-needles"])
 def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer's digits, whole; not those that are told in the text, which nobody can know."""
+    """All digits of the answer are learned, and not the digits in the text, which cannot be predicted."""
     tokenizer = script.build_tokenizer()
     monkeypatch.setattr(script, "KINDS", (kind,))
     for seed in range(20):
@@ -161,23 +161,23 @@ def test_what_is_learned_of_needles(kind: str, script: ModuleType, monkeypatch: 
 
 @pytest.mark.parametrize("tokens", [48, 64, 128])
 def test_what_is_learned_of_statements(tokens: int, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys whose name has been told before, and no others."""
+    """Only keys whose name occurred before are learned."""
     tokenizer = script.build_tokenizer()
     monkeypatch.setattr(script, "KINDS", ("statements",))
     for seed in range(20):
         stage = replace(script.HARDER_STAGES[1], tokens=tokens)
         (text,), ids, weights = script.sample(random.Random(seed), tokenizer, stage)
         assert len(ids) == len(weights) <= tokens
-        said = re.findall(r"(\w+)(?: is)? (\d{5})", text)
-        names = len(set(said))
-        assert len({name for name, _ in said[:names]}) == names in range(2, min(5, len(said)))
-        again = "".join(key for _, key in said[names:])
+        statements = re.findall(r"(\w+)(?: is)? (\d{5})", text)
+        names = len(set(statements))
+        assert len({name for name, _ in statements[:names]}) == names in range(2, min(5, len(statements)))
+        again = "".join(key for _, key in statements[names:])
         learned = [token for token, weight in zip(ids, weights, strict=True) if weight in script.KEY_WEIGHTS]
         assert "".join(tokenizer.decode(learned).split()) == again
 
 
 def test_the_score_of_statements_is_of_repeated_keys(script: ModuleType) -> None:
-    """A model that writes what the text says has them all; one that errs in a digit of each, none."""
+    """A model that repeats the text's values scores 1. One that changes a digit of each scores 0."""
     from score import STATEMENTS, statements_accuracy  # pyright: ignore[reportMissingImports]
 
     tokenizer = script.build_tokenizer()
@@ -193,7 +193,7 @@ def test_the_score_of_statements_is_of_repeated_keys(script: ModuleType) -> None
 
     model = Knowing()
     assert statements_accuracy(model, tokenizer, texts) == {"exact_match": 1.0}
-    is_first = torch.tensor([tokenizer.convert_ids_to_tokens(one)[1:].isdigit() for one in range(len(tokenizer))])
+    is_first = torch.tensor([tokenizer.convert_ids_to_tokens(token_id)[1:].isdigit() for token_id in range(len(tokenizer))])
     first_told = torch.arange(ids.shape[1]) < 1 + 2 * 12
     model.wrong = torch.where(is_first[ids] & first_told, 0, ids)
     assert statements_accuracy(model, tokenizer, texts) == {"exact_match": 1.0}

@@ -1,4 +1,4 @@
-"""Random changes of trees and of bytes: a document as a tree of mappings and lists, with values at the ends of what may be said."""
+"""Random changes of documents (as trees of mappings and lists, with extreme values) and of bytes."""
 
 from __future__ import annotations
 
@@ -70,30 +70,30 @@ CUTS = st.lists(
 
 
 def edited(tree: Any, edits: Sequence[tuple[int, str, Any, int]]) -> Any:
-    """Another tree, changed at some places."""
+    """Return a tree changed at some places."""
     root = [copy.deepcopy(tree)]
     for place, change, value, other in edits:
         spots = list(_spots(root))
         holder, key = spots[place % len(spots)]
-        there, second = holder[key], spots[other % len(spots)]
-        given = copy.deepcopy(second[0][second[1]]) if change == "copy" else copy.deepcopy(value)
+        spot, second = holder[key], spots[other % len(spots)]
+        replacement = copy.deepcopy(second[0][second[1]]) if change == "copy" else copy.deepcopy(value)
         if change in ("replace", "copy"):
-            holder[key] = given
+            holder[key] = replacement
         elif change == "wrap":
-            holder[key] = [there]
+            holder[key] = [spot]
         elif change == "remove" and holder is not root:
             del holder[key]
         elif change == "rename" and isinstance(holder, dict):
             holder[value if isinstance(value, str) else str(value)] = holder.pop(key)
-        elif change == "add" and isinstance(there, dict):
-            there[str(other)] = given
-        elif change in ("add", "repeat") and isinstance(there, list):
-            there.extend(copy.deepcopy(there) if change == "repeat" else [given])
+        elif change == "add" and isinstance(spot, dict):
+            spot[str(other)] = replacement
+        elif change in ("add", "repeat") and isinstance(spot, list):
+            spot.extend(copy.deepcopy(spot) if change == "repeat" else [replacement])
     return root[0]
 
 
 def _spots(holder: Any) -> Any:
-    """Every place of a tree: what holds it, and its key or index there."""
+    """Return every place of a tree: its container, and its key or index there."""
     for key, inside in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
         yield holder, key
         if isinstance(inside, dict | list):
@@ -101,7 +101,7 @@ def _spots(holder: Any) -> Any:
 
 
 def cut(text: bytes, cuts: Sequence[tuple[int, int, str]]) -> bytes:
-    """Another text, changed at some places."""
+    """Return a text changed at some places."""
     for place, length, put in cuts:
         start = place % (len(text) + 1)
         text = text[:start] + RAW.get(put, put).encode() + text[start + length :]
@@ -109,7 +109,7 @@ def cut(text: bytes, cuts: Sequence[tuple[int, int, str]]) -> bytes:
 
 
 def as_json(tree: Any) -> bytes:
-    """The tree as JSON has it, with what Python itself would not write."""
+    """Return the tree as JSON, with values that Python's writer does not accept."""
     text = json.dumps(tree)
     for name, raw in RAW.items():
         text = text.replace(json.dumps(name), raw)

@@ -1,4 +1,4 @@
-"""What may become of damaged input: it is taken, or refused in words, within bounds of time and memory."""
+"""The allowed outcomes for damaged input: accepted, or rejected with a message, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ TESTS: list[str] = []
 
 
 def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test that runs on drawn examples: the same few of them each time, or others for as long as ``FUZZ_SECONDS`` says.
-
-    What is decorated takes an example first, and then whatever the test takes.
+    """Run a test on drawn examples: the same few each time, or new ones for ``FUZZ_SECONDS``. The decorated function has the
+    example as its first argument, and then fixtures.
     """
     few = settings(
         max_examples=examples,
@@ -48,12 +47,12 @@ def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[
             until, number = time.monotonic() + LONG / len(TESTS), SEED
             while True:
 
-                def one(example: Any) -> None:
+                def run_example(example: Any) -> None:
                     check(example, tmp_path)
 
-                found = few(given(strategy)(one))
+                result = few(given(strategy)(run_example))
                 try:
-                    (seed(number)(found) if LONG else found)()
+                    (seed(number)(result) if LONG else result)()
                 except BaseException as error:
                     if LONG:
                         error.add_note(f"To repeat this failure: make fuzz FUZZ_SEED={number}")
@@ -71,7 +70,7 @@ def fuzz(strategy: st.SearchStrategy[Any], examples: int) -> Callable[[Callable[
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Whoever takes more memory in here than there is gets a MemoryError; whoever takes more time fails."""
+    """Limit memory in the block by a MemoryError, and fail if it takes too long."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + BYTES, hard))
     began = time.process_time()
@@ -84,7 +83,7 @@ def bounded() -> Iterator[None]:
 
 
 def outcome(act: Callable[[], Any]) -> Any:
-    """What it returns, or None where it is refused. Any other error passes through."""
+    """Return the function's result, or None if it is rejected. Other errors pass through."""
     with bounded():
         try:
             return act()

@@ -1,4 +1,4 @@
-"""Whatever stands in files of data and in chat templates, it is read or refused in words, and no connection is opened."""
+"""Any contents of data files and chat templates are read or rejected with a message, without a connection."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stored(compression: str, features: bytes) -> bytes:
 
 
 def used(path: Path) -> None:
-    """All records, as far as the text that they become."""
+    """Read all records up to their text."""
     data = FileData(path=str(path))
     stub: Any = SimpleNamespace(
         chat_template=TEMPLATES[0], get_chat_template=lambda *_: TEMPLATES[0], special_tokens_map={}, name_or_path="x"

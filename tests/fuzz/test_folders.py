@@ -1,4 +1,4 @@
-"""Whatever stands in a model's folder, it is taken or refused in words, and an output is there as a whole or not at all."""
+"""Any contents of a model's folder are accepted or rejected with a message, and an output is complete or absent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOW = st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS)
 
 @cache
 def sound() -> Path:
-    """A source in several files, one in a single file, and a student of it: made once, copied for each example."""
+    """A source in shards, a source in one file, and a student of it, made once and copied for each example."""
     folder = Path(tempfile.mkdtemp())
     llama(folder / SHARDED, sharded=True)
     llama(folder / "single")
@@ -47,7 +47,7 @@ def sound() -> Path:
 
 
 def adapter() -> dict[str, bytes]:
-    """LoRA on a projection of each layer, as PEFT writes it."""
+    """LoRA on a projection of each layer as PEFT writes it."""
     settings = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").to_dict()
     settings["target_modules"] = sorted(settings["target_modules"])
     names = [f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_" for layer in range(2)]
@@ -61,7 +61,7 @@ def damaged(text: bytes, how: tuple[str, Any]) -> bytes:
 
 
 def with_damage(folder: Path, name: str, file: str, change: Callable[[bytes], bytes]) -> Path:
-    """A copy of one of the sound folders, in which one file is another."""
+    """Return a copy of a valid folder with one damaged file."""
     shutil.rmtree(folder / name, ignore_errors=True)
     shutil.copytree(sound() / name, folder / name)
     path = folder / name / file
@@ -70,7 +70,7 @@ def with_damage(folder: Path, name: str, file: str, change: Callable[[bytes], by
 
 
 def built_from(source: Path) -> None:
-    """A build, whole or not at all; what came out can be verified and loaded."""
+    """Build completely or not at all. The result can be verified and loaded."""
     out = source.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
     before = sorted(path.name for path in out.parent.iterdir())
@@ -83,7 +83,7 @@ def built_from(source: Path) -> None:
 
 
 def used(built: Path) -> None:
-    """All that is done with a built model. One that passes loads, and one that loads can be built from."""
+    """Use a built model. One that verifies loads, and one that loads can be a source."""
     outcome(lambda: open_source(built))
     outcome(lambda: verify(built))
     outcome(lambda: composer.load(built))
@@ -128,7 +128,7 @@ def test_adapters(example: Any, folder: Path) -> None:
 
 @fuzz(EDITS, examples=15)
 def test_specs_that_nobody_resolved(example: Any, folder: Path) -> None:
-    """A model's config may say anything of its heads, where it leaves out their hash."""
+    """Without a hash, a model's config may have any heads."""
 
     def change(content: bytes) -> bytes:
         config = json.loads(content)

@@ -1,4 +1,4 @@
-"""Damaged stopped runs, and models with irregular files: a command goes on or refuses them in words, and never waits."""
+"""With damaged stopped runs and models with irregular files, a command continues or rejects them, and never hangs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ORIGINS = st.sampled_from(
 
 @cache
 def made() -> Path:
-    """A student, and a run of it that was stopped after two steps: made once, copied for each example."""
+    """A student, and its run stopped after two steps, made once and copied for each example."""
     folder = Path(tempfile.mkdtemp())
     recipe = {**RECIPE, "transfer": {"lr": 1e-2, "steps": 3, "batch": 2}}
     make_student(folder / "student", make_teacher(folder / "teacher"), SPEC | {"recipe": recipe}, copy=True)
@@ -93,7 +93,7 @@ def put(path: Path, how: tuple[str, Any]) -> None:
 
 @fuzz(st.tuples(st.sampled_from(RUN_FILES), HOW), examples=8)
 def test_stopped_runs(example: Any, folder: Path) -> None:
-    """A run goes on to a whole model, or is refused and stays as it was found."""
+    """A run continues to a complete model, or is rejected and stays unchanged."""
     name, how = example
     folder = made()  # the run goes on with the very model and data that it began with
     for left in ("out", "out.run"):

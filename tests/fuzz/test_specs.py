@@ -1,4 +1,4 @@
-"""Whatever stands in a spec, it is taken or refused in words: trees, bytes and overrides, through to the model's plan."""
+"""Any contents of a spec are accepted or rejected with a message: trees, bytes and overrides, up to the model's plan."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LARGE = 10_000_000
 
 
 def tree(path: Path) -> Any:
-    """What a file says itself, as JSON has it; what it extends is named by where it stands."""
-    said = json.loads(json.dumps(plain(read_file(path, path.name))))
-    return said | ({"extends": str(path.parent / said["extends"])} if "extends" in said else {})
+    """Return a file's own document as JSON. The files that it extends are named by their paths."""
+    document = json.loads(json.dumps(plain(read_file(path, path.name))))
+    return document | ({"extends": str(path.parent / document["extends"])} if "extends" in document else {})
 
 
 SPECS = st.sampled_from([tree(path) for path in PATHS])
@@ -38,7 +38,7 @@ TEXTS = st.sampled_from([path.read_bytes() for path in PATHS if b"extends" not i
 
 
 def used(source: Any, overrides: tuple[str, ...] = ()) -> None:
-    """As far as a spec goes: resolved, explained, its JSON; and made, where it has a small trunk."""
+    """Resolve and explain the spec, write its JSON, and build it if it has a small trunk."""
     spec = load_spec(source, overrides)
     if spec.vary is not None:
         return
@@ -56,8 +56,8 @@ def used(source: Any, overrides: tuple[str, ...] = ()) -> None:
 
 @fuzz(st.tuples(SPECS, EDITS, st.booleans()), examples=60)
 def test_trees(example: Any, folder: Path) -> None:
-    said, edits, own = example
-    text = as_json(edited(said | ({"trunk": TRUNK} if own else {}), edits))
+    document, edits, own = example
+    text = as_json(edited(document | ({"trunk": TRUNK} if own else {}), edits))
     path = folder / "x.yaml"
     path.write_bytes(text)
     outcome(lambda: used(path))
@@ -84,5 +84,5 @@ SETTINGS = st.tuples(STEPS | st.text(max_size=20), VALUES.map(lambda value: as_j
 
 @fuzz(st.tuples(SPECS, st.lists(SETTINGS, min_size=1, max_size=3)), examples=60)
 def test_overrides(example: Any, folder: Path) -> None:
-    said, overrides = example
-    outcome(lambda: used(said, tuple(overrides)))
+    document, overrides = example
+    outcome(lambda: used(document, tuple(overrides)))

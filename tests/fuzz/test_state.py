@@ -1,4 +1,4 @@
-"""Whatever is in the JSON files of a run's folder, the next call continues from it or refuses it in words."""
+"""With any contents of the JSON files of a run's folder, the next call continues or rejects them with a message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ABLATION, EVALUATION, RUN, INSPECTION = "ablation", "evaluation", "student.run",
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pictures take most of the time; ``test_curves`` draws one."""
+    """Skip pictures, which take most of the time. ``test_curves`` draws one."""
     monkeypatch.setattr(ablation, "draw_all", lambda *_: None)
     monkeypatch.setattr("composer.evaluation.rendering.draw", lambda *_: None)
     monkeypatch.setattr("composer.training.run.draw", lambda *_: None)
@@ -43,7 +43,7 @@ def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def sound() -> Path:
-    """A teacher, texts, a student, and the folders of a finished ablation, a finished evaluation and a stopped run of training."""
+    """A teacher, texts, a student, and the folders of a finished ablation, a finished evaluation and a stopped training run."""
     folder = Path(tempfile.mkdtemp())
     make_teacher(folder / "teacher")
     write_texts(folder / "texts.jsonl", 24)
@@ -61,7 +61,7 @@ def sound() -> Path:
 
 
 def train(inputs: Path, outputs: Path, **options: Any) -> Any:
-    """Train the student, from the checkpoint in ``outputs`` where the options say so."""
+    """Train the student, from the checkpoint in ``outputs`` if the options say so."""
     return run(inputs / "student", outputs / "out", inputs / "texts.jsonl", "recipe.transfer.steps=3", which="transfer", **options)
 
 
@@ -76,7 +76,7 @@ def again(what: str, inputs: Path, outputs: Path) -> Any:
 
 
 def damaged(text: bytes, line: int, how: tuple[str, Any], *, is_log: bool) -> bytes:
-    """The text of a JSON file with random changes; of a log, one of its lines."""
+    """Return the text of a JSON file with random changes, or of a log with one changed line."""
     kind, changes = how
 
     def change(own: bytes) -> bytes:
@@ -90,7 +90,7 @@ def damaged(text: bytes, line: int, how: tuple[str, Any], *, is_log: bool) -> by
 
 
 def with_damage(folder: Path, name: str, example: Any) -> tuple[Path, str]:
-    """A copy of one of the sound folders in which one JSON file is damaged, and that file's name."""
+    """Return a copy of a valid folder with one damaged JSON file, and that file's name."""
     place, line, how = example
     shutil.rmtree(folder / name, ignore_errors=True)
     shutil.copytree(sound() / name, folder / name, symlinks=True)
@@ -134,7 +134,7 @@ def test_runs_of_training(example: Any, folder: Path) -> None:
 
 @fuzz(EXAMPLES, examples=60)
 def test_logs(example: Any, folder: Path) -> None:
-    """As a run that continues reads them."""
+    """Logs are read as a continued run reads them."""
     run_folder, _ = with_damage(folder, "out.run", example)
     outcome(lambda: journal.Journal(run_folder).rewind("transfer", 1))
 

@@ -1,4 +1,4 @@
-"""Whatever is in the file of a state or of a lock, the model continues from it and the spec builds, or it is refused in words."""
+"""Any contents of a state file or a lock are used for a continuation or a build, or rejected with a message."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def lock() -> Path:
 
 
 def damaged_state(content: bytes, how: tuple[str, Any]) -> bytes:
-    """The file with other bytes, another header, or another record in its metadata."""
+    """Return the file with other bytes, another header, or another record in its metadata."""
     where, changes = how
     if where == "bytes":
         return cut(content, changes)
@@ -74,7 +74,7 @@ def damaged_state(content: bytes, how: tuple[str, Any]) -> bytes:
 
 @fuzz(HOW, examples=120)
 def test_states(how: Any, folder: Path) -> None:
-    """A state that is accepted continues with finite logits: its bytes are those of its hash."""
+    """An accepted state has the bytes of its hash, and continues with finite logits."""
     path = folder / "state"
     path.write_bytes(damaged_state(state(), how))
     continued = outcome(lambda: load_cache(path, model(), OWNER))
@@ -85,7 +85,7 @@ def test_states(how: Any, folder: Path) -> None:
 
 @fuzz(st.tuples(st.just("tree"), EDITS) | st.tuples(st.just("bytes"), CUTS), examples=40)
 def test_locks(how: Any, folder: Path) -> None:
-    """A lock that is accepted names its source and its files, and builds them, or nothing."""
+    """An accepted lock names its source and its files, and builds them, or nothing."""
     path, content = folder / "spec.lock.yaml", (lock() / "spec.lock.yaml").read_bytes()
     kind, changes = how
     if kind == "tree":

@@ -1,4 +1,6 @@
-"""On a GPU every form of fla's is its definition in float64, forward and backward. Run by `make gpu`; elsewhere skipped."""
+"""On a GPU every form of fla equals its definition in float64, forward and backward. `make gpu` runs these tests. Without a GPU
+they are skipped.
+"""
 
 from __future__ import annotations
 
@@ -38,26 +40,31 @@ def documents() -> Tensor:
 
 
 def compared(definition: Run, form: Run, narrow: Sequence[Tensor], wide: Sequence[Tensor | None], kind: torch.dtype) -> None:
-    """Answers and gradients. narrow: what is in the model's dtype; wide: what stays in float32, the state among it."""
+    """Compare outputs and gradients. narrow: tensors in the model's dtype. wide: tensors in float32, such as the state."""
     # What the model's dtype rounds away is no fault of the form.
     rounded = [tensor.to(kind).double() for tensor in narrow]
     wanted = _computed(definition, [*rounded, *wide], [torch.float64] * (len(narrow) + len(wide)), "cpu")
-    found = _computed(form, [*narrow, *wide], [kind] * len(narrow) + [torch.float32] * len(wide), "cuda")
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one.double().cpu(), other, rtol=0, atol=CLOSE[kind] * max(other.abs().max().item(), 1e-6))
+    actual = _computed(form, [*narrow, *wide], [kind] * len(narrow) + [torch.float32] * len(wide), "cuda")
+    for first, other in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(first.double().cpu(), other, rtol=0, atol=CLOSE[kind] * max(other.abs().max().item(), 1e-6))
 
 
 def _computed(run: Run, tensors: Sequence[Tensor | None], kinds: Sequence[torch.dtype], device: str) -> list[Tensor]:
-    leaves = [None if one is None else one.to(device, kind).requires_grad_() for one, kind in zip(tensors, kinds, strict=True)]
+    leaves = [
+        None if tensor is None else tensor.to(device, kind).requires_grad_() for tensor, kind in zip(tensors, kinds, strict=True)
+    ]
     answers = run(*leaves)
     generator = torch.Generator().manual_seed(5)
-    weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64).to(device) for one in answers]
-    loss: Any = sum((one.double() * weight).sum() for one, weight in zip(answers, weights, strict=True))
-    return [*(one.detach() for one in answers), *torch.autograd.grad(loss, [one for one in leaves if one is not None])]
+    weights = [torch.randn(answer.shape, generator=generator, dtype=torch.float64).to(device) for answer in answers]
+    loss: Any = sum((answer.double() * weight).sum() for answer, weight in zip(answers, weights, strict=True))
+    return [
+        *(tensor.detach() for tensor in answers),
+        *torch.autograd.grad(loss, [tensor for tensor in leaves if tensor is not None]),
+    ]
 
 
 def skip_where_refused() -> None:
-    """fla refuses the gradients of gates of one a head for an old Triton on Hopper."""
+    """Skip the test if fla refuses gradients of gates per head with an old Triton on Hopper."""
     try:
         refuse_wrong_gradients(torch.zeros(1, device="cuda"))
     except Refused as why:
@@ -180,7 +187,7 @@ def test_a_window(packed: bool, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("fading", [False, True])
 def test_all_pairs(fading: bool, packed: bool, kind: torch.dtype) -> None:
-    """Behind pairs of an earlier call, of which some places hold none."""
+    """Pairs of an earlier call come first, and some places have none."""
     held, entries = 64, LENGTH + 64
     present, place = torch.ones(ROWS, entries, dtype=torch.bool), torch.arange(entries)
     present[0, 20:40] = False

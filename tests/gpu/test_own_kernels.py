@@ -1,6 +1,5 @@
-"""On a GPU this project's own kernels, compiled, are their definitions: outputs, states and gradients, prefill and decode.
-
-Run by `make gpu`, without Triton's interpreter; elsewhere these tests are skipped.
+"""On a GPU this project's compiled kernels equal their definitions: outputs, states and gradients, prefill and decode. `make
+gpu` runs these tests without Triton's interpreter. Without a GPU they are skipped.
 """
 
 from __future__ import annotations
@@ -42,25 +41,27 @@ GATE = "state_gate."
 
 def moved(data: Inputs, kind: torch.dtype) -> Inputs:
     tokens = data.tokens
-    there = (None if one is None else one.cuda() for one in (tokens.position, tokens.segment, tokens.valid))
-    return Inputs(*(one.to(kind).cuda() for one in data.tensors), Tokens(*there))
+    moved_tokens = (
+        None if moved_tokens is None else moved_tokens.cuda() for moved_tokens in (tokens.position, tokens.segment, tokens.valid)
+    )
+    return Inputs(*(tensor.to(kind).cuda() for tensor in data.tensors), Tokens(*moved_tokens))
 
 
 def answers(
     head: dict[str, Any], shape: Shape, data: Inputs, kind: torch.dtype, bounds: tuple[int, ...], gradients: bool
 ) -> list[tuple[Tensor, State, dict[str, Tensor]]]:
-    """By the definition in float64 and by the kernels, from one and the same numbers."""
-    found = []
+    """Return the results of the definition in float64 and of the kernels for the same inputs."""
+    results = []
     for backend in ("reference", "triton"):
         wide = torch.float64 if backend == "reference" else kind
         module = built(complete(head), shape).to(kind).to(wide).cuda().requires_grad_(gradients)
-        given = moved(data, kind)
-        leaves = [one.to(wide).requires_grad_(gradients) for one in given.tensors]
+        inputs_on_gpu = moved(data, kind)
+        leaves = [tensor.to(wide).requires_grad_(gradients) for tensor in inputs_on_gpu.tensors]
         state, outputs = None, []
         with warnings.catch_warnings(), torch.set_grad_enabled(gradients):
             warnings.simplefilter("error", FallsBack)
             for piece in pieces(data.query.shape[1], bounds):
-                output, state = run(module, Inputs(*leaves, given.tokens).cut(piece), state, backend)
+                output, state = run(module, Inputs(*leaves, inputs_on_gpu.tokens).cut(piece), state, backend)
                 outputs.append(output)
         output = torch.cat(outputs, dim=1)
         assert state is not None
@@ -70,15 +71,15 @@ def answers(
             (output * weight.to(wide).cuda()).sum().backward()
             named = [*((f"input {number}", leaf) for number, leaf in enumerate(leaves)), *module.named_parameters()]
             slopes = {name: tensor.grad for name, tensor in named[1:] if tensor.grad is not None}
-        found.append((output.detach(), state, slopes))
-    return found
+        results.append((output.detach(), state, slopes))
+    return results
 
 
-def close(found: Tensor, expected: Tensor, share: float, least: float = 1e-3) -> None:
-    """Within a share of the largest number, or of ``least``."""
+def close(actual: Tensor, expected: Tensor, share: float, least: float = 1e-3) -> None:
+    """Compare within a share of the largest number, or of ``least``."""
     finite = expected.isfinite()
     scale = expected[finite].abs().max().item() if finite.any() else 1.0
-    torch.testing.assert_close(found.double()[finite], expected.double()[finite], rtol=0, atol=share * max(scale, least))
+    torch.testing.assert_close(actual.double()[finite], expected.double()[finite], rtol=0, atol=share * max(scale, least))
 
 
 def packed() -> Inputs:
@@ -88,12 +89,12 @@ def packed() -> Inputs:
 
 
 def assert_both_agree(head: dict[str, Any], shape: Shape, kind: torch.dtype) -> None:
-    """Answers, states and gradients: in a call that is split, and with packed documents where a shape has them."""
+    """Compare outputs, states and gradients in a split call, and with packed documents if the shape has them."""
     for data, bounds in ((inputs(shape, 2, LENGTH), (150,)), *(((packed(), ()),) if shape is NARROW else ())):
-        (expected, held, slopes), (found, kept, others) = answers(head, shape, data, kind, bounds, True)
-        close(found, expected, CLOSE[kind])
-        for name, one in held.items():
-            close(kept[name], one, CLOSE[kind])
+        (expected, held, slopes), (actual, kept, others) = answers(head, shape, data, kind, bounds, True)
+        close(actual, expected, CLOSE[kind])
+        for name, expected_state in held.items():
+            close(kept[name], expected_state, CLOSE[kind])
         assert slopes.keys() == others.keys()
         for name, expected_slope in slopes.items():
             # The gradient of a number a head, and of a gate, sums over all tokens terms of about 1, which may cancel.
@@ -131,7 +132,9 @@ def test_window_and_state(head: dict[str, Any], shape: Shape, kind: torch.dtype)
 @pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["64 wide", "128 wide"])
 def test_taps_and_map(shape: Shape, kind: torch.dtype) -> None:
     head = {"position": "none", "conv": {"kernel": 4}, "feature_map": "hedgehog", "memory": ["state"]}
-    assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
+    assert {lowered_part.backend for lowered_part in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
+        "triton"
+    }
     assert_both_agree(head, shape, kind)
 
 
@@ -141,7 +144,11 @@ def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
     streaming = {"position": "rope", "memory": [{"kind": "first", "size": 4}, {"kind": "window", "size": 64, "evict": "drop"}]}
     beside = [{"kind": "meta", "size": 4}, {**TERRACED, "position": "rope"}, {"kind": "state", "normalise": False, "gate": "head"}]
     for head in (streaming, {"position": "none", "feature_map": "hedgehog", "memory": beside, "flow": "parallel", "read": "sum"}):
-        (window,) = [one for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda")) if one.part == "window"]
+        (window,) = [
+            lowered_part
+            for lowered_part in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))
+            if lowered_part.part == "window"
+        ]
         assert window.backend == "triton"
         assert_both_agree(head, shape, kind)
 
@@ -149,10 +156,12 @@ def test_a_window_with_its_mass(shape: Shape, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", CLOSE, ids=str)
 def test_latents_that_see_whole_documents(kind: torch.dtype) -> None:
     head, shape = {"position": "none", "memory": [{"kind": "latents", "size": 128}]}, replace(NARROW, both_ways=True)
-    assert {one.backend for one in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {"triton"}
+    assert {lowered_part.backend for lowered_part in lowered(build_graph(complete(head), shape), "triton", Setting("cuda"))} >= {
+        "triton"
+    }
     for data in (inputs(shape, 2, LENGTH), packed()):
-        (expected, _, slopes), (found, _, others) = answers(head, shape, data, kind, (), True)
-        close(found, expected, CLOSE[kind])
+        (expected, _, slopes), (actual, _, others) = answers(head, shape, data, kind, (), True)
+        close(actual, expected, CLOSE[kind])
         assert slopes.keys() == others.keys()
         for name, expected_slope in slopes.items():
             close(others[name], expected_slope, 5 * CLOSE[kind])
@@ -165,11 +174,11 @@ def test_decode(head: dict[str, Any], kind: torch.dtype) -> None:
         pytest.skip("which pair stays may hang on the rounding of bfloat16")
     data, shape = inputs(NARROW, 2, 200), NARROW
     one_token = lowered(build_graph(complete(head), shape), "triton", Setting("cuda", str(kind)[6:], one_token=True))
-    assert {one.backend for one in one_token if one.kind in {"window", "sparse", "state"}} == {"triton"}
-    (expected, held, _), (found, kept, _) = answers(head, shape, data, kind, tuple(range(180, 200)), False)
-    close(found, expected, CLOSE[kind])
-    for name, one in held.items():
-        close(kept[name], one, CLOSE[kind])
+    assert {lowered_part.backend for lowered_part in one_token if lowered_part.kind in {"window", "sparse", "state"}} == {"triton"}
+    (expected, held, _), (actual, kept, _) = answers(head, shape, data, kind, tuple(range(180, 200)), False)
+    close(actual, expected, CLOSE[kind])
+    for name, expected_state in held.items():
+        close(kept[name], expected_state, CLOSE[kind])
 
 
 @pytest.mark.parametrize(
@@ -186,29 +195,31 @@ def test_lola_keeps_what_its_definition_keeps(keep: str, gate: str, features: st
     memory = [window, {**sparse, "keep": keep}, {**state, "gate": gate}]
     head = {**LOLA, "feature_map": features, "memory": memory}
     for data, bounds in ((inputs(NARROW, 2, LENGTH), (200,)), (packed(), ())):
-        (expected, held, _), (found, kept, _) = answers(head, NARROW, data, torch.float32, bounds, False)
+        (expected, held, _), (actual, kept, _) = answers(head, NARROW, data, torch.float32, bounds, False)
         assert torch.equal(kept["sparse.position"], held["sparse.position"])
-        close(found, expected, CLOSE[torch.float32])
+        close(actual, expected, CLOSE[torch.float32])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_a_model_may_be_on_another_gpu() -> None:
-    """Than the current one, where Triton launches: of the layers of a model on several, most are."""
+    """Triton launches on the current GPU, and most layers of a model on several GPUs are on another."""
     data, answers_of = moved(inputs(NARROW, 1, 100), torch.float32), []
     for device in ("cuda:0", "cuda:1"):
         module = built(complete(LOLCATS), NARROW).to(torch.float32).to(device).requires_grad_()
         tokens = Tokens(data.tokens.position.to(device))
         with warnings.catch_warnings():
             warnings.simplefilter("error", FallsBack)
-            output, _ = run(module, Inputs(*(one.to(device) for one in data.tensors), tokens), backend="triton")
+            output, _ = run(module, Inputs(*(tensor.to(device) for tensor in data.tensors), tokens), backend="triton")
         output.square().sum().backward()
-        answers_of.append([output.detach().cpu(), *(one.grad.cpu() for one in module.parameters() if one.grad is not None)])
-    for one, other in zip(*answers_of, strict=True):
-        close(one, other, CLOSE[torch.float32])
+        answers_of.append(
+            [output.detach().cpu(), *(parameter.grad.cpu() for parameter in module.parameters() if parameter.grad is not None)]
+        )
+    for actual, other in zip(*answers_of, strict=True):
+        close(actual, other, CLOSE[torch.float32])
 
 
 def test_features_of_a_long_text_stand_where_32_bits_do_not_reach() -> None:
-    """64 heads of 256 features: from 131,072 tokens on."""
+    """64 heads of 256 features exceed 32-bit offsets from 131,072 tokens on."""
     length, heads, columns, tail = 131_200, 64, 128, 70
     draw = torch.Generator("cuda").manual_seed(3)
     x, earlier = (torch.randn(1, count, 1, 16, device="cuda", generator=draw).bfloat16() for count in (length, 3))

@@ -1,4 +1,4 @@
-"""The subjects of the laws in this project: a head for every part in the catalogue, and every head of every shipped spec."""
+"""The subjects of the laws: a head for every part in the catalogue, and every head of every shipped spec."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ __all__ = [
 
 @functools.cache
 def every_spec() -> dict[str, Resolved]:
-    """Every shipped spec on the small dimensions, its windows made small enough to overflow; of sweeps, every variant.
-
-    Those that mean the same as one before (every ablation of a spec has the spec itself in it) are left out.
+    """Return every shipped spec on small dimensions with windows that overflow, and every variant of sweeps. Specs with an
+    earlier spec's meaning, such as the base of every ablation, are left out.
     """
     resolved: dict[str, Resolved] = {}
     seen: set[str] = set()
@@ -67,9 +66,9 @@ def every_spec() -> dict[str, Resolved]:
             if hasattr(memory, "size")
         ]
         case = resolve(load_spec(name, small + (["trunk=null"] if spec.trunk else [])), SMALL)
-        found = case.hash
-        if found not in seen:
-            seen.add(found)
+        spec_hash = case.hash
+        if spec_hash not in seen:
+            seen.add(spec_hash)
             resolved[name.replace(":", ": ")] = case
     return resolved
 
@@ -81,7 +80,7 @@ def field_of(role: str) -> str:
 
 
 def every_head(direction: str = "causal") -> dict[str, HeadSpec]:
-    """All of the above that look this way, by a name that a failing test shows."""
+    """Return all heads of this direction by name, for the messages of failed tests."""
     return (dict(every_part()) if direction == "causal" else {}) | every_head_of_specs(direction)
 
 
@@ -96,5 +95,5 @@ def every_head_of_specs(direction: str = "causal") -> dict[str, HeadSpec]:
 
 
 def in_turns(names: Iterable[str], choices: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Return each name with one of the choices, which take turns."""
+    """Return each name with one of the choices in turn."""
     return zip(names, cycle(choices), strict=False)

@@ -1,4 +1,4 @@
-"""Each law draws 60 random heads, or COMPOSER_EXAMPLES of them. Under `make fuzz` it draws as many new ones as that profile."""
+"""Each law draws 60 random heads, or COMPOSER_EXAMPLES. `make fuzz` draws as many new ones as its profile."""
 
 from __future__ import annotations
 

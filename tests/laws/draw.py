@@ -1,7 +1,5 @@
-"""Random heads for the laws: any parts of the catalogue, any values of their fields, any flow, on any sizes.
-
-Nothing here names a part. A part that enters the catalogue is drawn with every value of its fields from that day on. What the
-graph refuses is drawn again.
+"""Random heads for the laws: any parts of the catalogue, values of fields, flows and sizes. No part is named here, so a new part
+is drawn with all values of its fields. Heads that the graph rejects are drawn again.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ LEFT_OUT = {"name", "weight", "evict", "scaling", "both_ways"}
 
 
 def _values(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
-    """Values of a field, whatever its type."""
+    """Return a strategy for a field of any type."""
     if roles := [item for item in metadata if isinstance(item, Role)]:
         return st.one_of([_fields(part) for part in roles[0].values()])
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)
-        bounds = [bound for one in more for bound in getattr(one, "metadata", (one,))]
+        bounds = [bound for constraint in more for bound in getattr(constraint, "metadata", (constraint,))]
         return _values(inner, (*metadata, *bounds))
     if origin is Literal:
         return st.sampled_from(get_args(annotation))
@@ -62,7 +60,7 @@ def _values(annotation: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrateg
 
 @functools.cache
 def _field(model: type[BaseModel], name: str) -> st.SearchStrategy[Any]:
-    """Values of a schema's field: made once, as to make one takes longer than to draw from it."""
+    """Return a cached strategy for a schema's field, since making one takes longer than drawing."""
     field = model.model_fields[name]
     return _values(field.annotation, tuple(field.metadata))
 
@@ -70,7 +68,7 @@ def _field(model: type[BaseModel], name: str) -> st.SearchStrategy[Any]:
 @functools.cache
 @st.composite
 def _fields(draw: st.DrawFn, model: type[BaseModel]) -> dict[str, Any]:
-    """A mapping of some of a schema's fields. Each is left out, at its default, half of the time."""
+    """Draw a mapping of a schema's fields. Each is left at its default half of the time."""
     chosen = {}
     for name, field in model.model_fields.items():
         fixed = name == "kind"
@@ -82,7 +80,7 @@ def _fields(draw: st.DrawFn, model: type[BaseModel]) -> dict[str, Any]:
 
 @st.composite
 def random_sizes(draw: st.DrawFn) -> Dimensions:
-    """Any sizes: query heads share key heads or do not, and nothing divides the hidden size."""
+    """Draw sizes: query heads may share key heads, and the hidden size need not be divisible."""
     key_heads = draw(st.integers(1, 3))
     return Dimensions(
         hidden_size=draw(st.integers(3, 20)),
@@ -96,7 +94,7 @@ def random_sizes(draw: st.DrawFn) -> Dimensions:
 
 @st.composite
 def random_heads(draw: st.DrawFn) -> tuple[HeadSpec, Shape]:
-    """Any head that means something, on any sizes."""
+    """Draw a valid head with its sizes."""
     size = draw(random_sizes())
     head = draw(_heads(size))
     try:
@@ -108,7 +106,7 @@ def random_heads(draw: st.DrawFn) -> tuple[HeadSpec, Shape]:
 
 @st.composite
 def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
-    """A chain of memories, or several side by side, or a window that feeds all below, with what they need around them."""
+    """Draw a chain of memories, parallel memories, or a window that feeds all others, with the parts around them."""
     memories, flow = draw(_memories(size))
     parts = [CATALOGUE["memory"][memory["kind"]] for memory in memories]
     head: dict[str, Any] = {**flow, "memory": memories, "position": draw(_part("position"))}
@@ -158,7 +156,7 @@ def _heads(draw: st.DrawFn, size: Dimensions) -> dict[str, Any]:
 
 @st.composite
 def _memories(draw: st.DrawFn, size: Dimensions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Memories, top to bottom, and how pairs flow through them."""
+    """Draw memories from top to bottom, and the flow of pairs."""
     kinds: dict[str, type[Memory]] = {kind: part for kind, part in CATALOGUE["memory"].items() if issubclass(part, Memory)}
     flow = draw(st.sampled_from(["cascade", "parallel", "graph"]))
     count = draw(st.integers(1 if flow == "cascade" else 2, 3))
@@ -195,13 +193,13 @@ def _memories(draw: st.DrawFn, size: Dimensions) -> tuple[list[dict[str, Any]], 
 @functools.cache
 @st.composite
 def _part(draw: st.DrawFn, role: str, kinds: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """Any part of a role."""
+    """Draw any part of a role."""
     return draw(_fields(CATALOGUE[role][draw(st.sampled_from(sorted(kinds or CATALOGUE[role])))]))
 
 
 @st.composite
 def _feature_map(draw: st.DrawFn) -> dict[str, Any]:
-    """Any feature map; the options of its matrix only where it has one."""
+    """Draw any feature map. Options of its matrix are drawn only if it has one."""
     mapping = draw(_part("feature map"))
     if mapping.get("skip"):
         mapping.pop("dim", None)

@@ -1,4 +1,4 @@
-"""Heads on a backend of kernels: a file that imports this is skipped where Triton compiles, and does not interpret."""
+"""Heads on a kernel backend: a file that imports this module is skipped if Triton compiles instead of interpreting."""
 
 from __future__ import annotations
 

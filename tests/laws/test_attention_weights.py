@@ -1,8 +1,6 @@
-"""A law: where attention weights can be compared, those that transfer compares are the weights that a head's memories imply.
-
-Transfer reads them off the answers to unit values, with gradients for the student's parameters;
-``composer.model.implicit_attention`` off the gradients by the values. Each head stands in a model, with random parameters, so that
-nothing is where it starts.
+"""A law: the attention weights that transfer compares are the weights that a head's memories imply. Transfer computes them as
+outputs for unit values, with gradients for the student's parameters; ``composer.model.implicit_attention`` computes them as
+gradients with respect to values. Each head is in a model with random parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from composer.model.implicit_attention import implicit_attention
 from composer.model.stepwise import HeadCall
 from composer.training.student import without_weights
 from composer.training.transfer import answers, attention_weights
-from tests.composer.training.by_hand import asked, attention_of
+from tests.composer.training.by_hand import attention_of, make_lesson
 from tests.composer.training.runs import rows_of, small_llama, student_of, whole
 from tests.laws.cases import complete, every_head
 
@@ -45,13 +43,13 @@ def spec_of(head: HeadSpec) -> dict[str, Any]:
 @pytest.mark.parametrize("name", COMPARED)
 def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
     student, batch = student_of(SOURCE(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
-    attention, lesson = attention_of(student, 1), asked(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
+    attention, lesson = attention_of(student, 1), make_lesson(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
     heard: list[tuple[Head, HeadCall]] = []
-    with torch.no_grad(), visiting_heads(student, lambda _layer, _name, head, given: heard.append((head, given))):
+    with torch.no_grad(), visiting_heads(student, lambda _layer, _name, head, call: heard.append((head, call))):
         answers(attention, lesson, "torch")
-    (head, given), found = heard[0], attention_weights(attention, lesson, "torch")
-    wanted = implicit_attention(head, given, range(LENGTH), "torch").total()
-    torch.testing.assert_close(found, wanted.float(), rtol=0, atol=1e-6)
+    (head, call), actual = heard[0], attention_weights(attention, lesson, "torch")
+    wanted = implicit_attention(head, call, range(LENGTH), "torch").total()
+    torch.testing.assert_close(actual, wanted.float(), rtol=0, atol=1e-6)
 
 
 def test_what_is_compared_is_not_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Law 3: rows do not see each other, padding is not seen at all, and a document never sees its neighbour in a packed row."""
+"""Law 3: rows are independent, padding is never seen, and documents of a packed row are separate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_document_never_sees_its_neighbour(name: str) -> None:
     ("name", "backend"), [*((name, "torch") for name in HEADS), *((name, "reference") for name in every_part())]
 )
 def test_padding_is_not_seen(name: str, backend: str) -> None:
-    """By the forms of every head, and by the definition of every part."""
+    """This holds for the forms of every head, and for the definition of every part."""
     assert_padding_unseen(HEADS[name], SHAPE, (40, 0, 3, 17), backend)
 
 

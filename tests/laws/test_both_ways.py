@@ -1,5 +1,6 @@
-"""The laws for heads that look both ways: the fast form is the definition, documents and padding stay apart, and no order counts
-but the one that positions bring."""
+"""Laws for bidirectional heads: the fast form is the definition, documents and padding are separate, and the order counts only
+through positions.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SHAPE = replace(SMALL.shape(4), both_ways=True)
 
 
 def every_encoder() -> dict[str, HeadSpec]:
-    """The heads of every bidirectional spec, and one for each memory that can look both ways, with each mixer that can."""
+    """Return the heads of every bidirectional spec, and a head for each bidirectional memory with each bidirectional mixer."""
     heads = every_head("bidirectional")
     for kind in CATALOGUE["memory"]:
         spec = complete(around("memory", kind))
@@ -50,13 +51,13 @@ def test_there_is_something_to_look_at() -> None:
 def test_the_fast_form_is_the_definition(name: str) -> None:
     data = inputs(SHAPE, 2, 70)
     expected, state = run(built(HEADS[name], SHAPE), data, backend="reference")
-    found, _ = run(built(HEADS[name], SHAPE), data)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    actual, _ = run(built(HEADS[name], SHAPE), data)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
     assert expected.abs().max() > 1e-3
     assert state == {}
     assert state_size(checked_graph(HEADS[name], SHAPE, ()), 70) == {}
-    for one, other in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    for first, other in zip(gradients(HEADS[name], data, "torch"), gradients(HEADS[name], data, "reference"), strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", HEADS)

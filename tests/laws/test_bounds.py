@@ -1,4 +1,4 @@
-"""Laws 5 and 6: a state is as large as it says, however long the sequence; large numbers and long sequences stay in range."""
+"""Laws 5 and 6: a state has its declared size at any length, and large numbers and long sequences stay in range."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ENDLESS = {name: ENDLESS[name] for name in covering({name: ((1, head),) for name
 
 @pytest.mark.parametrize(("name", "shape"), [*product(PARTS, SHAPES), *in_turns(every_head_of_specs(), SHAPES)])
 def test_the_state_is_as_large_as_it_says(name: str, shape: str) -> None:
-    """Every part on every shape, and every head of the shipped specs on one of them."""
+    """This covers every part on every shape, and every head of the shipped specs on one shape."""
     assert_size(HEADS[name], SHAPES[shape], CALLS[shape])
 
 
@@ -61,28 +61,28 @@ def test_the_states_of_random_heads_are_as_large_as_they_say(drawn: tuple[HeadSp
 
 @pytest.mark.parametrize("name", HEADS)
 def test_logits_of_fifty_stay_in_range(name: str) -> None:
-    """Queries and keys whose coordinates (the logits of feature maps) and products reach ±50, in float32."""
+    """Coordinates of queries and keys (the logits of feature maps) and products reach ±50 in float32."""
     assert_in_range(steady(HEADS[name]))
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_bfloat16_stays_close(name: str) -> None:
-    """Both sides start from rounded inputs; what bfloat16 adds is within 3 % of the output, as a root mean square."""
+    """Both computations start from rounded inputs. The root mean square error of bfloat16 is within 3 % of the output."""
     assert_close_in_bfloat16(steady(HEADS[name]))
 
 
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head.output is not None])
 def test_what_stands_behind_a_norm_is_finite_in_float16(name: str) -> None:
-    """Queries and keys 50 times as large: raw numerators pass float16's 65,504, and the norm takes them back."""
+    """With queries and keys 50 times as large, undivided numerators exceed float16's 65,504, and the norm restores the range."""
     shape = SMALL.shape(4)
     head, data = built(steady(HEADS[name]), shape).half(), inputs(shape, 2, 70, scale=50.0).to(torch.float16)
-    found, _ = run(head, data)
+    actual, _ = run(head, data)
     expected, _ = run(head.double(), data.to(torch.float64), backend="reference")
-    assert found.dtype == torch.float16
-    assert (found.double() - expected).norm() <= 0.03 * expected.norm()
+    assert actual.dtype == torch.float16
+    assert (actual.double() - expected).norm() <= 0.03 * expected.norm()
 
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_131072_tokens_stay_in_range(name: str) -> None:
-    """float32 against float64 at the end of a long sequence, then some steps of decode."""
+    """float32 is compared with float64 at the end of a long sequence, then for some steps of decode."""
     assert_long(ENDLESS[name])

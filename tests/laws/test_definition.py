@@ -1,4 +1,4 @@
-"""Law 1 (and 7): the fast form of every part, spec and random head is its definition, gradients too."""
+"""Laws 1 and 7: the fast form of every part, spec and random head equals its definition, gradients included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = every_head()
 
 @pytest.mark.parametrize(("name", "shape"), [*product(every_part(), SHAPES), *in_turns(every_head_of_specs(), SHAPES)])
 def test_the_fast_form_is_the_definition(name: str, shape: str) -> None:
-    """Every part on every shape, and every head of the shipped specs on one of them."""
+    """This covers every part on every shape, and every head of the shipped specs on one shape."""
     assert_same(HEADS[name], shape, LENGTH)
 
 
@@ -43,6 +43,6 @@ def test_float32_stays_close_to_float64(name: str) -> None:
 def test_random_heads_are_their_definition(drawn: tuple[HeadSpec, Shape], length: int) -> None:
     head, data = built(*drawn), inputs(drawn[1], 1, length)
     expected, _ = run(head, data, backend="reference")
-    found, _ = run(head, data)
+    actual, _ = run(head, data)
     scale = max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10 * scale)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10 * scale)

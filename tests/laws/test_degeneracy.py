@@ -1,4 +1,4 @@
-"""Law 4: where a part's setting takes it to something simpler, it is that simpler thing."""
+"""Law 4: a part with a setting that reduces it to a simpler part equals the simpler part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_window_alone_is_banded_softmax(size: int) -> None:
 
 
 def test_memories_side_by_side_are_each_itself() -> None:
-    """In parallel, a mixture of two windows is the mean of each alone."""
+    """A mixture of two parallel windows is the mean of both alone."""
     windows = [{"kind": "window", "size": size, "name": f"w{size}", "evict": "drop"} for size in (3, 9)]
     both = complete({"memory": windows, "flow": "parallel", "read": "mixture"})
     data = inputs(SHAPE, 1, 40)
@@ -57,7 +57,7 @@ def test_memories_side_by_side_are_each_itself() -> None:
 
 @pytest.mark.parametrize("form", ["torch", "reference"])
 def test_a_state_recalls_as_many_orthonormal_keys_as_it_has_dimensions(form: str) -> None:
-    """The essay's associative memory: d orthonormal keys bring back their values exactly, and one more does not."""
+    """d orthonormal keys return their values exactly, and one more does not."""
     size = 8
     memory, shape = (
         StateMemory(normalise=False),
@@ -72,7 +72,7 @@ def test_a_state_recalls_as_many_orthonormal_keys_as_it_has_dimensions(form: str
         pairs = Features(stored.view(1, count, 1, size), values.view(1, count, 1, size), torch.ones(1, count, dtype=torch.bool))
         empty = {name: torch.zeros(1, *slot.shape, dtype=torch.float64) for name, slot in memory.state(shape).items()}
         _, full = recalled(memory, form, torch.zeros_like(pairs.key), pairs, None, Tokens(torch.arange(count)[None]), empty)
-        asked = Features(torch.zeros_like(pairs.key), pairs.value, torch.zeros_like(pairs.present))
-        answer, _ = recalled(memory, form, pairs.key, asked, None, Tokens(torch.arange(count)[None]), full)
+        features = Features(torch.zeros_like(pairs.key), pairs.value, torch.zeros_like(pairs.present))
+        answer, _ = recalled(memory, form, pairs.key, features, None, Tokens(torch.arange(count)[None]), full)
         error = (answer.output[0, :, 0] - values).abs().amax(-1)
         assert (error < 1e-12).all() if exact else (error > 1e-3).any()

@@ -1,5 +1,6 @@
-"""A law: the weights that a head's memories imply, applied to the values, give its answer, and its memories' shares of them are 1
-together. For every part and every shipped spec, and for random heads, with no word said by any of them."""
+"""A law: the implied weights of a head, applied to the values, give its output, and the shares of its memories sum to 1. It
+holds for every part, every shipped spec and random heads, without special code in any part.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ CHOSEN = {
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", CHOSEN)
 def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backend: str) -> None:
-    """Their part is large. Where they share a denominator with the cache, it is not the answer without tokens' values, for which
-    the cache would keep other pairs."""
+    """Their share is large. With a denominator shared with the cache, it is not the output for values of 0, for which the cache
+    would keep other pairs.
+    """
     shape, data = SMALL.shape(4), inputs(SMALL.shape(4), 2, LENGTH)
     head = built(complete(CHOSEN[name]), shape)
     with torch.no_grad():
@@ -62,13 +64,13 @@ def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backe
             for own, parameter in part._parameters.items():
                 if own == "value" and parameter is not None:
                     parameter += 1.0
-    found = implicit_attention(head, head_call(head, data), (9, 40, LENGTH - 1), backend)
-    assert found.error() < 1e-9
-    assert found.brought is not None
-    assert float(found.brought.abs().max()) > 1e-2 * float(found.answer.abs().max())
-    assert not found.brought.requires_grad
+    weights = implicit_attention(head, head_call(head, data), (9, 40, LENGTH - 1), backend)
+    assert weights.error() < 1e-9
+    assert weights.brought is not None
+    assert float(weights.brought.abs().max()) > 1e-2 * float(weights.answer.abs().max())
+    assert not weights.brought.requires_grad
     without = head_call(head, data)
     without.value.zero_()
     with torch.no_grad():
         alone = implicit_attention(head, without, (9, 40, LENGTH - 1), backend).answer
-    assert torch.allclose(alone, found.brought, rtol=1e-3) == ("delta" in found.own)
+    assert torch.allclose(alone, weights.brought, rtol=1e-3) == ("delta" in weights.own)

@@ -1,5 +1,6 @@
-"""Every kernel of fla's that a shipped spec comes to builds for Hopper: forward, backward and in decode, in bfloat16,
-with rows of one document and of several. This project's own are built in ``tests/blocks/fused``."""
+"""Every kernel of fla that a shipped spec uses compiles for Hopper: forward, backward and decode, in bfloat16, with rows of one
+document and of several. ``tests/blocks/fused`` compiles this project's own kernels.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +32,33 @@ SHARED = 99 * 1024
 
 
 def heads() -> dict[HeadSpec, Shape]:
-    """Of the shipped specs."""
-    found = {}
+    """Return the heads of the shipped specs."""
+    shapes = {}
     for name in SPECS:
         case = resolve(load_spec(name, ["trunk=null"] if load_spec(name).trunk else []), SIZE)
-        found |= {head: SIZE.shape(SIZE.heads) for head in case.heads.values()}
-    return found
+        shapes |= {head: SIZE.shape(SIZE.heads) for head in case.heads.values()}
+    return shapes
 
 
 def forms(spec: HeadSpec, shape: Shape, setting: Setting) -> set[str]:
-    """What fla computes of it, in words."""
+    """Return the descriptions of the forms on fla's kernels."""
     steps = lower(build_graph(spec, shape), FLA, setting).steps
     return {step.form.says for step in steps if step.form.backend == FLA}
 
 
 @cache
 def launched() -> tuple[dict[str, Build], set[str]]:
-    """The kernels, and the forms that were run for them: a head is run where it has a form that none before it had."""
+    """Return the kernels and the forms that ran. A head runs if it has a form that no earlier head had."""
     seen: set[str] = set()
-    with recorded() as found, warnings.catch_warnings():
+    with recorded() as builds, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what nothing was written to holds anything
         for (spec, shape), documents in product(heads().items(), (False, True)):
             training = forms(spec, shape, Setting(documents=documents, gradients=True))
             decode = forms(spec, shape, Setting(documents=documents, one_token=True))
-            if {(one, documents) for one in training | decode} - seen:
-                seen |= {(one, documents) for one in training | decode}
+            if {(choice, documents) for choice in training | decode} - seen:
+                seen |= {(choice, documents) for choice in training | decode}
                 _run(spec, shape, documents)
-    return found, {one for one, _ in seen}
+    return builds, {choice for choice, _ in seen}
 
 
 def _run(spec: HeadSpec, shape: Shape, documents: bool) -> None:
@@ -68,12 +69,12 @@ def _run(spec: HeadSpec, shape: Shape, documents: bool) -> None:
     if documents:
         first = position < SECOND
         tokens = Tokens(torch.where(first, position, position - SECOND)[None], (~first).long()[None])
-    given = cases.Inputs(*(tensor.bfloat16().requires_grad_() for tensor in data.tensors), tokens)
-    output, _ = cases.run(head, given, backend=FLA)
+    inputs = cases.Inputs(*(tensor.bfloat16().requires_grad_() for tensor in data.tensors), tokens)
+    output, _ = cases.run(head, inputs, backend=FLA)
     output.float().nan_to_num().sum().backward()
     with torch.no_grad():
-        _, state = cases.run(head, given.cut(slice(0, LENGTH - 1)), backend=FLA)
-        cases.run(head, given.cut(slice(LENGTH - 1, LENGTH)), state, backend=FLA)
+        _, state = cases.run(head, inputs.cut(slice(0, LENGTH - 1)), backend=FLA)
+        cases.run(head, inputs.cut(slice(LENGTH - 1, LENGTH)), state, backend=FLA)
 
 
 def test_the_forms_are_those_of_the_law() -> None:
@@ -84,6 +85,6 @@ def test_the_forms_are_those_of_the_law() -> None:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_build(capability: int) -> None:
-    found = built(launched()[0].values(), [capability])
-    assert len(found) >= 40
-    assert all(one.shared <= SHARED for one in found)
+    kernels = built(launched()[0].values(), [capability])
+    assert len(kernels) >= 40
+    assert all(kernel.shared <= SHARED for kernel in kernels)

@@ -1,7 +1,6 @@
-"""Every form on a kernel, fla's or this project's own, is the definition: outputs and gradients, in calls that begin with a state,
-with heads that share keys, of odd lengths, of single tokens, of several documents, and of rows that end early.
-
-The forms are looked for in every head of the catalogue and of the shipped specs: a new one is held to this as it is registered.
+"""Every form on a kernel of fla or of this project equals the definition: outputs and gradients, in calls that begin with a
+state, with shared keys, odd lengths, single tokens, several documents, and rows that end early. The forms are found in every
+head of the catalogue and of the shipped specs, so a new form is tested as soon as it is registered.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tests.laws.cases import complete, every_head
 
 @cache
 def heads() -> tuple[HeadSpec, ...]:
-    """Also what is mixed in front of a memory that has no kernel, so that none but the mixer's rounds."""
+    """Return the heads, including mixers before a memory without a kernel, so that only the mixer rounds."""
     exact = {"kind": "first", "size": 12, "evict": "drop"}
     mixed = ({"memory": [exact], "mix_input": {"kind": kind, "feeds": "qk"}} for kind in CATALOGUE["mix input"])
     return *dict.fromkeys(every_head().values()), *(complete(head) for head in mixed)

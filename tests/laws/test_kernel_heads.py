@@ -1,7 +1,6 @@
-"""On kernels, fla's and this project's own, the whole head of every shipped spec is its definition in float64: what it answers to
-documents that come in several calls, the last of one token, and its gradients where documents, padding and a second call meet.
-
-Each form by itself is held to more in ``test_kernel_forms.py``.
+"""On kernels of fla and of this project, the whole head of every shipped spec equals its definition in float64: outputs for
+documents in several calls, the last of one token, and gradients with documents, padding and a second call.
+``test_kernel_forms.py`` tests each form in more cases.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from tests.laws.kernels import CANCELLED, assert_on_kernels, documents_and_paddi
 
 
 def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:
-    """The shipped heads that have a form of the backend; of those that run the same programs, one. With each, the backend, and
-    whether several tokens run alike with gradients and without."""
-    found: dict[tuple[object, ...], tuple[str, tuple[HeadSpec, Shape, str, bool]]] = {}
+    """Return the shipped heads with a form of the backend, one for each set of equal programs. Each has its backend, and whether
+    several tokens run the same forms with and without gradients.
+    """
+    by_program: dict[tuple[object, ...], tuple[str, tuple[HeadSpec, Shape, str, bool]]] = {}
     for name, resolved in every_spec().items():
         shape = replace(SMALL.shape(2), both_ways=resolved.direction == "bidirectional")
         for own, spec in resolved.heads.items():
@@ -33,8 +33,8 @@ def programs() -> dict[str, tuple[HeadSpec, Shape, str, bool]]:
                 if any(step.form.backend == backend for program in lowered for step in program.steps):
                     alike = [tuple(listing(program)) for program in lowered]
                     case = spec, shape, backend, alike[0] == alike[1]
-                    found.setdefault((backend, *alike), (f"{backend}, {name}: {own}", case))
-    return dict(found.values())
+                    by_program.setdefault((backend, *alike), (f"{backend}, {name}: {own}", case))
+    return dict(by_program.values())
 
 
 PROGRAMS = programs()
@@ -62,7 +62,7 @@ def test_there_is_something_to_look_at() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_documents_in_calls_are_the_definition(name: str) -> None:
-    """What runs alike with gradients meets a state in several tokens below."""
+    """Heads with the same forms with gradients are tested on a state with several tokens below."""
     spec, shape, backend, alike = PROGRAMS[name]
     split = () if shape.both_ways else (20,) if alike else (9, 20)
     assert_on_kernels(steady(spec), shape, backend, packed(), split=split)
@@ -70,7 +70,7 @@ def test_documents_in_calls_are_the_definition(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gla", "gated-delta", "gdn2-hybrid", "rwkv7", "rglru-window"])
 def test_values_of_another_size_than_keys(name: str) -> None:
-    """Kernels of recurrences take both sizes. Those of windows refuse."""
+    """Kernels of recurrences accept both sizes. Those of windows refuse."""
     spec = steady(next(iter(every_spec()[name].heads.values())))
     tokens, shape = documents_and_padding(), SHAPES["short values"]
     assert any(step.form.backend == FLA for step in lower(build_graph(spec, shape), FLA, Setting(documents=True)).steps)
@@ -79,7 +79,7 @@ def test_values_of_another_size_than_keys(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS.values())
 def test_gradients_are_the_definitions(name: str) -> None:
-    """The second call begins with a state that pairs of its document are in, so that gradients go through it."""
+    """The second call begins with a state that contains pairs of its document, so that gradients pass through it."""
     spec, shape, backend, _ = PROGRAMS[name]
     split = () if shape.both_ways else (12,)
     tokens = documents_and_padding()

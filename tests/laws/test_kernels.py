@@ -1,6 +1,5 @@
-"""What heads ask of fla's kernels together: a mass beside another memory's, gaps in what is held, a window of the model around.
-
-Each form by itself is held to more in ``test_kernel_forms.py``, and whole heads are in ``test_kernel_heads.py``.
+"""Combinations on fla's kernels: a mass beside another memory's, gaps in stored pairs, a window of the model.
+``test_kernel_forms.py`` tests each form, and ``test_kernel_heads.py`` tests whole heads.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PARTS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 def kernels(spec: HeadSpec) -> set[str]:
-    """What its program runs of fla."""
+    """Return the fla kernels of a head's program."""
     program = lower(build_graph(spec, SHAPE), "fla", Setting(documents=True))
     return {step.form.says for step in program.steps if step.form.backend == "fla"}
 
@@ -50,7 +49,7 @@ def test_gradients_are_the_definitions(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["pairs that fade", "all pairs", "a window"])
 def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
-    """What is held from the first call has gaps, at other places in each row."""
+    """The pairs of the first call have gaps at different places in each row."""
     head, data = built(complete(PARTS[name][0]), SHAPE), inputs(SHAPE, 2, LENGTH)
     first, second = torch.arange(9), torch.arange(LENGTH - 9)
     tokens = (
@@ -59,16 +58,16 @@ def test_a_text_goes_on_behind_what_was_padding(name: str) -> None:
     )
 
     def answer(module: Head, backend: str, dtype: torch.dtype) -> torch.Tensor:
-        given, state, outputs = data.to(dtype), None, []
+        inputs, state, outputs = data.to(dtype), None, []
         for columns, of in zip((slice(0, 9), slice(9, LENGTH)), tokens, strict=True):
-            output, state = run(module, replace(given.cut(columns), tokens=of), state, backend)
+            output, state = run(module, replace(inputs.cut(columns), tokens=of), state, backend)
             outputs.append(output if of.valid is None else output * of.valid[..., None, None])
         return torch.cat(outputs, dim=1)
 
     wanted = answer(head, "reference", torch.float64)
     with nothing_refused():
-        found = answer(copy.deepcopy(head).float(), "fla", torch.float32)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
+        actual = answer(copy.deepcopy(head).float(), "fla", torch.float32)
+    torch.testing.assert_close(actual.double(), wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["pairs that fade", "all pairs"])

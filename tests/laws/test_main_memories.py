@@ -1,7 +1,6 @@
-"""On a GPU no shipped spec computes a main memory by a form that is there for want of a kernel.
-
-A main memory is any but those that hold a few pairs and have one form everywhere: the first pairs, learned pairs, a sparse cache by
-itself. A kernel is one of this project's or of fla's, or one that PyTorch picks by itself, where the form says so.
+"""On a GPU every shipped spec computes its main memories by a kernel. Main memories are all except those that hold a few pairs
+and have one form everywhere: first pairs, learned pairs, and a sparse cache. A kernel is this project's, fla's, or one that
+PyTorch selects itself if the form says so.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ WITHOUT_KERNEL = {"mesa"}
 
 
 def forms(name: str, **call: Any) -> dict[str, tuple[str, Form]]:
-    """Of each memory of each head, its kind and what computes it on a GPU."""
+    """Return the kind and the form of each memory of each head on a GPU."""
     setting = Setting(device="cuda", dtype="bfloat16", **call)
     return {
-        f"{head}, {one.node.name}": (one.node.kind, step.form)
+        f"{head}, {covered_part.node.name}": (covered_part.node.kind, step.form)
         for (head, _), (spec, shape, _) in on(name, MODEL).kinds().items()
         for step in lower(build_graph(spec, shape), AUTO, setting).steps
-        for one in step.covers
-        if isinstance(one.node.part, Memory) and one.node.main
+        for covered_part in step.covers
+        if isinstance(covered_part.node.part, Memory) and covered_part.node.main
     }
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_main_memory_has_a_kernel(name: str) -> None:
     for call, options in CALLS.items():
-        found = forms(name, **options)
-        assert found, call
-        assert any(form.backend != EVERY for _, form in found.values()), call
-        for said, (kind, form) in found.items():
+        forms_of = forms(name, **options)
+        assert forms_of, call
+        assert any(form.backend != EVERY for _, form in forms_of.values()), call
+        for part_name, (kind, form) in forms_of.items():
             if form.backend == EVERY:
-                assert kind in {"first", "meta", "sparse"}, (call, said)
+                assert kind in {"first", "meta", "sparse"}, (call, part_name)
             else:
-                assert form.backend in {TRITON, FLA} or form.picks or kind in WITHOUT_KERNEL, (call, said, form.says)
+                assert form.backend in {TRITON, FLA} or form.picks or kind in WITHOUT_KERNEL, (call, part_name, form.says)
 
 
 def test_the_only_kernels_of_pytorchs_own_are_those_of_its_attention() -> None:

@@ -1,4 +1,4 @@
-"""Every head can be drawn so that it can be read: on the SVG itself, all shipped specs and random heads."""
+"""The pictures of all shipped specs and of random heads are legible, measured on the SVG."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.laws.draw import random_heads
 from tests.shipped import SHIPPED
 
 
-def around(head: HeadSpec, shape: Shape, **said: Any) -> Resolved:
-    """A model of one layer that has this head alone."""
+def around(head: HeadSpec, shape: Shape, **options: Any) -> Resolved:
+    """Return a model of one layer with this head."""
     sizes = {name: getattr(shape, name) for name in ("hidden_size", "heads", "key_heads", "head_dim")}
     size = Dimensions(layers=1, rope_theta=1e4, **sizes)
     group = Group(head="head", heads=shape.heads, key_heads=shape.key_heads)
-    return Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),), **said)
+    return Resolved(compose=1, name="drawn", dimensions=size, heads={"head": head}, layers=((group,),), **options)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_specs_are_legible(name: str) -> None:
     spec = load_spec(name)
-    found = picture(resolve(spec, None if spec.trunk else TYPICAL), on="somebody's model")
-    assert_legible(found)
-    assert found.width <= 830, "a README makes it smaller than it is"
+    drawn = picture(resolve(spec, None if spec.trunk else TYPICAL), on="somebody's model")
+    assert_legible(drawn)
+    assert drawn.width <= 830, "a README makes it smaller than it is"
 
 
 @given(drawn=random_heads())

@@ -1,4 +1,4 @@
-"""A law: a text without gradients, in pieces, is the text with them, as a whole. Some forms run without gradients alone."""
+"""A law: a text in pieces without gradients equals the whole text with gradients. Some forms run only without gradients."""
 
 from __future__ import annotations
 

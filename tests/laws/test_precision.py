@@ -1,7 +1,6 @@
-"""Law 6, late in a text: what bfloat16 makes of a head's parameters costs no more at 4,096 tokens than at the start.
-
-The other side has the parameters as they were before any rounding, in float64: a frequency, or the logarithm of a decay, that is
-rounded once is wrong by more with every token.
+"""Law 6 at long lengths: the error from parameters in bfloat16 is no larger at 4,096 tokens than at the start. The comparison
+has unrounded parameters in float64. A rounded frequency, or logarithm of a decay, would give an error that grows with every
+token.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def test_a_frequency_that_is_rounded_would_be_found() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind, gate in CATALOGUE["gate"].items() if "bias" in gate.model_fields])
 def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
-    """A bias of 8.3, in bfloat16 8.3125, lets a state live for tens of thousands of tokens: log α adds up, as errors do."""
+    """A bias of 8.3, in bfloat16 8.3125, lets a state last for tens of thousands of tokens: log α adds up, and so do its errors."""
     part = CATALOGUE["gate"][kind].model_validate({"bias": 8.3})
     shape = replace(SMALL.shape(4), features=4, state_heads=4)
     gate = PartModule(part, part.parameters(shape)).double()
@@ -53,5 +52,5 @@ def test_what_a_slow_gate_lets_pass_of_4096_tokens(kind: str) -> None:
     hidden = inputs(shape, 1, LENGTH).hidden.to(torch.bfloat16)
     with torch.no_grad():
         expected = gate(part.log_decay, hidden.double(), shape).sum(1)
-        found = gate.bfloat16()(part.log_decay, hidden, shape).sum(1, dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=0.005, atol=0)
+        actual = gate.bfloat16()(part.log_decay, hidden, shape).sum(1, dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=0.005, atol=0)

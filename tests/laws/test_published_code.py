@@ -1,6 +1,5 @@
-"""The references of the laws, and heads with their parameters, are what published code computes where that runs on a CPU.
-
-The code computes in float32, so the tolerance is its rounding; the references hold the heads to 1e-6 in float64.
+"""The references of the laws equal published code that runs on a CPU. The code computes in float32, so the tolerance is its
+rounding. The references are compared with the heads to 1e-6 in float64.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ MODULES: dict[str, tuple[str, Filled, list[str]]] = {
 @pytest.mark.parametrize("size", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("name", MODULES)
 def test_a_layer_of_transformers(name: str, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parameters are the head's; biases that it does not have are 0, and its output projection is left out."""
+    """The layer has the head's parameters, biases of 0 if the head has none, and no output projection."""
     family, filled, overrides = MODULES[name]
     module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
     for function in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention", "causal_conv1d_fn"):
@@ -127,7 +126,7 @@ def test_a_layer_of_transformers(name: str, size: float, monkeypatch: pytest.Mon
 
 
 def drawn(seed: int, *sizes: int) -> Tensor:
-    """Normal numbers, T H …, with a deviation of 0.3."""
+    """Draw normal numbers T H … with a deviation of 0.3."""
     generator = torch.Generator().manual_seed(seed)
     return 0.3 * torch.randn(TOKENS, HEADS, *sizes, generator=generator, dtype=torch.float64)
 
@@ -138,31 +137,31 @@ ROOT = math.sqrt(WIDTH)
 
 
 def fla_rows(*tensors: Tensor) -> list[Tensor]:
-    """A batch of one row, as flash-linear-attention has it: B T H …"""
+    """Return a batch of one row in flash-linear-attention's layout B T H …"""
     return [tensor[None] for tensor in tensors]
 
 
 def fla_heads_first(*tensors: Tensor) -> list[Tensor]:
-    """B H T …, as its oldest references have it."""
+    """Return B H T …, the layout of flash-linear-attention's oldest references."""
     return [tensor.transpose(0, 1)[None] for tensor in tensors]
 
 
 def delta_rules(naive: Any) -> tuple[Tensor, Tensor]:
     key, rate = unit(KEY), sigmoid(RATE)
-    found = naive.delta_rule_recurrence(*fla_heads_first(QUERY, key, VALUE, rate))[0][0].transpose(0, 1)
-    return found, delta_rule(QUERY, [(key, VALUE, rate)], None) / ROOT
+    actual = naive.delta_rule_recurrence(*fla_heads_first(QUERY, key, VALUE, rate))[0][0].transpose(0, 1)
+    return actual, delta_rule(QUERY, [(key, VALUE, rate)], None) / ROOT
 
 
 def gated_delta_rules(naive: Any) -> tuple[Tensor, Tensor]:
     key, rate, decay = unit(KEY), sigmoid(RATE), log_sigmoid(BY_HEAD)
-    found = naive.naive_recurrent_gated_delta_rule(*fla_rows(QUERY, key, VALUE, rate, decay))[0][0]
-    return found, delta_rule(QUERY, [(key, VALUE, rate)], decay.exp()[..., None]) / ROOT
+    actual = naive.naive_recurrent_gated_delta_rule(*fla_rows(QUERY, key, VALUE, rate, decay))[0][0]
+    return actual, delta_rule(QUERY, [(key, VALUE, rate)], decay.exp()[..., None]) / ROOT
 
 
 def kimi_delta_attention(naive: Any) -> tuple[Tensor, Tensor]:
     key, rate, decay = unit(KEY), sigmoid(RATE), log_sigmoid(BY_FEATURE)
-    found = naive.naive_recurrent_kda(*fla_rows(QUERY, key, VALUE, decay, rate))[0][0]
-    return found, delta_rule(QUERY, [(key, VALUE, rate)], decay.exp()) / ROOT
+    actual = naive.naive_recurrent_kda(*fla_rows(QUERY, key, VALUE, decay, rate))[0][0]
+    return actual, delta_rule(QUERY, [(key, VALUE, rate)], decay.exp()) / ROOT
 
 
 def gated_delta_product(naive: Any) -> tuple[Tensor, Tensor]:
@@ -170,55 +169,55 @@ def gated_delta_product(naive: Any) -> tuple[Tensor, Tensor]:
     keys, values, rates = (torch.stack(of, dim=1).flatten(0, 1) for of in zip(*steps, strict=True))
     decay = log_sigmoid(BY_HEAD).float()
     query, keys, values, decays, rates = fla_rows(QUERY, keys, values, decay, rates)
-    found = naive.naive_recurrent_gated_delta_product(query, keys, values, decays, rates, 1 / ROOT, num_householder=2)[0][0]
-    return found, delta_rule(QUERY, steps, decay.double().exp()[..., None]) / ROOT
+    actual = naive.naive_recurrent_gated_delta_product(query, keys, values, decays, rates, 1 / ROOT, num_householder=2)[0][0]
+    return actual, delta_rule(QUERY, steps, decay.double().exp()[..., None]) / ROOT
 
 
 def generalised_delta_rule(naive: Any) -> tuple[Tensor, Tensor]:
     removed, rate, decay = unit(KEY), sigmoid(OTHER_VALUE), log_sigmoid(BY_FEATURE)
     inputs = (QUERY, OTHER_KEY, VALUE, -removed, rate * removed, decay)
-    found = naive.dplr_recurrence(*fla_heads_first(*(states.float() for states in inputs)))[0][0].transpose(0, 1)
+    actual = naive.dplr_recurrence(*fla_heads_first(*(states.float() for states in inputs)))[0][0].transpose(0, 1)
     wanted = edited_state(QUERY, zip(decay.exp(), rate * removed, removed, OTHER_KEY, VALUE, strict=True))
-    return found, wanted / ROOT
+    return actual, wanted / ROOT
 
 
 def gated_delta_rule_2(naive: Any) -> tuple[Tensor, Tensor]:
     key, erase, write, decay = unit(KEY), sigmoid(OTHER_KEY), sigmoid(OTHER_VALUE), log_sigmoid(BY_FEATURE)
-    found = naive.naive_recurrent_gdn2(*fla_rows(QUERY, key, VALUE, decay, erase, write))[0][0]
+    actual = naive.naive_recurrent_gdn2(*fla_rows(QUERY, key, VALUE, decay, erase, write))[0][0]
     wanted = edited_state(QUERY, zip(decay.exp(), key, erase * key * decay.exp(), key, write * VALUE, strict=True))
-    return found, wanted / ROOT
+    return actual, wanted / ROOT
 
 
 def mesa_net(naive: Any) -> tuple[Tensor, Tensor]:
     key, rate, decay = unit(KEY), sigmoid(RATE), log_sigmoid(BY_HEAD)
     penalty = 0.25 + sigmoid(OTHER_KEY[0])
-    found = naive.naive_mesa_net_exact(*fla_rows(QUERY, key, VALUE, decay), penalty, rate[None])[0][0]
-    return found, regression(QUERY, key, VALUE, rate, decay.exp(), penalty)
+    actual = naive.naive_mesa_net_exact(*fla_rows(QUERY, key, VALUE, decay), penalty, rate[None])[0][0]
+    return actual, regression(QUERY, key, VALUE, rate, decay.exp(), penalty)
 
 
 def gated_linear_attention(naive: Any) -> tuple[Tensor, Tensor]:
     decay = log_sigmoid(BY_FEATURE)
-    found = naive.naive_recurrent_gla(*fla_rows(QUERY, KEY, VALUE, decay))[0][0]
-    return found, linear_attention(QUERY, KEY, VALUE, decay.exp()) / ROOT
+    actual = naive.naive_recurrent_gla(*fla_rows(QUERY, KEY, VALUE, decay))[0][0]
+    return actual, linear_attention(QUERY, KEY, VALUE, decay.exp()) / ROOT
 
 
 def lightning_attention(naive: Any) -> tuple[Tensor, Tensor]:
     decay = -torch.tensor(alibi_slopes(HEADS), dtype=torch.float64).expand(TOKENS, -1)
-    found = naive.naive_recurrent_simple_gla(*fla_rows(QUERY, KEY, VALUE, decay))[0][0]
-    return found, linear_attention(QUERY, KEY, VALUE, decay.exp()[..., None]) / ROOT
+    actual = naive.naive_recurrent_simple_gla(*fla_rows(QUERY, KEY, VALUE, decay))[0][0]
+    return actual, linear_attention(QUERY, KEY, VALUE, decay.exp()[..., None]) / ROOT
 
 
 def retention(naive: Any) -> tuple[Tensor, Tensor]:
     decay = torch.tensor([1 - 2.0 ** (-5 - head) for head in range(HEADS)], dtype=torch.float64).expand(TOKENS, -1)
-    found = naive.naive_retention(*fla_heads_first(QUERY, KEY, VALUE))[0].transpose(0, 1)
-    return found, linear_attention(QUERY, KEY, VALUE, decay[..., None]) / ROOT
+    actual = naive.naive_retention(*fla_heads_first(QUERY, KEY, VALUE))[0].transpose(0, 1)
+    return actual, linear_attention(QUERY, KEY, VALUE, decay[..., None]) / ROOT
 
 
 def forgetting_attention(naive: Any) -> tuple[Tensor, Tensor]:
     decay = log_sigmoid(BY_HEAD)
-    found = naive.naive_forgetting_attn(*fla_rows(QUERY, KEY, VALUE, decay))[0]
+    actual = naive.naive_forgetting_attn(*fla_rows(QUERY, KEY, VALUE, decay))[0]
     evicted = decay.cumsum(0)
-    return found, softmax_attention(QUERY, KEY, VALUE, bias=evicted[:, None] - evicted[None])
+    return actual, softmax_attention(QUERY, KEY, VALUE, bias=evicted[:, None] - evicted[None])
 
 
 NAIVE = {
@@ -238,8 +237,8 @@ NAIVE = {
 
 @pytest.mark.parametrize("name", NAIVE)
 def test_the_recurrences_are_those_of_flash_linear_attention(name: str) -> None:
-    """Its naive forms, with their own scale of 1/√K."""
+    """The naive forms have their own scale of 1/√K."""
     pytest.importorskip("fla")
     naive = import_module(f"fla.ops.{name}.naive")
-    found, wanted = NAIVE[name](naive)
-    assert relative_difference(found.double(), wanted) < 1e-5
+    actual, wanted = NAIVE[name](naive)
+    assert relative_difference(actual.double(), wanted) < 1e-5

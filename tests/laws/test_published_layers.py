@@ -1,7 +1,5 @@
-"""Every shipped spec is the layer that it names: an independent recurrence in float64, on inputs as small as a real model's.
-
-Query heads share keys. Inputs have a root mean square of 0.01, 0.1 and 1, since what is added under a root for safety counts where
-numbers are small.
+"""Every shipped spec equals an independent recurrence of the named layer in float64, on inputs as small as in real models. Query
+heads share keys. Inputs have a root mean square of 0.01, 0.1 and 1, since an epsilon under a root matters for small numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ RELATIVE = 1e-6
 
 
 def small(name: str, overrides: Sequence[str] = ()) -> Resolved:
-    """The spec on small dimensions, with memories that overflow."""
+    """Return the spec on small dimensions with memories that overflow."""
     spec = load_spec(name)
     heads = {"head": spec.head} | {f"heads.{key}": head for key, head in spec.heads.items()}
     sizes = [
@@ -44,12 +42,12 @@ def small(name: str, overrides: Sequence[str] = ()) -> Resolved:
 
 
 def of(resolved: Resolved, head: str) -> tuple[HeadSpec, Shape]:
-    """A head, and the sizes of a group of such heads."""
+    """Return a head, and the sizes of a group of such heads."""
     return next((spec, shape) for _, group, spec, shape in resolved.groups() if group.head == head)
 
 
 def layer_of(head: Head, shape: Shape, size: float) -> Layer:
-    """Hidden states of this root mean square, projected by random matrices that keep it."""
+    """Return hidden states of this root mean square, with projections by random matrices that preserve it."""
     generator = torch.Generator().manual_seed(11)
 
     def normal(*sizes: int) -> torch.Tensor:
@@ -67,7 +65,7 @@ def layer_of(head: Head, shape: Shape, size: float) -> Layer:
 
 
 def composed(head: Head, layer: Layer, backend: str) -> torch.Tensor:
-    """What the product's head makes of it, in one call."""
+    """Return the output of the product's head in one call."""
     tokens = Tokens(torch.arange(len(layer.hidden))[None])
     state = head.empty_state(1, torch.float64, torch.device("cpu"))
     mixed, _ = head.mix(layer.hidden[None], tokens, state, backend)
@@ -76,9 +74,9 @@ def composed(head: Head, layer: Layer, backend: str) -> torch.Tensor:
     return output[0]
 
 
-def relative_difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest difference at any token and head, over the root mean square of all that is wanted."""
-    return ((found - wanted).abs().max() / wanted.square().mean().sqrt()).item()
+def relative_difference(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference of any token and head, relative to the root mean square of the reference."""
+    return ((actual - wanted).abs().max() / wanted.square().mean().sqrt()).item()
 
 
 def test_every_shipped_spec_is_compared() -> None:

@@ -1,4 +1,4 @@
-"""Law 2: any split of a sequence into calls is the whole, down to one token at a time, with the state handed on; gradients, too."""
+"""Law 2: any split of a sequence into calls equals one call, down to single tokens, gradients included."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ FEW_CALLS = [split for split in SPLITS if split != "one by one"]
     ],
 )
 def test_any_split_is_the_whole(name: str, split: str) -> None:
-    """Every part in every split, and every head of the shipped specs one by one and in one more."""
+    """This covers every part in every split, and every head of the shipped specs token by token and in one more split."""
     assert_split(HEADS[name], SMALL.shape(4), LENGTH, SPLITS[split])
 
 
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if not follows_positions(head)])
 def test_positions_may_jump_where_a_call_begins(name: str) -> None:
-    """Into a call of several tokens, into a step of decode, and within a call."""
+    """Positions jump before a call of several tokens, before a step of decode, and within a call."""
     assert_split(HEADS[name], SMALL.shape(4), 40, (13, 27, 28, 29), jumps=(13, 28, 34))
 
 

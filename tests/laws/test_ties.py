@@ -1,5 +1,6 @@
-"""Law 2 for the choices of a sparse cache: those of a strict float64 order wherever scores differ by more than rounding, by age
-where they are equal, and the same for every split of a text."""
+"""Law 2 for the choices of a sparse cache: they equal a strict float64 order if scores differ by more than rounding, depend on
+age for equal scores, and are the same for every split.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ TEXTS = torch.stack(
 
 
 def saying(texts: torch.Tensor, dtype: torch.dtype, seed: int) -> Inputs:
-    """Wherever a word stands, it is the same numbers."""
+    """Return the same numbers for each occurrence of a word."""
     words = inputs(SMALL.shape(4), 1, 11, seed=seed).to(dtype)
     return Inputs(*(tensor[0, texts] for tensor in words.tensors), inputs(SMALL.shape(4), *texts.shape).tokens)
 
 
 def cache_of_five(keep: str, shape: str, position: str = "rope") -> Head:
-    """A window, a cache of five pairs and a state, in float64."""
+    """Return a window, a cache of five pairs and a state in float64."""
     memory = [{"kind": "window", "size": 6, "shape": shape}, {"kind": "sparse", "size": 5, "keep": keep}, "state"]
     return built(complete({"position": position, "feature_map": "hedgehog", "memory": memory}), SMALL.shape(4))
 
@@ -46,7 +47,7 @@ def cache_of_five(keep: str, shape: str, position: str = "rope") -> Head:
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("keep", SCORES)
 def test_what_is_worth_the_same_stays_by_age(keep: str, shape: str, dtype: torch.dtype) -> None:
-    """However a text is split, the same pairs stay, and the answers are those of the whole."""
+    """For every split the same pairs stay, and the outputs equal one call."""
     head, data = cache_of_five(keep, shape).to(dtype), saying(TEXTS, dtype, seed=0)
     with torch.no_grad():
         wanted, whole = run(head, data)
@@ -64,35 +65,35 @@ def test_what_is_worth_the_same_stays_by_age(keep: str, shape: str, dtype: torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("keep", [kind for kind in SCORES if kind not in {"recent", "random"}])
 def test_of_pairs_with_equal_numbers_the_older_stay(keep: str, dtype: torch.dtype) -> None:
-    """All tokens are one word, and nothing is rotated, so that all pairs are equal bit by bit."""
+    """All tokens are one word and nothing is rotated, so all pairs have equal bits."""
     head, data = cache_of_five(keep, "sliding", position="none").to(dtype), saying(TEXTS[:1], dtype, seed=0)
     with torch.no_grad():
         _, state = run(head, data)
     assert state["sparse.position"][0].T.tolist() == [[0, 1, 2, 3, 4]] * 4
 
 
-def strictly(score: torch.Tensor, _: torch.Tensor, there: torch.Tensor, gone: torch.Tensor, count: int) -> torch.Tensor:
-    """``pairs_to_evict`` without a rounding error: the smallest scores fall, and of equal scores the youngest."""
-    worth = score.masked_fill(~there, -math.inf).masked_fill(gone, math.inf).flip(1)
+def strictly(score: torch.Tensor, _: torch.Tensor, present: torch.Tensor, gone: torch.Tensor, count: int) -> torch.Tensor:
+    """Replace ``pairs_to_evict`` without a rounding error: the smallest scores are evicted, and of equal scores the youngest."""
+    worth = score.masked_fill(~present, -math.inf).masked_fill(gone, math.inf).flip(1)
     return (score.shape[1] - 1 - worth.argsort(dim=1, stable=True)[:, :count]).sort(dim=1).values
 
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("keep", SCORES)
 def test_choices_are_those_of_a_strict_float64_order(keep: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both dtypes, over a thousand choices of random pairs. Some scores differ by less than a 1024th part."""
+    """This covers over a thousand choices of random pairs in both dtypes. Some scores differ by less than one part in 1024."""
     head, data = cache_of_five(keep, shape).float(), inputs(SMALL.shape(4), 6, LENGTH, seed=5).to(torch.float32)
     with torch.no_grad():
-        found = [run(head.to(dtype), data.to(dtype)) for dtype in (torch.float32, torch.float64)]
+        actual = [run(head.to(dtype), data.to(dtype)) for dtype in (torch.float32, torch.float64)]
         monkeypatch.setattr(sparse, "pairs_to_evict", strictly)
         wanted, strict = run(head, data.to(torch.float64))
-    for output, state in found:
+    for output, state in actual:
         assert torch.equal(state["sparse.position"], strict["sparse.position"])
         torch.testing.assert_close(output.double(), wanted, rtol=0, atol=1e-5)
 
 
 def assert_splits_agree(head: Head, data: Inputs, splits: Sequence[tuple[int, ...]]) -> None:
-    """Choices are equal, and outputs up to rounding."""
+    """Check that choices are equal, and outputs equal up to rounding."""
     with torch.no_grad():
         wanted, whole = run(head, data)
         for bounds in splits:
@@ -116,11 +117,14 @@ def test_random_splits_in_float32_choose_the_same(keep: str, shape: str) -> None
 
 @pytest.mark.parametrize(("keep", "share"), [("self_recall", -0.02207802795721909), ("relative_recall", -0.25525200003417214)])
 def test_scores_that_are_a_512th_part_apart_are_not_equal(keep: str, share: float) -> None:
-    """One value is longer by a share at which two scores differ by just that part: a tolerance of a 1024th part of each of the two
-    would make rounding decide whether they are equal, in one row or another, and splits would choose differently."""
+    """One value is longer, so that two scores differ by exactly this share. With a tolerance of one part in 1024 for each score,
+    rounding would decide whether they are equal, and splits would choose differently.
+    """
     shares = 1 + share + torch.linspace(-2e-6, 2e-6, 81, dtype=torch.float64)
-    one = inputs(SMALL.shape(4), 1, 40, seed=0)
-    data = Inputs(*(tensor.expand(81, *tensor.shape[1:]).clone() for tensor in one.tensors), inputs(SMALL.shape(4), 81, 40).tokens)
+    sample = inputs(SMALL.shape(4), 1, 40, seed=0)
+    data = Inputs(
+        *(tensor.expand(81, *tensor.shape[1:]).clone() for tensor in sample.tensors), inputs(SMALL.shape(4), 81, 40).tokens
+    )
     data.value[:, 12] *= shares[:, None, None]
     memory = [{"kind": "window", "size": 4}, {"kind": "sparse", "size": 5, "keep": keep}, "state"]
     head = built(complete({"position": "rope", "feature_map": "hedgehog", "memory": memory}), SMALL.shape(4)).float()

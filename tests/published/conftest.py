@@ -1,4 +1,4 @@
-"""A command to run in an empty folder, and a Llama that others' checkpoints stand on."""
+"""A command in an empty folder, and a Llama on which published checkpoints are based."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ __all__ = ["compose"]
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In float64, so that what is merged into it can be compared to the last digits."""
+    """A source in float64, so that merged weights can be compared exactly."""
     return llama(tmp_path_factory.mktemp("meta") / "Llama", dtype="float64", **CONFIG)

@@ -1,4 +1,4 @@
-"""What a layer's attention is given and gives, whole and token by token, and Llama's projections by the weights on disk."""
+"""Inputs and outputs of a layer's attention, whole and token by token, and Llama's projections from the weights on disk."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ IDS = torch.randint(3, 64, (2, LENGTH), generator=torch.Generator().manual_seed(
 
 @dataclass
 class Seen:
-    """Hidden states that went into a layer's attention, and what came out, call by call."""
+    """The input and output hidden states of a layer's attention, call by call."""
 
-    given: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
     gave: list[Tensor] = field(default_factory=list)
 
     def joined(self) -> tuple[Tensor, Tensor]:
-        return torch.cat(self.given, 1), torch.cat(self.gave, 1)
+        return torch.cat(self.inputs, 1), torch.cat(self.gave, 1)
 
 
 @contextmanager
 def watched(model: PreTrainedModel) -> Iterator[list[Seen]]:
-    """Notes what each layer's attention is given and gives."""
+    """Record the inputs and outputs of each layer's attention."""
     seen: list[Seen] = []
     hooks = []
     for layer in model.model.layers:
         seen.append(note := Seen())
 
-        def listen(_: Any, given: tuple[Any, ...], named: Mapping[str, Any], gave: Any, note: Seen = note) -> None:
-            note.given.append(given[0] if given else named["hidden_states"])
+        def listen(_: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], gave: Any, note: Seen = note) -> None:
+            note.inputs.append(inputs[0] if inputs else named["hidden_states"])
             note.gave.append(gave[0] if isinstance(gave, tuple) else gave)
 
         hooks.append(layer.self_attn.register_forward_hook(listen, with_kwargs=True))
@@ -49,14 +49,14 @@ def watched(model: PreTrainedModel) -> Iterator[list[Seen]]:
 
 
 def whole(model: PreTrainedModel) -> list[Seen]:
-    """Of both texts in one call."""
+    """Run both texts in one call."""
     with watched(model) as seen, torch.no_grad():
         model(IDS)
     return seen
 
 
 def decoded(model: PreTrainedModel, prefill: int) -> list[Seen]:
-    """Of a prefill of so many tokens, and the others one by one."""
+    """Run a prefill of some tokens, and the others one by one."""
     cache = None
     with watched(model) as seen, torch.no_grad():
         for start, end in [(0, prefill), *((at, at + 1) for at in range(prefill, LENGTH))]:
@@ -66,7 +66,7 @@ def decoded(model: PreTrainedModel, prefill: int) -> list[Seen]:
 
 
 def projected(weights: Mapping[str, Tensor], layer: int, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values B H T D, keys and values repeated for their query heads, none of them turned."""
+    """Return queries, keys and values B H T D without rotation, with keys and values repeated for their query heads."""
 
     def heads(name: str, count: int) -> Tensor:
         made = hidden @ weights[f"model.layers.{layer}.self_attn.{name}.weight"].double().T
@@ -76,15 +76,15 @@ def projected(weights: Mapping[str, Tensor], layer: int, hidden: Tensor) -> tupl
 
 
 def rotated(states: Tensor, theta: float = 10000.0) -> Tensor:
-    """Rotary positions as Llama has them: coordinate i with i + D/2, by the angle t / θ^(2i/D), all angles in float32."""
+    """Apply Llama's rotation: coordinate i with i + D/2 by the angle t / θ^(2i/D), with angles in float32."""
     half = SIZE // 2
     frequency = 1.0 / theta ** (torch.arange(half, dtype=torch.float32) / half)
     angles = torch.arange(LENGTH, dtype=torch.float32)[:, None] * frequency
     cos, sin = angles.cos().double(), angles.sin().double()
-    one, other = states[..., :half], states[..., half:]
-    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+    first, other = states[..., :half], states[..., half:]
+    return torch.cat((first * cos - other * sin, other * cos + first * sin), -1)
 
 
 def put_out(weights: Mapping[str, Tensor], layer: int, answer: Tensor) -> Tensor:
-    """Of heads B H T D, through the output projection."""
+    """Apply the output projection to heads B H T D."""
     return answer.transpose(1, 2).flatten(2) @ weights[f"model.layers.{layer}.self_attn.o_proj.weight"].double().T

@@ -1,4 +1,4 @@
-"""Checkpoints in LoLCATs' layout, as its trainer would save them of a tiny Llama, and the formula that its code computes."""
+"""Checkpoints in LoLCATs' layout, as its trainer would save them for a tiny Llama, and the formula of its code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def attention(layer: int, name: str) -> str:
 
 
 def maps() -> State:
-    """What attention transfer learns: W of queries and of keys, one a query head, and the window's factor before its sigmoid."""
+    """Return the parameters of attention transfer: W of queries and keys per query head, and the window's factor before its
+    sigmoid.
+    """
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape: int) -> Tensor:
@@ -45,7 +47,7 @@ def maps() -> State:
 
 
 def adapters(targets: str = "qkvo") -> State:
-    """What fine-tuning learns, under the names that PEFT gives it."""
+    """Return the parameters of fine-tuning under PEFT's names."""
     generator = torch.Generator().manual_seed(6)
     outs = {"q": HEADS * SIZE, "k": KEY_HEADS * SIZE, "v": KEY_HEADS * SIZE, "o": WIDTH}
     state: State = OrderedDict()
@@ -63,7 +65,7 @@ def saved(path: Path, state: Any) -> Path:
 
 
 def two_files(folder: Path) -> list[Path]:
-    """As for 8B: maps under the names of the model, adapters under those of PEFT's."""
+    """Write two files as for 8B: maps under the model's names, adapters under PEFT's."""
     return [saved(folder / "maps.pt", maps()), saved(folder / "adapters.pt", adapters())]
 
 
@@ -72,25 +74,26 @@ def options(files: list[Path]) -> list[str]:
 
 
 def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """W + α/r · B A, in float64."""
-    found, low = dict(weights), adapters()
+    """Return W + α/r · B A in float64."""
+    merged_weights, low = dict(weights), adapters()
     for name in [name for name in low if ".lora_A." in name]:
         matrix = name.removeprefix(PEFT).replace(".lora_A.default", "")
         product = low[name.replace("lora_A", "lora_B")].double() @ low[name].double()
-        found[matrix] = found[matrix].double() + ALPHA / RANK * product
-    return found
+        merged_weights[matrix] = merged_weights[matrix].double() + ALPHA / RANK * product
+    return merged_weights
 
 
 def masks() -> tuple[Tensor, Tensor]:
-    """Which pairs the window counts, and which the linear part does: blocks of ones along the diagonal, and the same rolled by a
-    chunk to the left, so that a chunk sees itself and the one before."""
+    """Return the pairs of the window and of the linear part: blocks of ones along the diagonal, and the same shifted left by a
+    chunk, so that a chunk sees itself and the chunk before it.
+    """
     mask = torch.block_diag(*[torch.ones(WINDOW, WINDOW)] * (LENGTH // WINDOW))
     mask = mask + torch.roll(mask, -WINDOW, -1)
     return mask.tril().bool(), (1 - mask).tril().bool()
 
 
 def formula(weights: Mapping[str, Tensor], learned: State, layer: int, hidden: Tensor) -> Tensor:
-    """A row's window logits minus their maximum, as exponentials times σ(w), and the linear term as it is, over one sum."""
+    """Compute σ(w) times the exponentials of a row's window logits minus their maximum, and the linear term, over one sum."""
     query, key, value = projected(weights, layer, hidden)
     query, key = rotated(query), rotated(key)
     near, far = masks()

@@ -1,5 +1,6 @@
-"""A checkpoint laid out as Liger-GLA's is built with its spec, and every layer answers as its formula, over all pairs, says: whole
-texts, and token by token."""
+"""A checkpoint in Liger-GLA's layout is built with its spec, and every layer equals its formula over all pairs, for whole texts
+and token by token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ TENSORS = ["input_layernorm", *ATTENTION, "post_attention_layernorm", "mlp.gate_
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Llama's names alone, and a config that says liger_gla."""
+    """A checkpoint with Llama's names and a config of liger_gla."""
     folder = llama(tmp_path_factory.mktemp("liger") / "Liger-GLA", **CONFIG)
     edit_config(folder, model_type="liger_gla", architectures=["LigerGLAForCausalLM"])
     names = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
@@ -33,7 +34,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def formula(weights: dict[str, Tensor], layer: int, hidden: Tensor, window: int) -> Tensor:
-    """Half softmax over the window's turned keys, half Σ_s Σ_i softmax(q_t)_i softmax(k_s)_i Π_{s<r≤t} σ(k_r)_i^(1/16) v_s."""
+    """Compute half softmax over the window's rotated keys, half Σ_s Σ_i softmax(q_t)_i softmax(k_s)_i Π_{s<r≤t} σ(k_r)_i^(1/16)
+    v_s.
+    """
     query, key, value = projected(weights, layer, hidden)
     back = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     exponents = rotated(query) @ rotated(key).mT / math.sqrt(SIZE)
@@ -45,8 +48,8 @@ def formula(weights: dict[str, Tensor], layer: int, hidden: Tensor, window: int)
 
 
 def assert_are(seen: list[Seen], weights: dict[str, Tensor], window: int) -> None:
-    for layer, one in enumerate(seen):
-        hidden, gave = one.joined()
+    for layer, inputs_of_layer in enumerate(seen):
+        hidden, gave = inputs_of_layer.joined()
         assert gave.abs().max() > 0.1
         torch.testing.assert_close(gave, formula(weights, layer, hidden, window), rtol=1e-9, atol=1e-9)
 
@@ -71,7 +74,7 @@ def test_nothing_is_copied(compose: Compose, source: Path) -> None:
 
 
 def test_a_tensor_more_is_none_of_it(compose: Compose, source: Path, tmp_path: Path) -> None:
-    """As of its students with a gate of their own, which this reads nothing of."""
+    """Liger's students with their own gate have such tensors, and are not supported."""
     folder = llama(tmp_path / "other", **CONFIG)
     edit_config(folder, model_type="liger_gla")
     name = "model.layers.1.self_attn.g_proj.weight"

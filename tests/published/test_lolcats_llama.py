@@ -1,5 +1,6 @@
-"""Checkpoints in LoLCATs' layout come in: every layer then answers as its code's formula, over all pairs, says, and LoLA follows
-without training."""
+"""Checkpoints in LoLCATs' layout are imported: every layer equals the formula of its code over all pairs, and LoLA needs no
+training.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from tests.published.lolcats import (
 
 
 def one_file(folder: Path) -> list[Path]:
-    """All under PEFT's names, as parameters, beside what the trainer notes."""
+    """Write one file with all parameters under PEFT's names, beside the trainer's notes."""
     state = {PEFT + name: torch.nn.Parameter(tensor) for name, tensor in maps().items()} | adapters()
     return [saved(folder / "model.pt", {"model_state_dict": state, "step": 100, "eval/loss": 1.5})]
 
@@ -52,8 +53,8 @@ def test_every_layer_is_its_codes_formula(compose: Compose, source: Path, tmp_pa
     model = composer.load("cats", dtype="float64")
     weights = merged(load_file(source / "model.safetensors"))
     for seen in (whole(model), decoded(model, 1), decoded(model, 60)):
-        for layer, one in enumerate(seen):
-            hidden, gave = one.joined()
+        for layer, inputs_of_layer in enumerate(seen):
+            hidden, gave = inputs_of_layer.joined()
             assert gave.abs().max() > 0.1
             torch.testing.assert_close(gave, formula(weights, maps(), layer, hidden), rtol=1e-9, atol=1e-9)
 
@@ -71,8 +72,8 @@ def test_the_plan_and_the_record_say_where_everything_is_from(compose: Compose, 
     assert report["plan"] == record.plan.model_dump(mode="json")
     assert not record.untrained
     assert [Path(file).name for file in record.given] == ["maps.pt", "adapters.pt"]
-    given = record.plan.parameters["model.layers.1.self_attn.composed.head.feature_map.key_weight"].model_dump()
-    assert (given["kind"], given["tensor"], given["dtype"]) == ("given", attention(1, "feature_map_k.mlp.layer"), "bfloat16")
+    origin = record.plan.parameters["model.layers.1.self_attn.composed.head.feature_map.key_weight"].model_dump()
+    assert (origin["kind"], origin["tensor"], origin["dtype"]) == ("given", attention(1, "feature_map_k.mlp.layer"), "bfloat16")
     into = record.plan.inherited["model.layers.1.self_attn.v_proj.weight"]
     assert into.added == tuple(PEFT + attention(1, f"v_proj.lora_{letter}.default.weight") for letter in "AB")
     assert compose("verify", "cats").exit_code == 0
@@ -97,13 +98,13 @@ def test_lola_is_built_of_it_without_training(compose: Compose, source: Path, tm
     same = [*SETTINGS[:2], "--set=head.memory.1.size=0", "--set=head.read={kind: shared, scale: row_max}"]
     assert compose("build", "lola", "--from", "cats", "-o", "empty", *same).exit_code == 0
     with torch.no_grad():
-        found, wanted, other = (composer.load(name, dtype="float64")(IDS).logits for name in ("empty", "cats", "lola"))
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+        actual, wanted, other = (composer.load(name, dtype="float64")(IDS).logits for name in ("empty", "cats", "lola"))
+    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
     assert (other - wanted).abs().max() > 1e-3
 
 
 def test_lola_of_the_maps_alone(compose: Compose, source: Path, tmp_path: Path) -> None:
-    """Any spec takes them whose heads mean the same; without adapters all of the source is linked, and a note says so."""
+    """Any spec whose heads mean the same accepts them. Without adapters all source files are linked, and a note says so."""
     files = options([saved(tmp_path / "maps.pt", maps())])
     result = compose("build", "lola", "--from", source, *files, "--set=head.feature_map.dim=4", "-o", "lola")
     assert result.exit_code == 0, result.output
@@ -115,16 +116,16 @@ def test_lola_of_the_maps_alone(compose: Compose, source: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_merged_is_rounded_once(compose: Compose, tmp_path: Path, dtype: str) -> None:
-    """W + α/r · B A of a source in bfloat16, in rows that come in several blocks or in one."""
+    """W + α/r · B A of a bfloat16 source, with rows in several blocks or in one."""
     source = llama(tmp_path / "narrow", dtype="bfloat16", **CONFIG)
     arguments = ["build", SPEC, "--from", source, *options(two_files(tmp_path)), *SETTINGS, "--dtype", dtype]
     assert compose(*arguments, "-o", "cats").exit_code == 0
-    found, wanted = weights_of(Path("cats")), merged(load_file(source / "model.safetensors"))
+    actual, wanted = weights_of(Path("cats")), merged(load_file(source / "model.safetensors"))
     for name in (attention(layer, f"{target}_proj.weight") for layer in range(2) for target in "qkvo"):
-        assert found[name].dtype == getattr(torch, dtype)
+        assert actual[name].dtype == getattr(torch, dtype)
         close = wanted[name].to(torch.float32)
         torch.testing.assert_close(
-            found[name].float(), close if dtype == "float32" else close.bfloat16().float(), rtol=1e-6, atol=1e-7
+            actual[name].float(), close if dtype == "float32" else close.bfloat16().float(), rtol=1e-6, atol=1e-7
         )
 
 

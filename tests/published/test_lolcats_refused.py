@@ -1,5 +1,6 @@
-"""What is no checkpoint of LoLCATs', or none of these heads on this model, is refused in words; nothing runs, and nothing is left
-behind."""
+"""Files that are no LoLCATs checkpoint, or do not fit these heads or this model, are rejected. No code runs, and nothing is
+left.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.published.lolcats import PEFT, QUERY, SETTINGS, SPEC, State, adapters
 
 
 class Command:
-    """What unpickling would run, if it ran anything."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, run: Callable[..., Any], *arguments: Any) -> None:
         self.run, self.arguments = run, arguments
@@ -77,26 +78,26 @@ WRONG: dict[str, tuple[Callable[[State], None], list[str]]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit_is_named(compose: Compose, source: Path, tmp_path: Path, case: str) -> None:
     state = maps() | adapters()
-    change, said = WRONG[case]
+    change, messages = WRONG[case]
     change(state)
     file = saved(tmp_path / "model.pt", state)
-    assert_refused(compose("build", SPEC, "--from", source, f"--lolcats={file}", *SETTINGS, "-o", "cats"), said, tmp_path, file)
+    assert_refused(compose("build", SPEC, "--from", source, f"--lolcats={file}", *SETTINGS, "-o", "cats"), messages, tmp_path, file)
 
 
-def assert_refused(result: Any, said: list[str], folder: Path, *files: Path) -> None:
+def assert_refused(result: Any, messages: list[str], folder: Path, *files: Path) -> None:
     assert result.exit_code == 2, result.output
-    assert all(one in result.stderr for one in said), result.stderr
+    assert all(message in result.stderr for message in messages), result.stderr
     assert "Traceback" not in result.stderr
     assert {path.name for path in folder.iterdir()} == {file.name for file in files}, "nothing is left behind"
 
 
 def ran(folder: Path) -> Any:
-    """Of a pickle that would make a folder, were it to run."""
+    """Return a pickle that would create a folder if it ran."""
     return {attention(0, QUERY): Command(os.mkdir, str(folder / "was-run"))}
 
 
 def zipped(folder: Path, compression: int) -> Path:
-    """A checkpoint whose members are packed anew."""
+    """Return a checkpoint with repacked members."""
     path = saved(folder / "whole.pt", maps())
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "model.pt", "w", compression) as new:
         for member in old.namelist():
@@ -118,7 +119,7 @@ def large(folder: Path) -> Path:
 
 
 def short(folder: Path) -> Path:
-    """One whose last tensor claims more numbers than there are to the file's end."""
+    """Return a checkpoint whose last tensor claims more numbers than the file has."""
     path = saved(folder / "whole.pt", {attention(0, QUERY): torch.zeros(10**6)})
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "model.pt", "w") as new:
         for member in old.namelist():
@@ -174,9 +175,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_file_that_is_no_checkpoint(compose: Compose, source: Path, tmp_path: Path, case: str) -> None:
-    make, said = HOSTILE[case]
+    make, messages = HOSTILE[case]
     file = make(tmp_path)
-    assert_refused(compose("build", SPEC, "--from", source, f"--lolcats={file}", *SETTINGS, "-o", "cats"), said, tmp_path, file)
+    assert_refused(compose("build", SPEC, "--from", source, f"--lolcats={file}", *SETTINGS, "-o", "cats"), messages, tmp_path, file)
 
 
 def test_a_file_that_is_not_there(compose: Compose, source: Path, tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_file_that_is_not_there(compose: Compose, source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("spec", "settings", "said"),
+    ("spec", "settings", "messages"),
     [
         ("lolcats-workshop", [], ["tensors of another shape"]),
         (
@@ -202,9 +203,9 @@ def test_a_file_that_is_not_there(compose: Compose, source: Path, tmp_path: Path
         ("lola", SETTINGS[:1], ["8 adapters: their scale is in a recipe with `finetune"]),
     ],
 )
-def test_other_heads(compose: Compose, source: Path, tmp_path: Path, spec: str, settings: list[str], said: list[str]) -> None:
+def test_other_heads(compose: Compose, source: Path, tmp_path: Path, spec: str, settings: list[str], messages: list[str]) -> None:
     files = two_files(tmp_path)
-    assert_refused(compose("build", spec, "--from", source, *options(files), *settings, "-o", "cats"), said, tmp_path, *files)
+    assert_refused(compose("build", spec, "--from", source, *options(files), *settings, "-o", "cats"), messages, tmp_path, *files)
 
 
 def test_they_stand_on_a_model_as_it_was_before(compose: Compose, source: Path, tmp_path: Path) -> None:

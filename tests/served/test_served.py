@@ -1,6 +1,5 @@
-"""Under vLLM a composed model writes what ``generate`` writes: every shipped spec, several hosts, adapters, exports, and over HTTP.
-
-It needs vLLM, which ``make serve-test`` installs into an environment of its own.
+"""Under vLLM a composed model writes the text of ``generate``: every shipped spec, several hosts, adapters, exports, and over
+HTTP. vLLM is needed, which ``make serve-test`` installs into a separate environment.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ HALF = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> None:
-    """The class itself, which vLLM would otherwise look at in a process of its own."""
+    """Return the class itself, which vLLM would otherwise inspect in another process."""
     register()
     for name in ModelRegistry.get_supported_archs():
         if name.startswith("Composed"):
@@ -151,7 +150,7 @@ def test_what_is_refused(options: dict[str, Any], words: str, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of vLLM's server of OpenAI's interface, and the folder that it serves."""
+    """The address of vLLM's OpenAI server, and the served folder."""
     folder = built("lolcats", TEACHER, tmp_path_factory.mktemp("served") / "lolcats")
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -178,7 +177,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 def post(address: str, path: str, **body: Any) -> Any:
-    """The answer of the server, opened."""
+    """Return the opened response of the server."""
     data = json.dumps({"model": "cat", "temperature": 0, "max_tokens": 24, **body}).encode()
     request = urllib.request.Request(f"{address}/v1/{path}", data, {"Content-Type": "application/json"})
     return urllib.request.urlopen(request, timeout=300)

@@ -1,7 +1,7 @@
 """Chunks: the systems of all tokens of a chunk at once, by conjugate gradients. The form of training and prefill on any device.
 
 With L the decay summed from the chunk's first token, G and H those that enter the chunk and W_ij = exp(L_i - L_j) β_j for j ≤ i,
-the product of a row x_i and the matrix G_i + Λ of its token needs no matrix of its own:
+the product of a row x_i and the matrix G_i + Λ of its token needs no separate matrix:
 
     x_i (G_i + Λ) = exp(L_i) x_i G + Σ_j W_ij (x_i·k_j) k_j + x_i ∘ λ
     o_i = exp(L_i) x_i H + Σ_j W_ij (x_i·k_j) v_j    with x_i (G_i + Λ) = q_i

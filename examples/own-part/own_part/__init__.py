@@ -1,4 +1,4 @@
-"""Parts of a package of its own. The entry point in pyproject.toml names this module, and its public classes are registered."""
+"""Parts in a separate package. The entry point in pyproject.toml names this module, and its public classes are registered."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def gathered(
     seen: Bool[Tensor, "B T n"],
     softcap: float | None = None,
 ) -> Partial:
-    """Softmax of each query over ``n`` entries of its own, where they are seen."""
+    """Softmax of each query over its ``n`` entries, if they are visible."""
     batch, length, count = entry.shape
     keys, values = (take(states, entry.flatten(1)).view(batch * length, count, *states.shape[2:]) for states in (key, value))
     own = dense(query.flatten(0, 1)[:, None], keys, values, seen.flatten(0, 1)[:, None], softcap)

@@ -1,4 +1,6 @@
-"""What all maps share: u = x, xW, xW + x, each plus b, one side or two, weights of query or key heads; u = x at the start."""
+"""All feature maps share the choice of u (x, xW or xW + x, plus b), one or two sides, and weights per query or key head. At the
+start u = x.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ KINDS = sorted(FEATURE_MAPS)
 
 
 def by_head(part: FeatureMap, parameters: dict[str, Tensor], states: Tensor, side: str, heads: int) -> Tensor:
-    """relu(u) ‖ relu(-u) of every token and head, with u = x W + b + x written out."""
+    """Compute relu(u) ‖ relu(-u) of every token and head, with u = x W + b + x written out."""
     prefix = "" if part.share == "qk" else f"{side}_"
     weight, bias = parameters[f"{prefix}weight"], parameters.get(f"{prefix}bias")
     rows = []

@@ -1,4 +1,4 @@
-"""1 + ELU: x + 1 above 0, exp(x) below, to the last digit however small."""
+"""1 + ELU is x + 1 above 0 and exp(x) below, exact to the last digit for small values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""exp(u) ‖ exp(-u) of a learned map; its logarithms are u and -u themselves, so that nothing overflows."""
+"""The map is exp(u) ‖ exp(-u). Its logarithms are u and -u, so nothing overflows."""
 
 from __future__ import annotations
 

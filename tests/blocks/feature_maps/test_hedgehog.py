@@ -1,4 +1,4 @@
-"""softmax(u) ‖ softmax(-u), each feature at least the floor, whatever the logits."""
+"""The map is softmax(u) ‖ softmax(-u), and each feature is at least the floor for any logits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_floor_stays_in_float32() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_gradients_of_two_sides(scale: float) -> None:
-    """With features that are floored, which have no gradient, and without any."""
+    """Gradients are right with floored features, which have no gradient, and without them."""
     part, inputs = Hedgehog(dim=5, floor=1e-9), scale * random(2, 3, 2, 5)
     assert bool((inputs.softmax(-1) < 1e-9).any()) == (scale > 1)
     weights, answers = random(2, 3, 2, 10), []

@@ -1,4 +1,4 @@
-"""The identity gives the inputs themselves."""
+"""The identity returns its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""max(x, 0); two-sided it keeps what it cuts off on the other side."""
+"""The map is max(x, 0). With two sides it also has max(-x, 0)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T2R: max(xW + b, 0), with a bias unless it is taken out."""
+"""The map of T2R is max(xW + b, 0), or max(xW, 0) without a bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels are built for where no GPU is: the types of their arguments, and the constants of a launch."""
+"""Argument types and launch constants with which kernels are compiled for GPUs that this machine does not have."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ OF_THE_MODEL |= {"held_key", "held_value", "ring_key", "ring_value", "evicted_va
 
 
 def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: dict[str, Any], warps: int) -> Build:
-    """constants: those that the kernel does not know are left out."""
-    said = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
+    """Describe one build of a kernel. Constants that the kernel does not have are ignored."""
+    pointer_type = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
 
     def kind(argument: str) -> str:
         if argument in COUNTS or argument.removesuffix(argument[-2:]).endswith("weight"):
             return "i32"
         if argument in TABLES | POSITIONS | {"evicted_present"}:
             return "*i32" if argument in TABLES else "*i64" if argument in POSITIONS else "*i1"
-        return "fp32" if argument == "scale" else said if argument in OF_THE_MODEL else "*fp32"
+        return "fp32" if argument == "scale" else pointer_type if argument in OF_THE_MODEL else "*fp32"
 
     known = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
     signature = {argument: kind(argument) for argument in kernel.arg_names if argument not in known}
@@ -47,11 +47,13 @@ def build(module: str, name: str, kernel: Any, dtype: torch.dtype, constants: di
 def assert_they_are_built(
     module: Any, names: tuple[str, ...], constants: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module's kernels in bfloat16, for each GPU: none spills, all fit into the least shared memory, and each is printed."""
+    """Compile a module's kernels in bfloat16 for each GPU. Check that none spills registers and that each fits into shared
+    memory.
+    """
     builds = [build(module.__name__, name, getattr(module, name), torch.bfloat16, constants, 8) for name in names]
-    found = built(builds)
-    assert len(found) == len(CAPABILITIES) * len(builds)
-    for one in found:
-        assert one.stack == 0, one
-        assert one.shared <= 99 * 1024, one
-    assert capsys.readouterr().out.count("registers=") == len(found)
+    kernels = built(builds)
+    assert len(kernels) == len(CAPABILITIES) * len(builds)
+    for kernel in kernels:
+        assert kernel.stack == 0, kernel
+        assert kernel.shared <= 99 * 1024, kernel
+    assert capsys.readouterr().out.count("registers=") == len(kernels)

@@ -1,4 +1,4 @@
-"""Whole heads on a backend of kernels, in float32, against the definition in float64: outputs, states and gradients."""
+"""Whole heads on a kernel backend in float32 against the definition in float64: outputs, states and gradients."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ def assert_defined(
     gradients: bool = True,
     one_token: bool = False,
 ) -> None:
-    """parts: of each of them, how the form begins that computes it on triton. bounds: where a text is split into calls.
-    one_token: the forms are those of decode."""
+    """Check a head on triton against its definition. parts: for each part, the start of the name of its form. bounds: where the
+    text is split into calls. one_token: use the forms of decode.
+    """
     spec, data = complete(head), inputs(shape, rows, length)
     tokens = tokens or data.tokens
     data = Inputs(*data.tensors, tokens)
     setting = Setting(
         documents=tokens.segment is not None, padded=tokens.valid is not None, gradients=gradients, one_token=one_token
     )
-    forms = {one.part: one for one in lowered(build_graph(spec, shape), "triton", setting)}
-    for part, said in parts.items():
-        assert (forms[part].backend, forms[part].form[: len(said)]) == ("triton", said), forms[part]
+    forms = {lowered_part.part: lowered_part for lowered_part in lowered(build_graph(spec, shape), "triton", setting)}
+    for part, expected_form in parts.items():
+        assert (forms[part].backend, forms[part].form[: len(expected_form)]) == ("triton", expected_form), forms[part]
 
     def answer(backend: str, dtype: torch.dtype) -> Answer:
         module = built(spec, shape).to(dtype).requires_grad_(gradients)
@@ -67,8 +68,8 @@ def assert_defined(
 
     expected, held, slopes = answer("reference", torch.float64)
     with nothing_refused():
-        found, kept, gave = answer("triton", torch.float32)
-    assert_close(found, expected)
+        actual, kept, gave = answer("triton", torch.float32)
+    assert_close(actual, expected)
     held, kept = unscaled(held), unscaled(kept)
     assert held.keys() == kept.keys()
     for name, entries in held.items():
@@ -79,7 +80,7 @@ def assert_defined(
 
 
 def unscaled(state: State) -> State:
-    """The same with matrices of exponential features as they are, whatever each form has divided them by."""
+    """Return the states without the factors by which a form has divided matrices of exponential features."""
     others = {name: entries for name, entries in state.items() if not name.endswith("maximum")}
     for name in state.keys() - others.keys():
         matrix = name.replace("maximum", "state")
@@ -87,9 +88,9 @@ def unscaled(state: State) -> State:
     return others
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    """Up to a share of the largest number."""
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    """Compare two tensors up to a share of the largest number."""
     finite = expected.isfinite()
-    assert torch.equal(found.isfinite(), finite)
+    assert torch.equal(actual.isfinite(), finite)
     scale = expected[finite].abs().max().item() if finite.any() else 0.0
-    torch.testing.assert_close(found.double()[finite], expected.double()[finite], rtol=0, atol=CLOSE * max(scale, 1e-3))
+    torch.testing.assert_close(actual.double()[finite], expected.double()[finite], rtol=0, atol=CLOSE * max(scale, 1e-3))

@@ -1,4 +1,4 @@
-"""Kernels around functions that no kernel is made of alone."""
+"""Test kernels around device functions that no product kernel consists of alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blocks.fused.cascade_evict import chosen
 
 @triton.jit
 def choose(score, resolution, kept, COUNT: tl.constexpr, S: tl.constexpr, EB: tl.constexpr):
-    """Of each row, where those stand that stay."""
+    """For each row, return the places of the kept entries."""
     place = tl.arange(0, EB)
     contends, row = place < COUNT, tl.program_id(0)
     worth = tl.load(score + row * COUNT + place, mask=contends, other=0.0)

@@ -1,5 +1,4 @@
-"""A convolution and Hedgehog's map behind it in one launch are the two that they are made of, gradients too, and are built for GPUs
-that are not there."""
+"""The fused convolution and Hedgehog map equals both parts run separately, gradients included, and compiles for other GPUs."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def parts_of(head: dict[str, Any]) -> dict[str, str]:
 
 
 def packed(length: int) -> Tokens:
-    """Two rows of two documents each, of which the first begins in the first."""
+    """Return two rows of two documents each. The first row starts with a new document."""
     bounds = torch.tensor([[3], [length - 2]])
     position = torch.arange(length).expand(2, -1)
     later = position >= bounds
@@ -58,7 +57,7 @@ def packed(length: int) -> Tokens:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_heads_are_as_defined(variant: str) -> None:
-    """Over the end of a block, from a state that an earlier call has left."""
+    """Heads match their definition across the end of a block and from the state of an earlier call."""
     head = LAWCAT | VARIANTS[variant]
     assert_defined(head, GROUPED, 69, parts=parts_of(head), bounds=(2,))
 
@@ -79,8 +78,8 @@ def test_tokens_one_by_one() -> None:
 
 
 def forms(head: dict[str, Any]) -> dict[str, str]:
-    found = lowered(build_graph(complete(head), GROUPED), "triton", Setting(gradients=True))
-    return {one.part: one.form for one in found}
+    lowered_parts = lowered(build_graph(complete(head), GROUPED), "triton", Setting(gradients=True))
+    return {lowered_part.part: lowered_part.form for lowered_part in lowered_parts}
 
 
 def test_what_turns_in_between_keeps_it_away() -> None:
@@ -91,37 +90,37 @@ def test_what_turns_in_between_keeps_it_away() -> None:
 def test_where_it_does_not_fit_it_says_so() -> None:
     on_gpu = Setting(device="cuda", shape=GROUPED)
 
-    def said(conv: dict[str, Any], features: dict[str, Any]) -> str:
+    def reason_of(conv: dict[str, Any], features: dict[str, Any]) -> str:
         (form,) = CONVOLVED_MAP.forms({"conv": Convolution(**conv), "features": Hedgehog(**features)})
         return str(form.fits(on_gpu))
 
     assert CONVOLVED_MAP in PATTERNS
-    assert said({}, {}) == "None"
-    assert "nothing else" in said({"inputs": ("q", "k", "v")}, {})
-    assert "unchanged" in said({"activation": "silu"}, {})
-    assert "there are 9" in said({"kernel": 9}, {})
-    assert "no product" in said({}, {"linear": False})
-    assert "256 columns" in said({}, {"dim": 300})
+    assert reason_of({}, {}) == "None"
+    assert "nothing else" in reason_of({"inputs": ("q", "k", "v")}, {})
+    assert "unchanged" in reason_of({"activation": "silu"}, {})
+    assert "there are 9" in reason_of({"kernel": 9}, {})
+    assert "no product" in reason_of({}, {"linear": False})
+    assert "256 columns" in reason_of({}, {"dim": 300})
 
 
 def test_what_it_refuses_is_computed_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
     module, data, call = built_head(complete(LAWCAT), GROUPED).float(), inputs(GROUPED, 1, 9).to(torch.float32), Kernel.__call__
 
-    def refused(kernel: Kernel, *given: Any, **options: Any) -> Any:
+    def refused(kernel: Kernel, *arguments: Any, **options: Any) -> Any:
         if kernel.name == "convolved_shares":
             raise Refused("of a test of taps")
-        return call(kernel, *given, **options)
+        return call(kernel, *arguments, **options)
 
     with torch.no_grad():
         expected, _ = run(module, data, backend="torch")
         monkeypatch.setattr(Kernel, "__call__", refused)
         with pytest.warns(RuntimeWarning, match="of a test of taps"):
-            found, _ = run(module, data, backend="triton")
-    assert_close(found, expected)
+            actual, _ = run(module, data, backend="triton")
+    assert_close(actual, expected)
 
 
 def test_it_is_built_without_a_gpu() -> None:
-    """At the sizes of Llama 3.2 1B and 3.1 8B."""
+    """The kernels compile at the sizes of Llama 3.2 1B and 3.1 8B."""
     builds = []
     for dim in (64, 128):
         constants = {"H": 32, "M": 32, "N": 8, "OWN": 32, "FILTERS": 32, "D": dim, "C": dim, "R": 4, "DB": dim}
@@ -138,9 +137,9 @@ def test_it_is_built_without_a_gpu() -> None:
         of_model = dict.fromkeys(("x", "earlier", "filters", "weight", "filtered"), "*bf16")
         of_model |= {"T": "i32", "E": "i32", "blocks": "i32", "floor": "fp32"}
         for name in names:
-            one = build(convolved_shares.__name__, name, getattr(convolved_shares, name), torch.bfloat16, constants, 8)
-            one.signature.update({key: kind for key, kind in of_model.items() if key in one.signature})  # pyright: ignore[reportAttributeAccessIssue]
-            builds.append(one)
-    for one in built(builds):
-        assert one.stack == 0, one
-        assert one.shared <= 99 * 1024, one
+            kernels = build(convolved_shares.__name__, name, getattr(convolved_shares, name), torch.bfloat16, constants, 8)
+            kernels.signature.update({key: kind for key, kind in of_model.items() if key in kernels.signature})  # pyright: ignore[reportAttributeAccessIssue]
+            builds.append(kernels)
+    for kernels in built(builds):
+        assert kernels.stack == 0, kernels
+        assert kernels.shared <= 99 * 1024, kernels

@@ -1,4 +1,4 @@
-"""A kernel's gradient is written by hand, and has none itself: who asks for it is told, and not given a number without it."""
+"""A kernel's hand-written gradient has no gradient itself: a second derivative raises instead of returning a wrong number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADS: dict[str, dict[str, Any]] = {
 def test_a_second_derivative_is_refused(kernel: str) -> None:
     shape = GROUPED if kernel != "pooled" else Shape(hidden_size=12, heads=4, key_heads=2, head_dim=6, both_ways=True)
     module, data = built(complete({"position": "none"} | HEADS[kernel]), shape).float(), inputs(shape, 1, 7).to(torch.float32)
-    leaves = [one.requires_grad_() for one in data.tensors]
+    leaves = [tensor.requires_grad_() for tensor in data.tensors]
     output, _ = run(module, Inputs(*leaves, data.tokens), backend="triton")
     slopes = torch.autograd.grad(output.square().sum(), leaves, create_graph=True, allow_unused=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

@@ -1,4 +1,4 @@
-"""The kernels of whole heads are built for Hopper, and their numbers stay in the registers."""
+"""The kernels of whole heads compile for Hopper without register spills."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WALKS: list[dict[str, Any]] = [
 
 
 def of_both(sizes: Any) -> dict[str, Any]:
-    """The kernels of a window and the state below it."""
+    """Return the kernels of a window and of the state below it."""
     return {
         "sum_up": (window_and_state, sizes.tiles(of_keys=True)),
         "answer": (window_and_state, sizes.blocks()),
@@ -43,23 +43,23 @@ def of_both(sizes: Any) -> dict[str, Any]:
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """LoLCATs on a Llama 3.2 1B: heads of 64, 128 features; with a decay of each of them, and with one of the head below chunks."""
+    """The kernels compile for LoLCATs on Llama 3.2 1B: heads of 64, 128 features, with a decay per feature and per head."""
     sizes = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, 64, False, torch.bfloat16)
     optional = dict.fromkeys(("decay", "clocks", "decay_now", "clocks_now", "evicted", "start"))
     fine = joint._Sizes(1, (32, 8, 32), (64, 128), (64,) * 5, 1, joint.BY_FEATURE, False, torch.bfloat16)
     step = (window_and_state_step, HEADS | {"G": 1, "E": 1, "BLOCK": 32, "EB": 1, "DB": 64, "FB": 64})
-    kernels = [(one, optional) for one in (*of_both(sizes).items(), ("step", step))]
-    kernels += [(one, optional.keys() - {"clocks", "clocks_now"}) for one in of_both(fine).items()]
-    kernels += [(one, {"clocks", "clocks_now", "start"}) for one in of_both(sizes).items()]
+    kernels = [(kernel, optional) for kernel in (*of_both(sizes).items(), ("step", step))]
+    kernels += [(kernel, optional.keys() - {"clocks", "clocks_now"}) for kernel in of_both(fine).items()]
+    kernels += [(kernel, {"clocks", "clocks_now", "start"}) for kernel in of_both(sizes).items()]
     builds = [
         build(module.__name__, name, getattr(module, name), torch.bfloat16, constants | dict.fromkeys(absent), 8)
         for (name, (module, constants)), absent in kernels
     ]
     builds += [build(cascade.__name__, "walk", cascade.walk, torch.bfloat16, WALK | others, 8) for others in WALKS]
-    found = built(builds)
-    assert len(found) == len(CAPABILITIES) * len(builds)
-    alone = len(found) - len(CAPABILITIES) * (len(WALKS) - 1)
-    for place, one in enumerate(found):
-        assert one.stack <= (SPILLED if place < alone else SPILLED_OF_SEVERAL), one
-        assert one.shared <= SHARED, one
-    assert capsys.readouterr().out.count("registers=") == len(found)
+    compiled = built(builds)
+    assert len(compiled) == len(CAPABILITIES) * len(builds)
+    alone = len(compiled) - len(CAPABILITIES) * (len(WALKS) - 1)
+    for place, kernel in enumerate(compiled):
+        assert kernel.stack <= (SPILLED if place < alone else SPILLED_OF_SEVERAL), kernel
+        assert kernel.shared <= SHARED, kernel
+    assert capsys.readouterr().out.count("registers=") == len(compiled)

@@ -1,5 +1,6 @@
-"""Latents that see whole documents are their definition on this project's own kernels, gradients too: documents of any length,
-padding and shared heads; and the kernels are built for GPUs that are not there."""
+"""Bidirectional latents on this project's kernels equal their definition, gradients included, for documents of any length,
+padding and shared heads. The kernels compile for other GPUs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def test_heads_and_gradients_are_the_definitions(tokens: Tokens, shape: Shape) -
 
 
 def test_a_document_is_walked_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 40 tokens, in blocks of 64 that they do not fill, with documents that end in the middle of one."""
+    """40 tokens do not fill a block of 64, and documents end in the middle of the block."""
     monkeypatch.setattr(stretches, "SPAN", 40)
     length = 150
     segment = torch.zeros(1, length, dtype=torch.int64)
@@ -42,13 +43,13 @@ def test_a_document_is_walked_in_stretches(monkeypatch: pytest.MonkeyPatch) -> N
 def test_it_says_what_it_cannot_serve() -> None:
     assert pooling.fits(Setting()) is None
     wide = Shape(hidden_size=12, heads=1, key_heads=1, head_dim=257)
-    for setting, said in ((Setting(dtype="float16"), "range of float16"), (Setting(shape=wide), "256 numbers a value")):
-        found = pooling.fits(setting)
-        assert found is not None
-        assert said in found
+    for setting, message in ((Setting(dtype="float16"), "range of float16"), (Setting(shape=wide), "256 numbers a value")):
+        reason = pooling.fits(setting)
+        assert reason is not None
+        assert message in reason
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """128 latents for each of 32 heads of 128."""
+    """The kernels compile for 128 latents for each of 32 heads of 128."""
     constants = pooled.constants_of(torch.bfloat16, 32, 8, 128, 128)
     assert_they_are_built(pooled, ("sum_up", "answer", "of_means", "of_tokens"), constants, capsys)

@@ -1,4 +1,4 @@
-"""Softmaxes of one product are what Hedgehog says they are, gradients too, and are built for GPUs that are not there."""
+"""Both softmaxes of one product equal Hedgehog's definition, gradients included, and the kernels compile for other GPUs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ CASES: list[tuple[dict[str, Any], int]] = [
 def test_features_and_gradients_are_the_definitions(options: dict[str, Any], incoming: int) -> None:
     shape = Shape(hidden_size=6, heads=2, key_heads=incoming, **FEW)
     part = Hedgehog(**options).resolved(shape)
-    given, x = drawn(part, shape), torch.randn(1, 70, incoming, 6, dtype=torch.float64)
+    drawn_parameters, x = drawn(part, shape), torch.randn(1, 70, incoming, 6, dtype=torch.float64)
     answers = []
     for kind in (torch.float64, torch.float32):
-        parameters = {name: one.to(kind, copy=True).requires_grad_() for name, one in given.items()}
+        parameters = {name: parameter.to(kind, copy=True).requires_grad_() for name, parameter in drawn_parameters.items()}
         inputs = x.to(kind, copy=True).requires_grad_()
         if kind is torch.float64:
             features = part.map_key(parameters, inputs)
@@ -47,12 +47,12 @@ def test_features_and_gradients_are_the_definitions(options: dict[str, Any], inc
             features = shares.shares(inputs, parameters[f"{side}weight"], parameters.get(f"{side}bias"), **further)
         weight = torch.randn(features.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         (features * weight.to(kind)).sum().backward()
-        used = [one for name, one in parameters.items() if not name.startswith("query_")]
-        answers.append([features.detach(), inputs.grad, *(one.grad for one in used)])
-    for found, expected in zip(answers[1], answers[0], strict=True):
+        used = [parameter for name, parameter in parameters.items() if not name.startswith("query_")]
+        answers.append([features.detach(), inputs.grad, *(parameter.grad for parameter in used)])
+    for actual, expected in zip(answers[1], answers[0], strict=True):
         assert expected is not None
-        assert found is not None
-        assert_close(found, expected)
+        assert actual is not None
+        assert_close(actual, expected)
     assert CLOSE <= 1e-5
 
 
@@ -67,7 +67,9 @@ def test_heads_take_them(memory: list[Any], shape: Shape) -> None:
 
 
 def test_keys_that_it_refuses_are_mapped_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queries' features are there by then, and it is another step that asks for the keys'."""
+    """If the kernel refuses the keys, they are mapped by the definition although the features of the queries are already
+    computed.
+    """
     head = {"feature_map": "hedgehog", "memory": [{"kind": "window", "size": 4}, {"kind": "state"}]}
     module, data, call, seen = (
         built_head(complete(head), GROUPED).float(),
@@ -76,19 +78,19 @@ def test_keys_that_it_refuses_are_mapped_as_defined(monkeypatch: pytest.MonkeyPa
         [],
     )
 
-    def second_is_refused(kernel: Kernel, *given: Any, **options: Any) -> Any:
+    def second_is_refused(kernel: Kernel, *drawn_parameters: Any, **options: Any) -> Any:
         seen.append(kernel.name)
         if seen.count("shares") == 2 and kernel.name == "shares":
             raise Refused("of a test")
-        return call(kernel, *given, **options)
+        return call(kernel, *drawn_parameters, **options)
 
     with torch.no_grad():
         expected, _ = run(module, data, backend="torch")
         monkeypatch.setattr(Kernel, "__call__", second_is_refused)
         with pytest.warns(RuntimeWarning, match="of a test"):
-            found, _ = run(module, data, backend="triton")
+            actual, _ = run(module, data, backend="triton")
     assert seen == ["shares", "shares", "together"]
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 def test_where_it_does_not_fit_it_says_so() -> None:
@@ -106,8 +108,8 @@ def test_it_is_built_without_a_gpu() -> None:
     constants |= {"PRECISION": "tf32", "bias": None}
     of_model = {"x": "*bf16", "weight": "*bf16", "rows": "i32", "floor": "fp32"}
     builds = [build(shares.__name__, name, getattr(shares, name), torch.bfloat16, constants, 4) for name in ("forth", "back")]
-    for one in builds:
-        one.signature.update(of_model)  # pyright: ignore[reportAttributeAccessIssue]
-    for one in built(builds):
-        assert one.stack == 0, one
-        assert one.shared <= 99 * 1024, one
+    for kernels in builds:
+        kernels.signature.update(of_model)  # pyright: ignore[reportAttributeAccessIssue]
+    for kernels in built(builds):
+        assert kernels.stack == 0, kernels
+        assert kernels.shared <= 99 * 1024, kernels

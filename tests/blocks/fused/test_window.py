@@ -1,5 +1,6 @@
-"""A window that gives its mass in one pass is its definition, beside whatever shares its read, gradients through the mass too; and
-its kernels are built for GPUs that are not there."""
+"""A window whose kernel returns its mass equals its definition, gradients through the mass included, beside any memory that
+shares its read. The kernels compile for other GPUs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ HEADS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", [GROUPED, ALIKE], ids=["shared heads", "heads of 12"])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_and_gradients_are_the_definitions(name: str, shape: Shape) -> None:
-    """In two calls, the second of which begins with a window that holds something."""
+    """Heads match in two calls. The second call starts with pairs in the window."""
     assert_defined(HEADS[name], shape, LENGTH, rows=2, parts={"window": SAYS}, bounds=(9,))
 
 
@@ -58,14 +59,14 @@ def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
     assert lse[0, 2].isneginf().all()
     assert (output[0, 2] == 0).all()
     (output.sum() + lse[:, :2].sum()).backward()
-    for one in (query, key, value):
-        assert one.grad is not None
-        assert one.grad.isfinite().all()
-        assert (one.grad[0, 2] == 0).all()
+    for tensor in (query, key, value):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+        assert (tensor.grad[0, 2] == 0).all()
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"one_token": True}, "several tokens"),
         ({"needs_maximum": True}, "largest logit"),
@@ -74,11 +75,11 @@ def test_what_sees_nothing_answers_nothing_and_has_no_gradient() -> None:
         ({"dtype": "float64"}, "do not support float64"),
     ],
 )
-def test_it_says_what_it_cannot_serve(setting: dict[str, Any], said: str) -> None:
+def test_it_says_what_it_cannot_serve(setting: dict[str, Any], message: str) -> None:
     assert triton.fits(Setting()) is None
-    found = triton.fits(Setting(**setting))
-    assert found is not None
-    assert said in found
+    reason = triton.fits(Setting(**setting))
+    assert reason is not None
+    assert message in reason
 
 
 def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
@@ -92,6 +93,6 @@ def test_where_nobody_asks_for_the_mass_a_kernel_without_one_is_taken() -> None:
 
 
 def test_they_are_built_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """Heads of 128, 32 of which share 8, as in a Llama 3.1 8B."""
+    """The kernels compile for 32 query heads of 128 that share 8 key heads, as in Llama 3.1 8B."""
     constants = window.constants_of(torch.bfloat16, 32, 8, 128) | {"ROWS": window.ROWS}
     assert_they_are_built(window, ("answer", "of_queries", "of_pairs"), constants, capsys)

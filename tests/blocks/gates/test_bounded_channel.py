@@ -1,4 +1,4 @@
-"""log α = -c σ(tanh(x W₁) W₂ + b), one a feature of each state head, between -c and 0."""
+"""log α = -c σ(tanh(x W₁) W₂ + b) for each feature of each state head, between -c and 0."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_its_parameters_and_operations() -> None:
 
 
 def test_a_token_leaves_at_least_what_rwkv7_leaves() -> None:
-    """0.545, for any logit."""
+    """A decay is at least 0.545, as in RWKV-7, for any logit."""
     parameters = {name: 100 * tensor for name, tensor in drawn(BoundedChannel(), SHAPE, torch.bfloat16).items()}
     decay = BoundedChannel().log_decay(parameters, 100 * random(1, 40, 6, dtype=torch.bfloat16), SHAPE)
     assert decay.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""log α = logsigmoid(x W₁ W₂ + b) / τ, one a feature of each state head, never above 0."""
+"""log α = logsigmoid(x W₁ W₂ + b) / τ for each feature of each state head, at most 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RetNet's constants: each head forgets half as fast as the one before, to the last digit."""
+"""The decays are RetNet's constants: each head decays half as fast as the head before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""log α = logsigmoid(k) / τ, one a coordinate of the key as it is projected, never above 0."""
+"""log α = logsigmoid(k) / τ for each coordinate of the projected key, at most 0."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HEAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("more", [{}, {"conv": "causal"}], ids=["rotary positions", "a convolution too"])
 def test_it_reads_the_key_neither_turned_nor_convolved(more: dict[str, Any]) -> None:
-    """What is left of a state after a token whose features are 0 is the decay, by the key as it was handed in."""
+    """The gate reads the key before rotation and convolution. The state after a token with zero features shows its decay."""
     shape = SMALL.shape(4)
     head = built(complete(HEAD | more), shape)
     data = inputs(shape, 2, 7)

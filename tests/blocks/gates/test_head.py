@@ -1,4 +1,4 @@
-"""log α = logsigmoid(x W + b) / τ, one a state head, never above 0."""
+"""log α = logsigmoid(x W + b) / τ for each state head, at most 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No gate decays nothing and has nothing."""
+"""The part `none` has no decay and no parameters."""
 
 from __future__ import annotations
 

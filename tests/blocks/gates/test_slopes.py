@@ -1,4 +1,4 @@
-"""The slopes that ALiBi's authors state for 8 and 16 heads, and how other numbers of heads share them."""
+"""The slopes are the ones that ALiBi's authors give for 8 and 16 heads, and follow their rule for other numbers of heads."""
 
 from __future__ import annotations
 

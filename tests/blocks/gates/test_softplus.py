@@ -1,4 +1,4 @@
-"""log α = -exp(A) softplus(x W + b), one a head or one a feature, never above 0; steps and rates start as Mamba-2 starts them."""
+"""log α = -exp(A) softplus(x W + b) per head or per feature, at most 0. Steps and rates start as in Mamba-2."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_how_it_starts(gate: Any) -> None:
     shape = Shape(hidden_size=6, heads=400, key_heads=200, head_dim=4, features=3, state_heads=400)
     parameters = started(gate, shape)
     rate, step = parameters["rate"].exp(), torch.nn.functional.softplus(parameters["bias"])
-    for found, low, high, middle in ((rate, 1.0, 8.0, 4.5), (step, 0.001, 0.1, 0.01)):
-        assert low * (1 - 1e-5) <= found.min()
-        assert found.max() <= high * (1 + 1e-5)
-        assert found.median().item() == pytest.approx(middle, rel=0.3)
+    for values, low, high, middle in ((rate, 1.0, 8.0, 4.5), (step, 0.001, 0.1, 0.01)):
+        assert low * (1 - 1e-5) <= values.min()
+        assert values.max() <= high * (1 + 1e-5)
+        assert values.median().item() == pytest.approx(middle, rel=0.3)
     slowest = started(Softplus(fastest=0.5), shape)["rate"].exp()
     assert slowest.min() >= 0.5
     assert slowest.max() <= 1
@@ -86,7 +86,9 @@ def test_it_may_start_from_a_rate_of_0(kind: Any) -> None:
     [("gated-deltanet", 0.0), ("gdn-hybrid", 0.0), ("deltaproduct", 0.0), ("kda-hybrid", 1.0), ("mamba2", 1.0)],
 )
 def test_published_layers_start_as_in_their_code(spec: str, slowest: float) -> None:
-    """flash-linear-attention draws exp(A) uniformly: from 0 to 16 in GatedDeltaNet and GatedDeltaProduct, else from 1 to 16."""
+    """exp(A) starts as in flash-linear-attention: uniform from 0 to 16 in GatedDeltaNet and GatedDeltaProduct, else from 1 to
+    16.
+    """
     head = load_spec(spec).head
     assert head is not None
     (memory,) = head.memory

@@ -1,4 +1,4 @@
-"""What exact memories do, written with a list a row: which pairs fall when, and softmax over what is held."""
+"""Exact memories computed with one Python list per row: which pairs are evicted when, and softmax over the stored pairs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tests.blocks.support import owner, random
 
 @dataclass
 class Row:
-    """A row's documents, its tokens so far, and what a memory of ``size`` pairs (None: everything) holds.
-
-    terraced: it holds the chunk of ``size`` tokens that the document is in, and the one before.
+    """One row: its documents, its tokens so far, and the pairs in a memory of ``size`` pairs (None: unbounded). terraced: the
+    memory holds the document's current chunk of ``size`` tokens and the chunk before it.
     """
 
     lengths: list[int]
@@ -31,7 +30,7 @@ class Row:
         self.held: list[int] = []
 
     def take(self, real: int) -> Iterator[tuple[int, list[int], list[int]]]:
-        """For each of the next real tokens: the token, those that fall, those that are held now."""
+        """Yield, for each of the next real tokens, the token, the evicted pairs and the stored pairs."""
         for token in range(self.at, self.at + real):
             place = self.tokens[token][1]
             if place == 0:
@@ -47,20 +46,20 @@ class Row:
 
 
 def pairs_at(states: Tensor, position: list[list[int]], convolved: Tensor | None = None) -> Pairs:
-    """Pairs whose keys are their values, at these positions."""
+    """Return pairs whose keys equal their values, at these positions."""
     return Pairs(states, states if convolved is None else convolved, states, torch.tensor(position))
 
 
 @dataclass
 class Call:
-    """One call: how many real tokens each row has, and how many columns there are."""
+    """One call: the number of real tokens in each row, and the number of columns."""
 
     real: list[int]
     columns: int
 
 
 class Stream:
-    """Rows of documents, handed to a memory call by call with padding behind."""
+    """Rows of documents that a memory receives call by call, with padding at the end."""
 
     def __init__(
         self, shape: Shape, rows: list[list[int]], size: int | None, convolved: int = 0, *, terraced: bool = False
@@ -73,7 +72,7 @@ class Stream:
         self.convolved = random(len(rows), longest, convolved, shape.head_dim) if convolved else self.key
 
     def call(self, call: Call) -> tuple[Tensor, Pairs, Tokens]:
-        """The tensors of a call. Padding has numbers of its own, and positions of nonsense."""
+        """Return the tensors of a call. Padding has its own numbers and meaningless positions."""
         batch, columns = len(self.rows), call.columns
 
         def columns_of(states: Tensor) -> Tensor:
@@ -99,13 +98,15 @@ class Stream:
         return columns_of(self.query), pairs, tokens
 
     def attention(self, row: int, token: int, held: list[int], head: int, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Softmax of one query over the held pairs, and the logarithm of its mass; ``turn`` is what rope multiplies by, T × D/2."""
+        """Return the softmax of one query over the stored pairs, and the logarithm of its mass. ``turn``: the factors of rope, T
+        × D/2.
+        """
         key_head = owner(head, self.shape.heads, self.shape.key_heads)
         places = self.rows[row].tokens
 
         def rotated(states: Tensor, which: list[int]) -> Tensor:
             first, second = states[row, which].chunk(2, dim=-1)
-            return torch.complex(first, second) * turn[[places[one][1] for one in which]]
+            return torch.complex(first, second) * turn[[places[pair][1] for pair in which]]
 
         query, keys = rotated(self.query[:, :, head], [token]), rotated(self.key[:, :, key_head], held)
         scaled = (query * keys.conj()).real.sum(-1) / math.sqrt(self.shape.head_dim)

@@ -1,4 +1,4 @@
-"""Latte as the paper writes it: every one of the T × T × L terms."""
+"""Latte as the paper defines it, with every one of the T × T × L terms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.blocks.support import owner
 def definition(
     parameters: Parameters, shape: Shape, inputs: Tensor, value: Tensor, tokens: Tokens, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Σ_l p(l|t) Σ_s p(s|l,t) v_s with every term written out (eq. 8; eq. 5 and 6 where not causal), and log β_t."""
+    """Return Σ_l p(l|t) Σ_s p(s|l,t) v_s with every term written out (eq. 8; eq. 5 and 6 if not causal), and log β_t."""
     length, latents = inputs.shape[1], parameters["query"].shape[0] // shape.heads
     seen = torch.ones(length, length, dtype=torch.bool)
     seen = (seen.tril() if causal else seen).expand(inputs.shape[0], -1, -1)

@@ -1,5 +1,6 @@
-"""LoLA with plain lists, Appendix G as repaired, one query head at a time; and the blocks that should do the same, one above the
-other: a window, a cache, a state of 1 + ELU, and one denominator."""
+"""LoLA in plain lists (Appendix G with its corrections) for one query head at a time, and the product's cascade for comparison:
+a window, a sparse cache, a state of 1 + ELU, and one denominator.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ States = dict[str, dict[str, Tensor]]
 
 
 def features(states: Tensor) -> Tensor:
-    """1 + ELU."""
+    """Return 1 + ELU."""
     states = states.to(accumulating(states.dtype))
     return torch.where(states > 0, states + 1, states.clamp(max=0).exp())
 
 
 class ByHand:
-    """One query head of one row: its window, its global cache, and H and s of its hidden state, all in tokens of the row."""
+    """One query head of one row: its window, its global cache, and H and s of its hidden state, in tokens of the row."""
 
     def __init__(self, stream: Stream, row: int, head: int, window: Window, sparse: Sparse) -> None:
         self.head, self.sparse = head, sparse
@@ -65,20 +66,20 @@ class ByHand:
         self.begin()
 
     def rotated(self, states: Tensor) -> Tensor:
-        """Each token by its place in its document; rope as a product of complex numbers."""
+        """Rotate each token by its place in its document, as a product of complex numbers."""
         half = states.shape[-1] // 2
         angles = torch.tensor([[float(place)] for _, place in self.places]) * ROPE.frequencies(2 * half)
         states = states[: len(self.places)]
         return torch.complex(states[:, :half], states[:, half:]) * torch.complex(angles.cos().double(), angles.sin().double())
 
     def begin(self) -> None:
-        """Nothing of another document is left."""
+        """Clear everything from the previous document."""
         self.cache: list[int] = []
         self.H = torch.zeros(self.key_features.shape[-1], self.value.shape[-1], dtype=torch.float64)
         self.s = torch.zeros(self.key_features.shape[-1], dtype=torch.float64)
 
     def outputs(self, sigma: Tensor | None = None) -> Tensor:
-        """Equation 13 at every token, the exact memories weighed by ``sigma``."""
+        """Return equation 13 at every token, with the exact memories weighted by ``sigma``."""
         answers = []
         for token, evicted, held in self.listed.take(len(self.places)):
             if self.places[token][1] == 0:
@@ -95,7 +96,9 @@ class ByHand:
         return torch.stack(answers)
 
     def update(self, evicted: list[int]) -> None:
-        """Several may fall. All are scored before any enters the state, and none does while the cache has room."""
+        """Update the cache with the evicted pairs. All of them are scored before any enters the state. While the cache has room,
+        none enters it.
+        """
         eligible = [*self.cache, *evicted]
         stay = eligible
         if len(eligible) > self.sparse.size:
@@ -107,7 +110,7 @@ class ByHand:
         self.cache = [pair for pair in eligible if pair in stay]
 
     def score(self, pair: int) -> tuple[float, float]:
-        """With its resolution."""
+        """Return the score of a pair and its resolution."""
         if self.sparse.keep.kind == "recent":
             return pair, 0.0
         if isinstance(self.sparse.keep, Random):
@@ -121,14 +124,14 @@ class ByHand:
         return distance / share, ROUNDING * (distance + math.hypot(*value.tolist())) / share
 
     def error(self, token: int, pair: int) -> float:
-        """What one query adds to the sums of Appendix D."""
+        """Return what one query adds to the sums of Appendix D."""
         exact, linear = self.weights[token, pair].item(), (self.query_features[token] @ self.key_features[pair]).item()
         both = {"squared_error": (exact - linear) ** 2, "absolute_error": abs(exact - linear), "overestimate": linear / exact}
         return both.get(self.sparse.keep.kind, 0.0)
 
 
 class Beneath:
-    """The state, as a cache above it sees it: anew for each look, of all that has fallen so far, row by row."""
+    """The state as the cache above it reads it: recomputed at each look from all evicted pairs, row by row."""
 
     def __init__(
         self, memory: StateMemory, query: Tensor, tokens: Tokens, held: dict[str, Tensor], form: str, together: int = 1
@@ -142,7 +145,7 @@ class Beneath:
         return features(pairs.mappable(NoPosition()))
 
     def reach(self, column: Tensor) -> None:
-        """The tokens before the column, and at the column itself nothing: it only empties the state where it starts a document."""
+        """Process the tokens before the column. At the column itself, only clear the state if a document starts there."""
         rows = []
         for row, end in enumerate(column.tolist()):
             tokens = Tokens(
@@ -154,14 +157,14 @@ class Beneath:
         self.seen = {name: torch.cat([row[name] for row in rows]) for name in self.held}
 
     def distances(self) -> Tensor:
-        return torch.linalg.vector_norm(self.memory.predict(self.asked[0], self.seen) - self.asked[1], dim=-1)
+        return torch.linalg.vector_norm(self.memory.predict(self.looked_for[0], self.seen) - self.looked_for[1], dim=-1)
 
     def look(self, pairs: Pairs, keys: Tensor) -> None:
-        self.asked = keys, pairs.value
+        self.looked_for = keys, pairs.value
 
-    def evict(self, index: Tensor, there: Tensor, column: Tensor) -> None:
-        key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in self.asked)
-        self.evicted.append((key, value, there, column[:, None].expand(key.shape[:2])))
+    def evict(self, index: Tensor, present: Tensor, column: Tensor) -> None:
+        key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in self.looked_for)
+        self.evicted.append((key, value, present, column[:, None].expand(key.shape[:2])))
 
     def answer(self) -> Partial:
         evicted = replace(self._all(self.query), together=self.together)
@@ -169,7 +172,7 @@ class Beneath:
         return partial
 
     def _all(self, query: Tensor, row: int | None = None) -> Features:
-        """All that has fallen, in every row or in one."""
+        """Return all evicted pairs of every row, or of one row."""
         rows = slice(None) if row is None else slice(row, row + 1)
         batch, _, heads, _ = query.shape
         nothing = (query[:, :0], query[:, :0].to(self.dtype), torch.zeros(batch, 0, heads).bool(), torch.zeros(batch, 0).long())
@@ -181,7 +184,7 @@ class Beneath:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Window above cache above state; ``factor`` is the logit of the weight that window and cache have, if any."""
+    """A window above a cache above a state. ``factor``: the logit of the weight of window and cache, if there is one."""
 
     window: Window
     sparse: Sparse
@@ -190,7 +193,7 @@ class Cascade:
     form: str = "torch"
 
     def parts(self) -> dict[str, tuple[Window | Sparse | StateMemory, Shape]]:
-        """With the sizes that each stands on."""
+        """Return the parts with their sizes."""
         heads = self.shape.heads
         numbers = self.sparse.sums(self.shape)
         own = replace(self.shape, numbers=numbers, features=self.shape.head_dim, state_heads=heads)
@@ -202,7 +205,7 @@ class Cascade:
     def near(
         self, query: Tensor, pairs: Pairs, tokens: Tokens, state: dict[str, Tensor]
     ) -> tuple[tuple[Partial, Pairs], dict[str, Tensor]]:
-        """The window's answer and what falls out of it, with the sums that the cache asks for."""
+        """Return the window's partial and its evicted pairs, with the sums that the cache needs."""
         part, shape = self.parts()["window"]
         mapped = {
             number.name: Mapped(features(query), lambda these: features(these.mappable(NoPosition())), False)
@@ -212,7 +215,7 @@ class Cascade:
         return computed(part, self.form, shape, {}, tokens, state, setting=setting, query=query, pairs=pairs, features=mapped)
 
     def call(self, query: Tensor, pairs: Pairs, tokens: Tokens, states: States) -> tuple[Tensor, States, Partial]:
-        """The head's output, the states it hands on, and what the cache answered."""
+        """Return the head's output, its new states, and the partial of the cache."""
         (near, evicted), window = self.near(query, pairs, tokens, states["window"])
         beneath = Beneath(StateMemory(), query, tokens, states["state"], self.form, evicted.together)
         call = operation.Call(tokens, states["sparse"], self.parts()["sparse"][1], PLACE)
@@ -228,17 +231,17 @@ def window(size: int, shape: str) -> Window:
     return Window.model_validate({"size": size, "shape": shape, "position": ROPE})
 
 
-def sparse(size: int, keep: str | dict[str, Any] = "self_recall", **said: Any) -> Sparse:
-    return Sparse.model_validate({"size": size, "keep": keep, "position": ROPE, **said})
+def sparse(size: int, keep: str | dict[str, Any] = "self_recall", **options: Any) -> Sparse:
+    return Sparse.model_validate({"size": size, "keep": keep, "position": ROPE, **options})
 
 
 def streamed(of: Cascade, rows: list[list[int]] = ROWS) -> Stream:
-    """Random rows of documents for this cascade."""
+    """Draw random rows of documents for this cascade."""
     return Stream(of.shape, rows, of.window.size, of.shape.convolved_heads, terraced=of.window.shape == "terraced")
 
 
 def run(of: Cascade, stream: Stream, split: str) -> tuple[list[Tensor], States]:
-    """Outputs of each row's real tokens, and the last states."""
+    """Return the outputs of each row's real tokens, and the last states."""
     states, outputs = of.start(len(stream.rows)), [[] for _ in stream.rows]
     for row in stream.rows:
         row.at = 0

@@ -1,4 +1,4 @@
-"""A memory's weight: learned from LoLCATs' σ = 0.1, a linear function of each token, fixed, or none."""
+"""A memory's weight is learned from LoLCATs' σ = 0.1, a linear function of each token, fixed, or absent."""
 
 from __future__ import annotations
 

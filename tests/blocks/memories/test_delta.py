@@ -1,4 +1,6 @@
-"""The delta rule is its loop: what a key finds is taken out before its value goes in; orthonormal keys bring all values back."""
+"""The delta rule equals its loop: the value stored under a key is removed before the new value is added, and orthonormal keys
+return all values.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LENGTH = 9
 
 @dataclass
 class Given:
-    """What comes in: queries and keys before they are divided by their length, values, rates, a decay, and who is there."""
+    """The inputs of the memory: unnormalised queries and keys, values, rates, a decay, and which tokens have a pair."""
 
     shape: Shape
     query: Tensor
@@ -46,7 +48,7 @@ class Given:
         return Given(self.shape, query, key, value, rate, decay, self.present[:, columns], self.tokens.cut(columns))
 
     def recalled(self, form: str, state: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """The memory's answer, and its matrix after it."""
+        """Return the memory's output and its new matrix."""
         query, key = Identity().map({}, self.query, self.key, scale=UnitLength())
         pairs = Features(key, self.value, self.present, rate=self.rate)
         state = state or empty(Delta(), self.shape, len(self.value), self.value.dtype)
@@ -55,7 +57,7 @@ class Given:
         return partial.output, after["state"]
 
     def by_hand(self) -> tuple[Tensor, Tensor]:
-        """Token by token, for each row and head: S = α (I - β u uᵀ) S + β u vᵀ, or α S where no pair comes."""
+        """Compute S = α (I - β u uᵀ) S + β u vᵀ token by token for each row and head, or α S if a token has no pair."""
         outputs, matrices = torch.zeros_like(self.query[..., : self.value.shape[3]]), []
         heads, state_heads = self.query.shape[2], self.shape.state_heads
         for row in range(len(self.value)):
@@ -82,7 +84,7 @@ class Given:
 
 
 def drawn(shape: Shape, gated: bool, *, key_heads: int = 0, rates: int = 0, segment: bool = False, length: int = LENGTH) -> Given:
-    """Random numbers of two rows, in which some tokens bring no pair."""
+    """Draw random inputs of two rows in which some tokens have no pair."""
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1]]) if segment else None
     return Given(
         shape,
@@ -104,29 +106,29 @@ def drawn(shape: Shape, gated: bool, *, key_heads: int = 0, rates: int = 0, segm
 )
 def test_it_is_the_loop(heads: tuple[Shape, int, int], gated: bool, segment: bool, form: str) -> None:
     shape, key_heads, rates = heads
-    given = drawn(shape, gated, key_heads=key_heads, rates=rates, segment=segment)
-    for got, wanted in zip(given.recalled(form), given.by_hand(), strict=True):
+    inputs = drawn(shape, gated, key_heads=key_heads, rates=rates, segment=segment)
+    for got, wanted in zip(inputs.recalled(form), inputs.by_hand(), strict=True):
         close(got, wanted)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_its_answer_may_be_over_the_root_of_the_features(form: str) -> None:
-    """In many tokens, in one, and where a cache above asks."""
-    given = drawn(SHAPE, gated=True)
-    query, key = Identity().map({}, given.query, given.key, scale=UnitLength())
-    pairs = Features(key, given.value, given.present, rate=given.rate)
+    """The scale holds for several tokens, for one token, and for the predictions that a cache above reads."""
+    inputs = drawn(SHAPE, gated=True)
+    query, key = Identity().map({}, inputs.query, inputs.key, scale=UnitLength())
+    pairs = Features(key, inputs.value, inputs.present, rate=inputs.rate)
     state = empty(Delta(), SHAPE, 2, torch.float64)
-    wanted, after = recalled(Delta(), form, query, pairs, given.decay, given.tokens, state)
-    found, scaled = recalled(Delta(scale="root"), form, query, pairs, given.decay, given.tokens, state)
-    close(found.output, wanted.output / math.sqrt(5))
+    wanted, after = recalled(Delta(), form, query, pairs, inputs.decay, inputs.tokens, state)
+    actual, scaled = recalled(Delta(scale="root"), form, query, pairs, inputs.decay, inputs.tokens, state)
+    close(actual.output, wanted.output / math.sqrt(5))
     close(scaled["state"], after["state"])
-    asked = random(2, 3, 4, 5)
-    close(Delta(scale="root").predict(asked, after), Delta().predict(asked, after) / math.sqrt(5))
+    prediction_keys = random(2, 3, 4, 5)
+    close(Delta(scale="root").predict(prediction_keys, after), Delta().predict(prediction_keys, after) / math.sqrt(5))
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
 def test_lengths_may_have_an_epsilon(size: float) -> None:
-    """Of features as they are, and of features that are given by their logarithms."""
+    """An epsilon may be added to the lengths of features, and of features given as logarithms."""
     states = size * random(2, 3, 4, 5)
     wanted = states / (states.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     close(Identity().map({}, states, states, scale=UnitLength(1e-6))[0], wanted)
@@ -151,12 +153,12 @@ def test_features_of_0_write_and_read_nothing_with_an_epsilon_or_without() -> No
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_any_split_is_the_whole(gated: bool, form: str) -> None:
-    given = drawn(SHAPE, gated, segment=True)
-    wanted, last = given.recalled(form)
+    inputs = drawn(SHAPE, gated, segment=True)
+    wanted, last = inputs.recalled(form)
     for bounds in ([0, 4, 9], [0, 1, 2, 8, 9], list(range(10))):
         outputs, state = [], None
         for start, end in pairwise(bounds):
-            output, matrix = given.cut(slice(start, end)).recalled(form, state)
+            output, matrix = inputs.cut(slice(start, end)).recalled(form, state)
             state = {"state": matrix}
             outputs.append(output)
         close(torch.cat(outputs, dim=1), wanted)
@@ -166,11 +168,11 @@ def test_any_split_is_the_whole(gated: bool, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_the_loops(form: str) -> None:
-    given = drawn(SHAPE, gated=True, segment=True)
-    assert given.decay is not None
-    leaves = [tensor.requires_grad_() for tensor in (given.query, given.key, given.value, given.rate, given.decay)]
+    inputs = drawn(SHAPE, gated=True, segment=True)
+    assert inputs.decay is not None
+    leaves = [tensor.requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value, inputs.rate, inputs.decay)]
     answers = []
-    for output, matrix in (given.by_hand(), given.recalled(form)):
+    for output, matrix in (inputs.by_hand(), inputs.recalled(form)):
         answers.append(torch.autograd.grad(output.square().sum() + matrix.sin().sum(), leaves))
     for wanted, got in zip(*answers, strict=True):
         close(got, wanted)
@@ -178,15 +180,15 @@ def test_gradients_are_the_loops(form: str) -> None:
 
 
 def stored(keys: Tensor, values: Tensor, form: str, rate: float = 1.0) -> tuple[dict[str, Tensor], Shape]:
-    """The state of one head after these pairs, written at one rate."""
+    """Return one head's state after these pairs, written at one rate."""
     count, size = keys.shape
     shape = Shape(hidden_size=1, heads=1, key_heads=1, head_dim=values.shape[1], features=size, state_heads=1)
-    there, rates = torch.ones(1, count, dtype=torch.bool), torch.full((1, count, 1), rate, dtype=torch.float64)
-    pairs = Features(keys.view(1, count, 1, size), values.view(1, count, 1, -1), there, rate=rates)
+    present, rates = torch.ones(1, count, dtype=torch.bool), torch.full((1, count, 1), rate, dtype=torch.float64)
+    pairs = Features(keys.view(1, count, 1, size), values.view(1, count, 1, -1), present, rate=rates)
     return recalled(Delta(), form, pairs.key, pairs, None, counted(1, count), empty(Delta(), shape, 1))[1], shape
 
 
-def asked(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
+def predict(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
     return Delta().predict(keys[None, :, None], state)[0, :, 0]
 
 
@@ -194,42 +196,42 @@ def asked(keys: Tensor, state: dict[str, Tensor]) -> Tensor:
 def test_it_recalls_as_many_orthonormal_keys_as_it_has_features(form: str) -> None:
     keys, values = torch.linalg.qr(random(8, 8)).Q, random(9, 3)
     state, _ = stored(keys, values[:8], form)
-    close(asked(keys, state), values[:8])
+    close(predict(keys, state), values[:8])
     # The ninth key is a mixture of the eight: it finds its own value, and they no longer all theirs.
     extra = torch.nn.functional.normalize(random(1, 8), dim=-1)
     state, _ = stored(torch.cat((keys, extra)), values, form)
-    close(asked(extra, state), values[8:])
-    assert (asked(keys, state) - values[:8]).abs().max() > 1e-3
+    close(predict(extra, state), values[8:])
+    assert (predict(keys, state) - values[:8]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_rate_is_how_much_of_what_a_key_finds_is_replaced(form: str) -> None:
-    """Of the same key twice: all of it at 1, half at 1/2, and at 2 it is turned over."""
+    """For a repeated key, a rate of 1 replaces the old value, 1/2 replaces half of it, and 2 reverses its sign."""
     key, values = torch.nn.functional.normalize(random(1, 8), dim=-1), random(2, 3)
     for rate, wanted in ((1.0, values[1]), (0.5, values[0] / 4 + values[1] / 2), (2.0, 2 * values[1] - 2 * values[0])):
         state, _ = stored(key.expand(2, -1), values, form, rate)
-        close(asked(key, state)[0], wanted)
+        close(predict(key, state)[0], wanted)
     state, _ = stored(key, values[:1], form, 0.0)
     assert not state["state"].any()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_features_of_nothing_write_and_read_nothing(form: str) -> None:
-    given = drawn(SHAPE, gated=False)
-    given.key[:, 2], given.query[:, 4] = 0, 0
-    output, state = given.recalled(form)
+    inputs = drawn(SHAPE, gated=False)
+    inputs.key[:, 2], inputs.query[:, 4] = 0, 0
+    output, state = inputs.recalled(form)
     assert not output[:, 4].any()
-    given.present[:, 2] = False
-    close(state, given.recalled(form)[1])
+    inputs.present[:, 2] = False
+    close(state, inputs.recalled(form)[1])
 
 
 def test_it_predicts_what_it_would_answer() -> None:
-    """Of each pair's key, by the state as it stands: the answer to the same query when nothing falls."""
-    given = drawn(SHAPE, gated=True)
-    _, matrix = given.recalled("torch")
-    query, key = Identity().map({}, given.key, given.key, scale=UnitLength())
-    nothing = Features(key, given.value, torch.zeros_like(given.present), rate=given.rate)
-    answer, _ = recalled(Delta(), "reference", query, nothing, None, given.tokens, {"state": matrix})
+    """The prediction for a pair's key equals the output for the same query if nothing is evicted."""
+    inputs = drawn(SHAPE, gated=True)
+    _, matrix = inputs.recalled("torch")
+    query, key = Identity().map({}, inputs.key, inputs.key, scale=UnitLength())
+    nothing = Features(key, inputs.value, torch.zeros_like(inputs.present), rate=inputs.rate)
+    answer, _ = recalled(Delta(), "reference", query, nothing, None, inputs.tokens, {"state": matrix})
     close(Delta().predict(key, {"state": matrix}), answer.output)
 
 
@@ -237,10 +239,10 @@ def test_it_predicts_what_it_would_answer() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [SHAPE, SHARED], ids=["one a query head", "shared"])
 def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) -> None:
-    given, kind = drawn(shape, gated=True), torch.promote_types(dtype, torch.float32)
-    given.query, given.key, given.value = (states.to(dtype) for states in (given.query, given.key, given.value))
-    given.rate, given.decay = given.rate.to(kind), None if given.decay is None else given.decay.to(kind)
-    output, matrix = given.recalled(form)
+    inputs, kind = drawn(shape, gated=True), torch.promote_types(dtype, torch.float32)
+    inputs.query, inputs.key, inputs.value = (states.to(dtype) for states in (inputs.query, inputs.key, inputs.value))
+    inputs.rate, inputs.decay = inputs.rate.to(kind), None if inputs.decay is None else inputs.decay.to(kind)
+    output, matrix = inputs.recalled(form)
     assert (output.dtype, matrix.dtype) == (kind, kind)
     # A number for each of 5 features and 3 columns of a head; never in half precision.
     numbers = shape.state_heads * 5 * 3
@@ -249,7 +251,7 @@ def test_its_state_is_what_it_says(shape: Shape, dtype: torch.dtype, form: str) 
 
 
 def test_operations() -> None:
-    """Multiply-adds of 5 × 3 numbers: what the key finds and what goes in for 4 states (or 2), and reading for 4 heads."""
+    """Return the multiply-adds for 5 × 3 numbers: prediction and write for 4 states (or 2), and reading for 4 heads."""
     assert Delta().flops(SHAPE, 9) == Delta().flops(SHAPE, 10_000) == 2 * 15 * (4 + 4 + 4)
     assert Delta().flops(SHARED, 9) == 2 * 15 * (2 + 2 + 4)
     for tokens in (1, 10, 1000):

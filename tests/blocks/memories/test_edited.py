@@ -1,4 +1,6 @@
-"""States that each token edits by gates of its own: RWKV-7's and Gated DeltaNet-2's, by hand, and what they refuse."""
+"""States with separate gates for erasing and writing, RWKV-7's and Gated DeltaNet-2's, equal the loop, and reject unsupported
+options.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ def sigmoid(states: Tensor) -> Tensor:
 
 
 def gate_of(named: dict[str, Tensor], name: str, hidden: Tensor) -> Tensor:
-    """x W₁ W₂ + b of a gate's parameters."""
+    """Compute x W₁ W₂ + b from a gate's parameters."""
     weight = named[f"{name}_weight"] if f"{name}_weight" in named else named[f"{name}_up"] @ named[f"{name}_down"]
     return weight @ hidden + named[f"{name}_bias"]
 
 
 def by_hand(memory: dict[str, Any], data: Inputs, head: torch.nn.Module) -> Tensor:
-    """Token by token, each state head by itself. Decays are those of the gate's own part, which has tests of its own."""
+    """Compute each state head token by token. The decays come from the gate's own part, which has its own tests."""
     part = complete(head_of(memory)).memory[0]
     assert isinstance(part, Rwkv7 | Gdn2)
     named = dict(head.named_parameters())
@@ -112,7 +114,7 @@ def test_gradients_are_those_of_the_recurrence(name: str) -> None:
 
 
 def test_a_write_gate_and_an_erase_gate_of_one_number_are_the_rate_of_the_delta_rule() -> None:
-    """Matrices of 0 leave the biases, and σ(b) is the rate of all features and coordinates."""
+    """If W₁ W₂ is 0, each gate is its bias, and σ(b) is the delta rule's rate for all features and coordinates."""
     data, outputs = inputs(SHAPE, 2, 20), []
     for memory in ({"kind": "gdn2", "gate": "softplus", "bias": 0.7}, {"kind": "delta", "gate": "softplus"}):
         head = built(complete(head_of(memory)), SHAPE, noise=0.0)
@@ -132,7 +134,9 @@ def test_a_write_gate_and_an_erase_gate_of_one_number_are_the_rate_of_the_delta_
 
 
 def test_weights_that_a_gate_of_coordinates_denies_have_a_large_error() -> None:
-    """What `inspect` reports of them: RWKV-7's weights give its answer, those of Gated DeltaNet-2 do not."""
+    """`inspect` reports an error of the implied weights: small for RWKV-7, large for Gated DeltaNet-2, whose output they do not
+    give.
+    """
     data, errors = inputs(SHAPE, 1, 20), {}
     for kind in ("rwkv7", "gdn2"):
         head = built(complete(head_of(MEMORIES[kind])), SHAPE)

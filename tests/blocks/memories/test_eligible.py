@@ -1,4 +1,6 @@
-"""Pairs that compete for places in a cache, laid out head by head: the same as in any other layout, and seen from fall to fall."""
+"""Candidate pairs of a cache are laid out head by head. The layout changes no result, and each pair counts between its two
+evictions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.blocks.support import random
 
 
 def held(entries: int) -> Held:
-    """Pairs of 2 rows and 3 heads."""
+    """Return pairs of 2 rows and 3 heads."""
     return {"key": random(2, entries, 3, 4), "value": random(2, entries, 3, 5), "position": torch.randint(-1, 9, (2, entries, 3))}
 
 
@@ -30,8 +32,8 @@ def test_a_layout_changes_nothing() -> None:
     every = {name: joined_by_heads(by_heads(entries), later[name]) for name, entries in first.items()}
     assert all(of_one_head_together(entries) for entries in every.values())
     wanted = selected({name: torch.cat((entries, later[name]), dim=1) for name, entries in first.items()}, index)
-    found = selected_by_heads(every, index)
-    for name, entries in found.items():
+    actual = selected_by_heads(every, index)
+    for name, entries in actual.items():
         assert torch.equal(entries, wanted[name])
         assert of_one_head_together(entries)
 
@@ -39,7 +41,7 @@ def test_a_layout_changes_nothing() -> None:
 @pytest.mark.parametrize("documents", [False, True])
 @given(size=st.integers(0, 4), together=st.integers(1, 3), groups=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: int, groups: int, seed: int) -> None:
-    """By hand, for each row, head, token and pair: it has fallen in by the token's column, and not on, and is of its document."""
+    """A pair counts for a token if it has entered by the token's column, was not evicted again, and belongs to its document."""
     torch.manual_seed(seed)
     entries, length = size + together * groups, together * groups
     pairs = held(entries)
@@ -53,17 +55,17 @@ def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, together: 
         assert tokens.segment is not None
         segment = tokens.segment.tolist()
         pairs["segment"] = torch.randint(0, 3, (2, entries, 3))
-    found = hidden_by_evictions(pairs, at, evictions, together, left, tokens)
-    assert found.shape == (2, 3, length, entries)
-    given_ = {name: pairs[name].tolist() for name in pairs.keys() & {"position", "segment"}}
-    numbers, leaves, hides = left.tolist(), columns.tolist(), found.tolist()
+    result = hidden_by_evictions(pairs, at, evictions, together, left, tokens)
+    assert result.shape == (2, 3, length, entries)
+    facts = {name: pairs[name].tolist() for name in pairs.keys() & {"position", "segment"}}
+    numbers, leaves, hides = left.tolist(), columns.tolist(), result.tolist()
     for row, head, token, entry in product(range(2), range(3), range(length), range(entries)):
         came = -1 if entry < size else leaves[row][(entry - size) // together]
         number = numbers[row][entry][head]
         goes = length if number > groups else leaves[row][number - 1]
-        seen = came <= token < goes and given_["position"][row][entry][head] >= 0
+        seen = came <= token < goes and facts["position"][row][entry][head] >= 0
         if entry >= size and number <= (entry - size) // together + 1:
             seen = False  # it falls on as it falls in, or before, which no cache does
         if documents:
-            seen = seen and given_["segment"][row][entry][head] == segment[row][token]
+            seen = seen and facts["segment"][row][entry][head] == segment[row][token]
         assert hides[row][head][token][entry] == (0.0 if seen else -torch.inf)

@@ -1,4 +1,6 @@
-"""The attention errors of LoLA's Appendix D are double sums over the queries that saw a pair, in range and without gradient."""
+"""The attention errors of LoLA's Appendix D equal double sums over the queries that saw a pair, stay in range, and have no
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ HEADS = [(4, 2, 4), (4, 2, 2), (3, 1, 1)]
 
 
 def by_hand(error: str, logit: float, product: float) -> float:
-    """One query's share, eq. 19, its absolute form, or eq. 20."""
+    """Return one query's term: eq. 19, its absolute form, or eq. 20."""
     exact = math.exp(min(logit, LARGEST))
     product = min(product, math.exp(LARGEST))
     if error == "overestimate":
@@ -37,7 +39,7 @@ def everything(seen: Tensor) -> Callable[[slice, slice], Tensor]:
 
 
 def compared(error: str, query: Tensor, key: Tensor, *, logarithm: bool = False) -> tuple[Error, Mapped]:
-    """Features that are there already."""
+    """Return the comparison of already computed features."""
     return SCORES[error]().error, Mapped(query, lambda _: key, logarithm)
 
 
@@ -48,7 +50,7 @@ def compared(error: str, query: Tensor, key: Tensor, *, logarithm: bool = False)
 def test_they_are_double_sums(
     error: str, heads: tuple[int, int, int], logarithm: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five entries stand before the call's seven tokens; a token sees any of itself and the five before it, padding nothing."""
+    """Five stored pairs precede the call's seven tokens. A token sees itself and the five before it. Padding sees nothing."""
     monkeypatch.setattr(errors, "ROWS", rows)
     query_heads, key_heads, feature_heads = heads
     query, key = random(2, 7, query_heads, 4), random(2, 12, key_heads, 4)
@@ -56,10 +58,12 @@ def test_they_are_double_sums(
     back = torch.arange(7)[:, None] + 5 - torch.arange(12)
     seen = (torch.rand(2, 7, 12) < 0.7) & (back >= 0) & (back <= 5)
     real = torch.arange(7) < torch.tensor([[7], [4]])
-    given = query_features, key_features
-    asked = compared(error, *(given if logarithm else tuple(one.exp() for one in given)), logarithm=logarithm)
+    given_features = query_features, key_features
+    features = compared(
+        error, *(given_features if logarithm else tuple(features.exp() for features in given_features)), logarithm=logarithm
+    )
     pairs, tokens = pairs_at(key, [[*range(12)]] * 2), Tokens(torch.arange(7).expand(2, -1), None, real)
-    sums = error_sums(*asked, query, key, pairs, tokens, everything(seen))
+    sums = error_sums(*features, query, key, pairs, tokens, everything(seen))
     for row, entry, head in torch.ones(2, 12, query_heads).nonzero().tolist():
         own, mapped = owner(head, query_heads, key_heads), owner(head, query_heads, feature_heads)
         wanted = 0.0
@@ -72,13 +76,13 @@ def test_they_are_double_sums(
 
 
 def one_pair(error: str, logit: float, feature: float, *, logarithm: bool, dtype: torch.dtype = torch.float64) -> Tensor:
-    """One query of one head, one pair: q·k / √4 = logit, and φ(q)·φ(k) = feature² (its logarithm: two times feature)."""
+    """Return the error of one query and one pair with q·k / √4 = logit and φ(q)·φ(k) = feature² (as logarithms: 2 feature)."""
     query = torch.full((1, 1, 1, 4), 1.0, dtype=dtype)
     key = torch.full((1, 1, 1, 4), logit / 2, dtype=dtype)
-    given = torch.full((1, 1, 1, 1), feature, dtype=torch.promote_types(dtype, torch.float32))
-    asked = compared(error, given, given, logarithm=logarithm)
+    given_features = torch.full((1, 1, 1, 1), feature, dtype=torch.promote_types(dtype, torch.float32))
+    features = compared(error, given_features, given_features, logarithm=logarithm)
     seen = everything(torch.ones(1, 1, 1, dtype=torch.bool))
-    return error_sums(*asked, query, key, pairs_at(key, [[0]]), counted(1, 1), seen)
+    return error_sums(*features, query, key, pairs_at(key, [[0]]), counted(1, 1), seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -86,19 +90,19 @@ def one_pair(error: str, logit: float, feature: float, *, logarithm: bool, dtype
 @pytest.mark.parametrize("error", ERRORS)
 def test_exponents_stop_where_squares_still_fit(error: str, logit: float, dtype: torch.dtype) -> None:
     for log in (-500.0, 0.0, 500.0):
-        found = one_pair(error, logit, log / 2, logarithm=True, dtype=dtype)
-        assert found.dtype == torch.promote_types(dtype, torch.float32)
-        assert found.isfinite().all()
-        assert found.item() == pytest.approx(by_hand(error, logit, math.exp(min(log, LARGEST))), rel=1e-5)
+        error_sum = one_pair(error, logit, log / 2, logarithm=True, dtype=dtype)
+        assert error_sum.dtype == torch.promote_types(dtype, torch.float32)
+        assert error_sum.isfinite().all()
+        assert error_sum.item() == pytest.approx(by_hand(error, logit, math.exp(min(log, LARGEST))), rel=1e-5)
         plain = one_pair(error, logit, math.exp(min(log, 80.0) / 2), logarithm=False, dtype=dtype)
-        assert plain.item() == pytest.approx(found.item(), rel=1e-5)
+        assert plain.item() == pytest.approx(error_sum.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 @pytest.mark.parametrize("error", ["squared_error", "absolute_error"])
 def test_what_stops_does_so_at_one_number(error: str, logarithm: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exponentials of some machines are a unit in the last place off: of e^40, no error of 32 comes out of two that stop."""
+    """Saturated exponents give exactly equal errors although exp is one unit in the last place off on some machines."""
     exactly = torch.Tensor.exp
     monkeypatch.setattr(torch.Tensor, "exp", lambda exponents: exactly(exponents).nextafter(torch.zeros_like(exponents)))
     for beyond in (0.001, 0.7, 3.0, 30.0):
@@ -107,64 +111,68 @@ def test_what_stops_does_so_at_one_number(error: str, logarithm: bool, dtype: to
 
 
 def test_features_that_peak_apart_have_a_small_product() -> None:
-    """log φ(q) = (30, -30), log φ(k) = (-30, 30): their largest add up to 60, and the product is 2, as q·k = 0 wants 1."""
+    """With log φ(q) = (30, -30) and log φ(k) = (-30, 30), the maxima add up to 60 but the product is 2. For q·k = 0 it should be
+    1.
+    """
     query, key = (torch.tensor([[[[30.0, -30.0]]]], dtype=torch.float64) * sign for sign in (1, -1))
-    asked = compared("absolute_error", query, key, logarithm=True)
+    features = compared("absolute_error", query, key, logarithm=True)
     nothing, seen = torch.zeros(1, 1, 1, 4, dtype=torch.float64), everything(torch.ones(1, 1, 1, dtype=torch.bool))
-    found = error_sums(*asked, nothing, nothing, pairs_at(nothing, [[0]]), counted(1, 1), seen)
-    assert found.item() == pytest.approx(1.0, rel=1e-12)
+    error_sum = error_sums(*features, nothing, nothing, pairs_at(nothing, [[0]]), counted(1, 1), seen)
+    assert error_sum.item() == pytest.approx(1.0, rel=1e-12)
 
 
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 def test_only_the_choice_hangs_on_them(logarithm: bool) -> None:
     query, key = random(1, 4, 2, 4).requires_grad_(), random(1, 4, 2, 4).requires_grad_()
-    asked = compared("squared_error", query.exp(), key.exp(), logarithm=logarithm)
+    features = compared("squared_error", query.exp(), key.exp(), logarithm=logarithm)
     seen = everything(torch.ones(1, 4, 4, dtype=torch.bool).tril())
-    assert not error_sums(*asked, query, key, pairs_at(key, [[*range(4)]]), counted(1, 4), seen).requires_grad
+    assert not error_sums(*features, query, key, pairs_at(key, [[*range(4)]]), counted(1, 4), seen).requires_grad
 
 
 def test_what_nobody_sees_has_no_error() -> None:
-    """Nor does anything reach it from features that are out of range."""
+    """A pair that no query sees has error 0, even beside features that are out of range."""
     query, key = random(1, 3, 2, 4), random(1, 5, 2, 4)
-    asked = compared("overestimate", query.exp(), 1e9 * key.exp())
+    features = compared("overestimate", query.exp(), 1e9 * key.exp())
     seen = torch.zeros(1, 3, 5, dtype=torch.bool)
     pairs = pairs_at(key, [[-1, -1, 0, 1, 2]])
-    assert not error_sums(*asked, query, key, pairs, counted(1, 3), everything(seen)).any()
+    assert not error_sums(*features, query, key, pairs, counted(1, 3), everything(seen)).any()
 
 
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @pytest.mark.parametrize("error", ERRORS)
 def test_they_travel_with_every_pair_that_falls(error: str, shape: str) -> None:
-    """A window's pairs bring the sums of all queries that saw them there, however the sequence is split."""
+    """Evicted pairs carry the sums over all queries that saw them in the window, for every split of the sequence."""
     of = Cascade(window(3, shape), sparse(0, error), CONVOLVED)
     stream = streamed(of)
     hands = [[ByHand(stream, row, head, of.window, of.sparse) for head in range(4)] for row in range(len(ROWS))]
     for hand in (hand for row in hands for hand in row):
         hand.outputs()
     for split in SPLITS:
-        state, found = of.start(len(ROWS))["window"], [dict[int, list[float]]() for _ in ROWS]
+        state, seen_errors = of.start(len(ROWS))["window"], [dict[int, list[float]]() for _ in ROWS]
         for row in stream.rows:
             row.at = 0
         for call in SPLITS[split]:
             query, pairs, tokens = stream.call(call)
             (_, evicted), state = of.near(query, pairs, tokens, state)
             for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
-                found[index] |= summed(evicted, index, stream.value[index])
+                seen_errors[index] |= summed(evicted, index, stream.value[index])
                 row.at += real
-        for sums, row in zip(found, hands, strict=True):
+        for sums, row in zip(seen_errors, hands, strict=True):
             assert len(sums) >= 3
             assert sums == {pair: pytest.approx([hand.errors[pair] for hand in row], rel=1e-10) for pair in sums}
 
 
 def summed(evicted: Pairs, row: int, values: Tensor) -> dict[int, list[float]]:
-    """The sums of a row's fallen pairs, by the tokens that brought them: those of the same values."""
-    there = evicted.present[row].nonzero()[:, 0].tolist()
-    tokens = [(values == evicted.value[row, place]).flatten(1).all(1).nonzero().item() for place in there]
-    return {int(token): evicted.numbers["sparse_error"][row, place].tolist() for token, place in zip(tokens, there, strict=True)}
+    """Return the sums of a row's evicted pairs by the tokens of these pairs. Tokens are recognised by their values."""
+    present_pairs = evicted.present[row].nonzero()[:, 0].tolist()
+    tokens = [(values == evicted.value[row, place]).flatten(1).all(1).nonzero().item() for place in present_pairs]
+    return {
+        int(token): evicted.numbers["sparse_error"][row, place].tolist() for token, place in zip(tokens, present_pairs, strict=True)
+    }
 
 
 def test_a_cache_hands_them_on() -> None:
-    """What it keeps has its sum in the state, from the window above through any number of falls."""
+    """The state of the cache holds the sums of its pairs from the window above, over any number of evictions."""
     of = Cascade(window(2, "sliding"), sparse(3, "overestimate"), CONVOLVED)
     stream = streamed(of)
     states = [run(of, stream, split)[1]["sparse"] for split in SPLITS]
@@ -175,10 +183,10 @@ def test_a_cache_hands_them_on() -> None:
 
 @pytest.mark.parametrize("logarithm", [False, True], ids=["plain", "logarithm"])
 def test_many_large_features_still_fit(logarithm: bool) -> None:
-    """128 features of e^20 on both sides, in float32; the second pair is not seen by the first query."""
+    """128 features of e^20 on both sides stay in range in float32. The first query does not see the second pair."""
     key, logs = torch.zeros(1, 2, 1, 4), torch.full((1, 2, 1, 128), 20.0)
-    given = logs if logarithm else logs.exp()
+    given_features = logs if logarithm else logs.exp()
     seen = everything(torch.ones(1, 2, 2, dtype=torch.bool).tril())
-    asked = compared("squared_error", given, given, logarithm=logarithm)
-    sums = error_sums(*asked, key, key, pairs_at(key, [[0, 1]]), counted(1, 2), seen)
+    features = compared("squared_error", given_features, given_features, logarithm=logarithm)
+    sums = error_sums(*features, key, key, pairs_at(key, [[0, 1]]), counted(1, 2), seen)
     assert sums.isfinite().all()

@@ -1,4 +1,6 @@
-"""The first pairs stay and all others fall: with a window below it, softmax over the first pairs and the last."""
+"""The memory keeps the first pairs and evicts all others. With a window below it, the head is softmax over the first and last
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SINKS = {"position": "none", "memory": [FIRST, WINDOW]}
 
 
 def by_hand(data: Inputs, seen: list[list[int]]) -> Tensor:
-    """seen: by which places each token is answered."""
+    """Compute the softmax of each token over the places in ``seen``."""
     output = torch.zeros_like(data.query)
     for row in range(data.query.shape[0]):
         for token, places in enumerate(seen):
@@ -38,14 +40,14 @@ def test_a_window_with_sinks(shape: str, backend: str) -> None:
     head = built(complete(SINKS | {"memory": [FIRST, {**WINDOW, "shape": shape}]}), SHAPE)
     near = [range(t - LAST + 1 if shape == "sliding" else t - t % LAST - LAST, t + 1) for t in range(17)]
     seen = [sorted({*range(min(KEPT, t + 1)), *(s for s in near[t] if s >= 0)}) for t in range(17)]
-    found, state = run(head, data, backend=backend)
-    torch.testing.assert_close(found, by_hand(data, seen), rtol=1e-12, atol=1e-12)
+    actual, state = run(head, data, backend=backend)
+    torch.testing.assert_close(actual, by_hand(data, seen), rtol=1e-12, atol=1e-12)
     assert state["first.position"].tolist() == [[0, 1]] * 2
     outputs, state = [], None
     for piece in pieces(17, (1, 2, 3, 11)):
         output, state = run(head, data.cut(piece), state, backend)
         outputs.append(output)
-    torch.testing.assert_close(torch.cat(outputs, dim=1), found, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), actual, rtol=1e-12, atol=1e-12)
 
 
 def test_what_stays_is_not_in_the_state_below() -> None:
@@ -65,7 +67,11 @@ def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
         ("fla", "parallel_attn", {**SINKS, "read": "mixture"}, {"position": "none", "memory": [WINDOW]}),
     ):
         alone, below = (
-            next(one for one in lowered(build_graph(complete(head), SHAPE), backend, Setting("cuda")) if one.part == "window")
+            next(
+                lowered_part
+                for lowered_part in lowered(build_graph(complete(head), SHAPE), backend, Setting("cuda"))
+                if lowered_part.part == "window"
+            )
             for head in (plain, memory)
         )
         assert (alone.backend, alone.form[: len(kernel)]) == (backend, kernel)
@@ -74,5 +80,9 @@ def test_kernels_that_take_a_window_without_gaps_leave_it_alone() -> None:
 
 
 def test_a_kernel_with_gaps_in_its_window_takes_it() -> None:
-    (window,) = [one for one in lowered(build_graph(complete(SINKS), SHAPE), "triton", Setting("cuda")) if one.part == "window"]
+    (window,) = [
+        lowered_part
+        for lowered_part in lowered(build_graph(complete(SINKS), SHAPE), "triton", Setting("cuda"))
+        if lowered_part.part == "window"
+    ]
     assert (window.backend, window.form) == ("triton", "blocks of queries against their window, with its mass, in one pass")

@@ -1,4 +1,4 @@
-"""Everything of the document, exactly: softmax over all earlier pairs, by PyTorch's own attention or with its mass."""
+"""Full attention is softmax over all earlier pairs of the document, by PyTorch's attention or by the form that returns the mass."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_is_softmax_over_the_document(shape: Shape, calls: list[Call], form: 
                         close(partial.lse[index, column, head], mass)
             # The state keeps all columns, and knows which of them are pairs of the document.
             position = state["position"][index]
-            assert position[position >= 0].tolist() == [row.tokens[one][1] for one in row.held]
+            assert position[position >= 0].tolist() == [row.tokens[pair][1] for pair in row.held]
         assert {name: tuple(held.shape[1:]) for name, held in state.items()} == {
             name: slot.shape for name, slot in part.state_after(shape, columns).items()
         }
@@ -67,7 +67,7 @@ def test_below_a_window_nothing_is_there_at_first(form: str) -> None:
 
 @pytest.mark.parametrize(("form", "plain"), WAYS)
 def test_rows_of_padding_are_finite(form: str, plain: bool) -> None:
-    """A row without a real token, after a row of another document: its answers are nobody's, but they must not be NaN."""
+    """A row of padding after another document has finite outputs, although nobody reads them."""
     part, stream = Full(position=ROPE), Stream(GROUPED, [[3, 2], [5]], None)
     state = empty(part, GROUPED, 2)
     for call in (Call([0, 2], 3), Call([4, 0], 4), Call([1, 1], 2)):
@@ -84,8 +84,8 @@ def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
     pairs, tokens = pairs_at(states, [[0, 1, 2, 0, 0, 1]]), documents([3, 1, 2])
     answers = []
     for backend, setting in (("reference", SETTING[False]), (form, SETTING[plain])):
-        part, start, given = Full(position=ROPE), empty(Full(), GROUPED, 1), {"query": query, "pairs": pairs}
-        (partial,), _ = computed(part, backend, GROUPED, {}, tokens, start, setting=setting, **given)
+        part, start, inputs = Full(position=ROPE), empty(Full(), GROUPED, 1), {"query": query, "pairs": pairs}
+        (partial,), _ = computed(part, backend, GROUPED, {}, tokens, start, setting=setting, **inputs)
         answers.append(torch.autograd.grad(partial.output.square().sum(), (states, query)))
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)
@@ -95,8 +95,8 @@ def test_gradients_agree_with_the_definition(form: str, plain: bool) -> None:
 def test_what_it_keeps(dtype: torch.dtype) -> None:
     states = random(2, 5, 2, 4, dtype=dtype)
     pairs, start = pairs_at(states, [[0, 1, 2, 3, 4]] * 2), empty(Full(), GROUPED, 2, dtype)
-    given = {"query": random(2, 5, 4, 4, dtype=dtype), "pairs": pairs}
-    _, state = computed(Full(), "torch", GROUPED, {}, counted(2, 5), start, setting=SETTING[True], **given)
+    inputs = {"query": random(2, 5, 4, 4, dtype=dtype), "pairs": pairs}
+    _, state = computed(Full(), "torch", GROUPED, {}, counted(2, 5), start, setting=SETTING[True], **inputs)
     assert {name: held.dtype for name, held in state.items()} == {name: held.dtype for name, held in start.items()}
     width = states.element_size()
     assert sum(slot.bytes(width) for slot in Full().state_after(GROUPED, 5).values()) == sum(

@@ -1,4 +1,6 @@
-"""Softmax whose pairs fade, and whose logits grow with the text: their definitions, token by token, in any split, by every form."""
+"""Softmax with decaying pairs, and with logits that grow with the text length, equals its token-by-token definition in every
+form and split.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ FADING = Full(gate={"kind": "head"})  # pyright: ignore[reportArgumentType]
 def by_hand(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, segment: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One row, every logit by itself: outputs T H D and the logarithms of masses T H."""
+    """Compute one row logit by logit. Returns the outputs T H D and the logarithms of the masses T H."""
     length, heads, size = query.shape
     output, mass = torch.zeros_like(query), torch.zeros(length, heads, dtype=query.dtype)
     for t in range(length):
@@ -44,8 +46,8 @@ def called(
     part: Full, form: str, tokens: Tokens, state: Any, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None
 ) -> Any:
     pairs = Pairs(key, key, value, tokens.position, of=tokens)
-    given = {} if decay is None else {"decay": decay}
-    return computed(part, form, GROUPED, {}, tokens, state, query=query, pairs=pairs, **given)
+    decays = {} if decay is None else {"decay": decay}
+    return computed(part, form, GROUPED, {}, tokens, state, query=query, pairs=pairs, **decays)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -57,20 +59,22 @@ def test_every_logit_falls_by_what_the_gate_takes_since(form: str) -> None:
     (partial,), _ = called(FADING, form, tokens, empty(FADING, GROUPED, 2), *mine)
     (partial.output.square().sum() + partial.lse.square().sum()).backward()
     theirs = [tensor.clone().requires_grad_() for tensor in tensors]
-    one = torch.ones(9, dtype=torch.float64)
-    rows = [by_hand(*(tensor[row] for tensor in theirs), tokens.segment[row], one) for row in range(2)]
+    first = torch.ones(9, dtype=torch.float64)
+    rows = [by_hand(*(tensor[row] for tensor in theirs), tokens.segment[row], first) for row in range(2)]
     output, mass = (torch.stack(of) for of in zip(*rows, strict=True))
     (output.square().sum() + mass.square().sum()).backward()
     close(partial.output, output)
     close(partial.lse, mass)
-    for one, other in zip(mine, theirs, strict=True):
-        assert one.grad is not None
+    for first, other in zip(mine, theirs, strict=True):
+        assert first.grad is not None
         assert other.grad is not None
-        close(one.grad, other.grad)
+        close(first.grad, other.grad)
 
 
 def test_it_is_the_forgetting_attention_of_flash_linear_attention() -> None:
-    """It takes one decay a query head, scales by 1/√D, and computes in float32."""
+    """The result equals flash-linear-attention's forgetting attention, with one decay per query head and a scale of 1/√D, in
+    float32.
+    """
     naive = pytest.importorskip("fla.ops.forgetting_attn.naive")
     query, key, value, decay = random(2, 9, 4, 4), random(2, 9, 2, 4), random(2, 9, 2, 4), -torch.rand(2, 9, 4, dtype=torch.float64)
     (partial,), _ = called(FADING, "reference", counted(2, 9), empty(FADING, GROUPED, 2), query, key, value, decay)
@@ -105,16 +109,16 @@ def test_gradients_are_finite_where_nothing_has_fallen_into_it_yet() -> None:
 
 
 def test_slopes_are_alibi() -> None:
-    """The distance to each pair times 2^(-8h/H) is taken from its logit."""
+    """The logit of each pair is reduced by its distance times 2^(-8h/H)."""
     shape = SMALL.shape(4)
     data = inputs(shape, 1, 11)
-    found, _ = run(built(complete({"position": "none", "memory": [{"kind": "full", "gate": "slopes"}]}), shape), data)
+    output, _ = run(built(complete({"position": "none", "memory": [{"kind": "full", "gate": "slopes"}]}), shape), data)
     places = torch.arange(11)
     far = (places[:, None] - places).clamp(min=0)
     for head in range(4):
         logits = data.query[0, :, head] @ data.key[0, :, head // 2].T / math.sqrt(8) - 4.0 ** -(head + 1) * far
         logits = logits.masked_fill(places[:, None] < places, -math.inf)
-        close(found[0, :, head], logits.softmax(-1) @ data.value[0, :, head // 2])
+        close(output[0, :, head], logits.softmax(-1) @ data.value[0, :, head // 2])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -131,9 +135,9 @@ def test_logits_grow_with_the_logarithm_of_the_position(form: str) -> None:
 
 
 def test_far_pairs_do_not_cost_near_ones_their_digits() -> None:
-    """After 100,000 tokens of a steep gate, what has fallen of the last pairs is as exact in float32 as at the start."""
+    """After 100,000 tokens of a steep gate, the decay between the last pairs is as exact in float32 as at the start."""
     part, steep = FADING, torch.full((1, 100_000, 1), -3.3)
-    from blocks.memories.fading import fading
+    from blocks.memories.full import fading
 
     left = fading(torch.zeros(1, 0, 1), steep, counted(1, 100_000)).left()
     assert left.dtype == torch.float32
@@ -147,7 +151,7 @@ def test_features_have_no_place_in_it(gate: str) -> None:
         complete({"memory": [{"kind": "full", "gate": gate}]})
 
 
-@pytest.mark.parametrize("said", [{"gate": "head"}, {"length_scale": 2.0}], ids=str)
-def test_both_only_look_back(said: dict[str, Any]) -> None:
-    assert "is causal" in str(Full.model_validate(said).problem_both_ways())
+@pytest.mark.parametrize("options", [{"gate": "head"}, {"length_scale": 2.0}], ids=str)
+def test_both_only_look_back(options: dict[str, Any]) -> None:
+    assert "is causal" in str(Full.model_validate(options).problem_both_ways())
     assert Full().problem_both_ways() is None

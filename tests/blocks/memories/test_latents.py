@@ -1,4 +1,6 @@
-"""Latents answer with Latte's sums as the paper writes them, all T × T × L terms, causal (definition 2) and not (definition 1)."""
+"""Latents compute Latte's sums as in the paper, with all T × T × L terms, causal (definition 2) and bidirectional (definition
+1).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ PART = Latents(size=12)
 
 
 def inputs_of(shape: Shape, length: int, batch: int = 2, size: float = 1.0) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Parameters, what the logits see and values; ``size`` of the key logits."""
+    """Draw parameters, the inputs of the logits, and values. ``size``: the scale of the key logits."""
     parameters = drawn(PART, shape)
     parameters["key"] = size * parameters["key"] / math.sqrt(shape.hidden_size)
     return parameters, random(batch, length, shape.hidden_size), random(batch, length, shape.key_heads, shape.head_dim)
@@ -56,7 +58,7 @@ def recalled(
 @pytest.mark.parametrize("size", [1.0, 50.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 def test_definition_2(shape: Shape, size: float, form: str) -> None:
-    """Causal Latte, with fewer key heads than heads, too; the weight is log Σ_l exp(q_tl), and there is no mass."""
+    """Causal Latte also works with fewer key heads than heads. The weight is log Σ_l exp(q_tl), and there is no mass."""
     parameters, inputs, value = inputs_of(shape, 11, size=size)
     partial, _ = recalled(parameters, shape, inputs, value, counted(2, 11), form)
     output, mass = definition(parameters, shape, inputs, value, counted(2, 11), causal=True)
@@ -68,7 +70,7 @@ def test_definition_2(shape: Shape, size: float, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_those_of_definition_2(form: str) -> None:
-    """Outputs and weights, in two documents, with respect to parameters, inputs and values."""
+    """Gradients of outputs and weights with respect to parameters, inputs and values match for two documents."""
     parameters, inputs, value = inputs_of(GROUPED, 8, size=3.0)
     tokens, weights = documents([5, 3], [2, 6]), random(2, 8, 4, 4)
     tensors = [tensor.requires_grad_() for tensor in (*parameters.values(), inputs, value)]
@@ -82,7 +84,7 @@ def test_gradients_are_those_of_definition_2(form: str) -> None:
 
 
 def test_both_forms_hand_on_states_that_the_other_takes() -> None:
-    """Outputs, and gradients into the call before."""
+    """Each form continues from the other form's state, with the same outputs and the same gradients into the call before."""
     parameters, inputs, value = inputs_of(GROUPED, 9, size=20.0)
     tensors = [tensor.requires_grad_() for tensor in (*parameters.values(), inputs, value)]
     wanted, _ = definition(parameters, GROUPED, inputs, value, counted(2, 9), causal=True)
@@ -110,7 +112,7 @@ def test_constant_key_logits_are_cumulative_averages(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_jumps_of_500(dtype: torch.dtype, form: str) -> None:
-    """Finite and right, gradients finite, where the key logits jump by ±500; eq. 6's exponentials would overflow."""
+    """Outputs and gradients are finite and right if key logits jump by ±500. The exponentials of eq. 6 would overflow."""
     parameters, inputs, value = inputs_of(GROUPED, 150)
     jumps = 500 * torch.randint(-1, 2, (2, 150)).double()
     parameters["key"][:, 0], inputs[..., 0] = 1.0, jumps
@@ -130,7 +132,7 @@ def test_jumps_of_500(dtype: torch.dtype, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pieces", [[1] * 12, [5, 7], [11, 1], [1, 2, 3, 1, 5]], ids=str)
 def test_any_split_is_the_whole_and_documents_are_apart(pieces: list[int], form: str) -> None:
-    """A row's first document continues the state where its segment is 0, and starts from nothing where it is 1."""
+    """A row's first document continues the state if its segment is 0, and starts empty if its segment is 1."""
     parameters, inputs, value = inputs_of(GROUPED, 12, size=30.0)
     tokens = documents([12], [4, 1, 7])
     assert tokens.segment is not None
@@ -163,9 +165,11 @@ def test_padding_changes_nothing(form: str) -> None:
     for row, length in enumerate(lengths):
         own = {name: tensor[row, None] for name, tensor in held.items()}
         if length:
-            one = slice(row, row + 1)
-            alone, own = recalled(parameters, GROUPED, inputs[one, :length], value[one, :length], counted(1, length), form, own)
-            close(partial.output[one, :length], alone.output)
+            single_row = slice(row, row + 1)
+            alone, own = recalled(
+                parameters, GROUPED, inputs[single_row, :length], value[single_row, :length], counted(1, length), form, own
+            )
+            close(partial.output[single_row, :length], alone.output)
         for name, tensor in own.items():
             close(after[name][row, None], tensor, 1e-14)
 
@@ -186,7 +190,7 @@ def test_nothing_but_padding_answers_0(form: str) -> None:
 @pytest.mark.parametrize("rows", [None, [[3, 6], [9]], [[1, 1, 7], [4, 5]]], ids=["whole", "two", "three"])
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> None:
-    """Bidirectional: every token of the document, padding excluded; gradients, too."""
+    """Bidirectional latents see every token of the document except padding. Gradients match, too."""
     parameters, inputs, value = inputs_of(shape, 9, size=10.0)
     tokens = documents(*rows) if rows else counted(2, 9)
     valid = torch.arange(9) < torch.tensor([[9], [7]])
@@ -203,7 +207,7 @@ def test_definition_1(shape: Shape, rows: list[list[int]] | None, form: str) -> 
 
 
 def test_equation_7() -> None:
-    """softmax_L(Q) softmax_T(K) V."""
+    """Linear attention with softmax on both sides is softmax_L(Q) softmax_T(K) V."""
     parameters, inputs, value = inputs_of(ONE_KEY, 7, size=500.0)
     partial, _ = recalled(parameters, replace(ONE_KEY, both_ways=True), inputs, value, counted(2, 7), "torch")
     for head in range(3):
@@ -213,7 +217,7 @@ def test_equation_7() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_definition_3(form: str) -> None:
-    """In a mixture beside a window of logit b, p(l|t) is one softmax over the window's state and the latents'."""
+    """In a mixture with a window of logit b, p(l|t) is one softmax over the logits of the window and the latents."""
     parameters, inputs, value = inputs_of(GROUPED, 8)
     latents, _ = recalled(parameters, GROUPED, inputs, value, counted(2, 8), form)
     window, share = Partial(random(2, 8, 4, 4), random(2, 8, 4), random(2, 8, 4)), torch.empty(2, 8, 4, 4, dtype=torch.float64)
@@ -234,8 +238,8 @@ def test_131072_tokens_in_float32() -> None:
     rounded, state, outputs = dict(zip(parameters, half, strict=False)), empty(part, shape, 1, torch.float32), []
     for start, end in ((0, 100_000), (100_000, length)):
         tokens = counted(1, end - start, start)
-        given = {"hidden": half[-2][:, start:end], "value": half[-1][:, start:end]}
-        (partial,), state = computed(part, "torch", shape, rounded, tokens, state, **given)
+        piece = {"hidden": half[-2][:, start:end], "value": half[-1][:, start:end]}
+        (partial,), state = computed(part, "torch", shape, rounded, tokens, state, **piece)
         outputs.append(partial.output)
     logits = half[-2].double() @ half[1].double().T
     shares = (half[-2].double() @ half[0].double().T).softmax(-1)
@@ -247,10 +251,14 @@ def test_131072_tokens_in_float32() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_its_state_is_what_it_says(dtype: torch.dtype, form: str) -> None:
-    """Logits and sums are never in half precision; the output has the values' dtype."""
+    """The state is never in half precision. The output has the dtype of the values."""
     kind = torch.promote_types(dtype, torch.float32)
     parameters, inputs, value = inputs_of(GROUPED, 70)
-    parameters, inputs, value = {name: one.to(dtype) for name, one in parameters.items()}, inputs.to(dtype), value.to(dtype)
+    parameters, inputs, value = (
+        {name: parameter.to(dtype) for name, parameter in parameters.items()},
+        inputs.to(dtype),
+        value.to(dtype),
+    )
     before = empty(PART, GROUPED, 2, dtype)
     partial, after = recalled(parameters, GROUPED, inputs, value, counted(2, 70), form)
     assert {name: (held.shape, held.dtype) for name, held in after.items()} == {
@@ -259,7 +267,7 @@ def test_its_state_is_what_it_says(dtype: torch.dtype, form: str) -> None:
     assert partial.output.dtype == dtype
     assert partial.logit is not None
     assert partial.logit.dtype == kind
-    exact = {name: one.double() for name, one in parameters.items()}
+    exact = {name: parameter.double() for name, parameter in parameters.items()}
     wanted, _ = definition(exact, GROUPED, inputs.double(), value.double(), counted(2, 70), causal=True)
     close(partial.output.double(), wanted, {torch.bfloat16: 4e-3, torch.float32: 1e-5, torch.float64: 1e-10}[dtype])
     # 4 heads of 3 latents: a mean of 4 numbers, a maximum and a sum each.

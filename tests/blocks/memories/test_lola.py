@@ -1,4 +1,4 @@
-"""LoLA from chunk to chunk in one launch keeps what its definition keeps, and answers as it does, wherever the form fits."""
+"""LoLA's fused kernel keeps the same pairs and returns the same outputs as the definition."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ ON_GPU = Setting(device="cuda", dtype="bfloat16")
 
 
 def packed() -> Tokens:
-    """A row of four documents, the first of which goes on with what an earlier call has left."""
+    """Return a row of four documents. The first document continues from an earlier call."""
     lengths = [15, 1, 4, 19]
     position = torch.cat([torch.arange(length) for length in lengths])
     return Tokens(position[None], torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None])
 
 
-def keeping(score: str, gate: Any = "none", **said: Any) -> dict[str, Any]:
-    """LoLA with another score and a gate."""
-    return {**LOLA, **said, "memory": [WINDOW, {**SPARSE, "keep": score}, {"kind": "state", "gate": gate}]}
+def keeping(score: str, gate: Any = "none", **options: Any) -> dict[str, Any]:
+    """Return LoLA with another score and a gate."""
+    return {**LOLA, **options, "memory": [WINDOW, {**SPARSE, "keep": score}, {"kind": "state", "gate": gate}]}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_rows_that_end_early_and_go_on_from_there() -> None:
 
 
 def test_rows_of_documents_that_end_early_or_have_ended() -> None:
-    """The second has a document less, and nothing but padding in the second call."""
+    """The second row has one document less, and only padding in the second call."""
     row = packed()
     assert row.segment is not None
     position, segment = row.position.expand(2, -1), row.segment.expand(2, -1)
@@ -111,14 +111,14 @@ def test_rows_of_documents_that_end_early_or_have_ended() -> None:
 
 
 def kept_by(keep: Score) -> HeadSpec:
-    """LoLA with a score that no spec can name."""
+    """Return LoLA with a score object instead of a score from the catalogue."""
     spec = complete(LOLA)
     window, sparse, state = spec.memory
     return spec.model_copy(update={"memory": (window, sparse.model_copy(update={"keep": keep}), state)})
 
 
 def test_scores_that_look_at_nothing_else_may_be_any() -> None:
-    """The example of CONTRIBUTING.md, and its resolution."""
+    """The kernel accepts the example score of CONTRIBUTING.md and its resolution."""
 
     class ValueNorm(Score):
         equation: ClassVar[str] = "‖v‖"
@@ -128,32 +128,36 @@ def test_scores_that_look_at_nothing_else_may_be_any() -> None:
             return torch.linalg.vector_norm(pairs.value, dim=-1)
 
     spec, data = kept_by(ValueNorm()), inputs(GROUPED, 1, 23)
-    (form,) = (one.form for one in lowered(build_graph(spec, GROUPED), "triton", Setting()) if one.part == "sparse")
+    (form,) = (
+        lowered_part.form
+        for lowered_part in lowered(build_graph(spec, GROUPED), "triton", Setting())
+        if lowered_part.part == "sparse"
+    )
     assert form.startswith(SAYS)
     with torch.no_grad(), nothing_refused():
         expected, held = run(built(spec, GROUPED).double(), data, backend="reference")
-        found, kept = run(built(spec, GROUPED).float(), data.to(torch.float32), backend="triton")
-    assert_close(found, expected)
+        actual, kept = run(built(spec, GROUPED).float(), data.to(torch.float32), backend="triton")
+    assert_close(actual, expected)
     assert_close(kept["sparse.value"], held["sparse.value"])
 
 
 def test_its_choices_are_those_of_a_strict_float64_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One choice is between scores that differ by less than a 512th part."""
+    """One of the choices is between scores that differ by less than one part in 512."""
     spec, data = complete(LOLA), inputs(GROUPED, 1, 25, seed=19).to(torch.float32)
     with torch.no_grad(), nothing_refused():
-        _, found = run(built(spec, GROUPED).float(), data, backend="triton")
+        _, chosen = run(built(spec, GROUPED).float(), data, backend="triton")
         monkeypatch.setattr(sparse, "pairs_to_evict", strictly)
         _, wanted = run(built(spec, GROUPED).double(), data.to(torch.float64), backend="reference")
-    assert torch.equal(found["sparse.position"], wanted["sparse.position"])
+    assert torch.equal(chosen["sparse.position"], wanted["sparse.position"])
 
 
-@pytest.mark.parametrize("there", [0, 3, 5, 12])
-def test_of_equals_the_older_stay(there: int) -> None:
-    """Scores that lie within their resolutions of the one in the last place, which a few pairs share."""
-    generator = torch.Generator().manual_seed(there)
+@pytest.mark.parametrize("earlier", [0, 3, 5, 12])
+def test_of_equals_the_older_stay(earlier: int) -> None:
+    """Of scores within their resolutions of the last kept score, the older pairs stay."""
+    generator = torch.Generator().manual_seed(earlier)
     score = torch.randint(0, 5, (20, 12), generator=generator) * 0.1
     resolution = torch.randint(0, 3, (20, 12), generator=generator) * 0.04
-    missing = torch.rand(20, 12, generator=generator).argsort(1) >= there
+    missing = torch.rand(20, 12, generator=generator).argsort(1) >= earlier
     # What the bar's resolution is where several stand there, nobody says: one and the same.
     resolution[:, :] = resolution[:, :1]
     score = score.masked_fill(missing, -torch.inf)
@@ -176,29 +180,29 @@ def test_of_equals_the_older_stay(there: int) -> None:
     ],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
-    forms = {one.part: one.form for one in lowered(graph_of(head), "triton", setting)}
+    forms = {lowered_part.part: lowered_part.form for lowered_part in lowered(graph_of(head), "triton", setting)}
     assert not any(form.startswith(SAYS) for form in forms.values())
-    (said,) = (step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "sparse")
-    assert why in said
+    (reason,) = (step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "sparse")
+    assert why in reason
 
 
 class OwnRecall(SelfRecall):
-    """A score of somebody else's that looks at the state."""
+    """A custom score that reads the state."""
 
 
 class OwnError(SquaredError):
-    """And one that looks at the window."""
+    """A custom score that reads the window."""
 
 
 @pytest.mark.parametrize(("keep", "why"), [(OwnRecall(), "read the state"), (OwnError(), "read the window")])
 def test_scores_that_it_does_not_know_it_does_not_take(keep: Score, why: str) -> None:
     graph = build_graph(kept_by(keep), GROUPED)
-    (said,) = (step.why for step in lower(graph, "triton", ON_GPU).steps if step.covers[0].node.name == "sparse")
-    assert why in said
+    (reason,) = (step.why for step in lower(graph, "triton", ON_GPU).steps if step.covers[0].node.name == "sparse")
+    assert why in reason
 
 
 def test_places_compare_as_scores_do() -> None:
-    """Equals have one place, and float32 cannot tell these apart."""
+    """Equal scores have one place in the order, although float32 cannot distinguish these scores."""
     score = torch.tensor([0.5, 0.25, 0.5 + 1e-12, 0.25, 0.75], dtype=torch.float64)[None, :, None]
     assert places(score)[0, :, 0].tolist() == [1, 0, 2, 0, 3]
 
@@ -206,11 +210,11 @@ def test_places_compare_as_scores_do() -> None:
 def test_it_is_what_auto_takes_on_a_gpu_and_covers_the_read() -> None:
     (step,) = (step for step in lower(graph_of(LOLA), "auto", ON_GPU).steps if step.form.says.startswith(SAYS))
     assert step.names == ("window", "sparse", "state", "read")
-    assert [one.names for one in step.instead] == [("window",), ("sparse", "state"), ("read",)]
+    assert [form.names for form in step.instead] == [("window",), ("sparse", "state"), ("read",)]
 
 
 class Refusing:
-    """A kernel that is there, and computes nothing."""
+    """A kernel that is installed but refuses every call."""
 
     def missing(self) -> None:
         return None
@@ -226,6 +230,6 @@ def test_where_the_kernel_refuses_the_forms_of_each_answer(monkeypatch: pytest.M
         expected, held = run(module, data, backend="torch")
         monkeypatch.setattr(lola, "WALKED", Refusing())
         with pytest.warns(FallsBack, match="of a test"):
-            found, kept = run(module, data, backend="triton")
-    torch.testing.assert_close(found, expected)
+            actual, kept = run(module, data, backend="triton")
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(kept, held)

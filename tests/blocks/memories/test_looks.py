@@ -1,4 +1,4 @@
-"""Looks at a state: what it answers to the same keys again and again, as pairs fall in, is what it answers when asked anew."""
+"""Predictions for the same keys, updated as pairs enter the state, equal predictions computed from the new state."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ SHAPE = Shape(hidden_size=6, heads=3, key_heads=3, head_dim=4, features=5, state
 )
 @pytest.mark.parametrize("falling", [1, 4])
 def test_what_falls_in_adds_to_the_answers(falling: int, memory: StateMemory) -> None:
-    """Two sets of pairs ask, the second a matrix that the first has fallen into; some of them are no pairs."""
+    """Predictions are updated for two sets of keys. Pairs enter the state between them, and some places have no pair."""
     state = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, SHAPE, 2).items()}
     looks, evicted = memory.looks(state, SHAPE), None
     assert looks is not None
     for _ in range(2):
-        asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
-        looks.look(asked, evicted)
+        features = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), torch.rand(2, 9, 3) < 0.7)
+        looks.look(features, evicted)
         places = torch.stack([torch.randperm(9) for _ in range(6)]).view(2, 3, 9).transpose(1, 2)
-        close(looks.distances(), distances(memory, asked, state))
+        close(looks.distances(), distances(memory, features, state))
         for first in range(0, 8, falling):
             index = places[:, first : first + falling]
             looks.evict(index)
-            new = those(asked, index)
+            new = those(features, index)
             _, state = recalled(memory, "reference", torch.zeros_like(new.key), new, None, counted(2, falling), state)
             if first == 8 - falling:
-                evicted = those(asked, places[:, :8])
+                evicted = those(features, places[:, :8])
             if first:  # The first to fall are seen together with the second.
-                close(looks.distances(), distances(memory, asked, state))
+                close(looks.distances(), distances(memory, features, state))
 
 
 @pytest.mark.parametrize("memory", [StateMemory(), StateMemory(normalise=False)], ids=str)
 def test_an_empty_matrix_is_as_far_from_each_value_as_0(memory: StateMemory) -> None:
     looks = memory.looks(empty(memory, SHAPE, 2), SHAPE)
     assert looks is not None
-    asked = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
-    looks.look(asked, None)
-    close(looks.distances(), asked.value.norm(dim=-1))
+    features = Features(random(2, 9, 3, 5).exp(), random(2, 9, 3, 4), None)
+    looks.look(features, None)
+    close(looks.distances(), features.value.norm(dim=-1))
 
 
 def those(pairs: Features, index: Tensor) -> Features:
-    """Each head's pairs at these places."""
+    """Return each head's pairs at these places."""
     key, value = (of.gather(1, index[..., None].expand(-1, -1, -1, of.shape[-1])) for of in (pairs.key, pairs.value))
     assert pairs.present is not None
     return Features(key, value, pairs.present.gather(1, index))
 
 
 def distances(memory: StateMemory, pairs: Features, state: State) -> Tensor:
-    """From what the state answers to each pair's key to its value."""
+    """Return the distance between the state's prediction for each key and the value of the pair."""
     return (memory.predict(pairs.key, state) - pairs.value).norm(dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""A state whose pairs enter by their step, and to whose answer the own value is added: Mamba-2's recurrence, written out."""
+"""A state whose pairs are scaled by their step, plus the token's own value, is Mamba-2's recurrence."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ HEAD = {"position": "none", "feature_map": "identity", "memory": [MEMORY]}
 
 
 def by_hand(head: torch.nn.Module, data: Inputs) -> Tensor:
-    """h = exp(-exp(A) Δ) h + Δ B xᵀ and y = C h + D x, one token after the other."""
+    """Compute h = exp(-exp(A) Δ) h + Δ B xᵀ and y = C h + D x token by token."""
     named = dict(head.named_parameters())
     weight, bias, rate = (named[f"state_gate.{name}"] for name in ("weight", "bias", "rate"))
     batch, length = data.hidden.shape[:2]
     output = torch.zeros_like(data.query)
     for row in range(batch):
-        for one in range(4):
+        for head_index in range(4):
             held = torch.zeros(8, 8, dtype=torch.float64)
             for t in range(length):
-                step = torch.log1p(torch.exp(weight[one] @ data.hidden[row, t] + bias[one]))
-                value = data.value[row, t, one // 2]
-                held = torch.exp(-torch.exp(rate[one]) * step) * held + step * data.key[row, t, one // 2].outer(value)
-                output[row, t, one] = data.query[row, t, one] @ held + named["state.skip"][one] * value
+                step = torch.log1p(torch.exp(weight[head_index] @ data.hidden[row, t] + bias[head_index]))
+                value = data.value[row, t, head_index // 2]
+                held = torch.exp(-torch.exp(rate[head_index]) * step) * held + step * data.key[row, t, head_index // 2].outer(value)
+                output[row, t, head_index] = data.query[row, t, head_index] @ held + named["state.skip"][head_index] * value
     return output
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_it_is_mamba_2(backend: str) -> None:
     head, data = built(complete(HEAD), SHAPE), inputs(SHAPE, 2, 19)
-    found, _ = run(head, data, backend=backend)
-    close(found, by_hand(head, data))
+    actual, _ = run(head, data, backend=backend)
+    close(actual, by_hand(head, data))
     outputs, state = [], None
     for piece in pieces(19, (1, 2, 11, 12)):
         output, state = run(head, data.cut(piece), state, backend)
         outputs.append(output)
-    close(torch.cat(outputs, dim=1), found)
+    close(torch.cat(outputs, dim=1), actual)
 
 
 def test_gradients_are_those_of_the_recurrence() -> None:
@@ -53,24 +53,24 @@ def test_gradients_are_those_of_the_recurrence() -> None:
     answers = []
     for compute in (lambda: run(head, data)[0], lambda: by_hand(head, data)):
         answers.append(torch.autograd.grad(compute().square().sum(), list(head.parameters())))
-    for one, other in zip(*answers, strict=True):
-        close(one, other, 1e-9)
+    for first, other in zip(*answers, strict=True):
+        close(first, other, 1e-9)
 
 
 @pytest.mark.parametrize("features", ["exp", "elu"])
 def test_of_a_normalised_state_the_step_is_in_the_mass(features: str) -> None:
-    """Features times a step, or their logarithms with the step's: the same mean, which the definition has as well."""
+    """In a normalised state, features times the step and logarithms plus the logarithm of the step give the same mean."""
     memory = {"kind": "state", "gate": "softplus", "input_scale": "step"}
     head, data = built(complete({"position": "none", "feature_map": features, "memory": [memory]}), SHAPE), inputs(SHAPE, 2, 19)
-    found, _ = run(head, data)
-    close(found, run(head, data, backend="reference")[0], 1e-9)
-    (plain,) = ({name: said for name, said in memory.items() if name != "input_scale"},)
+    output, _ = run(head, data)
+    close(output, run(head, data, backend="reference")[0], 1e-9)
+    (plain,) = ({name: value for name, value in memory.items() if name != "input_scale"},)
     other = built(complete({"position": "none", "feature_map": features, "memory": [plain]}), SHAPE)
-    assert (run(other, data)[0] - found).abs().max() > 1e-3
+    assert (run(other, data)[0] - output).abs().max() > 1e-3
 
 
 def test_padding_and_documents_have_no_part_in_it() -> None:
-    """The laws ask this of every shipped head; here the skip of padding is left alone, too."""
+    """Padding and other documents change nothing, with the skip connection included."""
     head, data = built(complete(HEAD), SHAPE), inputs(SHAPE, 2, 9)
     whole, _ = run(head, data)
     data.tokens.valid = torch.arange(9).expand(2, -1) < torch.tensor([[9], [5]])
@@ -78,15 +78,15 @@ def test_padding_and_documents_have_no_part_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("options", "message"),
     [
         ({"skip": True}, "set normalise: false"),
         ({"input_scale": "step", "gate": {"kind": "head"}}, "set `gate: softplus`"),
     ],
 )
-def test_what_does_not_go_together(said: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        StateMemory.model_validate(said)
+        StateMemory.model_validate(options)
 
 
 def test_a_step_is_of_the_token_that_comes_in() -> None:

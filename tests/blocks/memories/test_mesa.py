@@ -1,4 +1,4 @@
-"""MesaNet's state: what a query finds in it, whatever feeds it, and what it refuses."""
+"""MesaNet's state solves its regression for any memory above it, and rejects unsupported options."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ WINDOW = {"kind": "window", "size": 5}
 
 
 def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
-    """Below a window, those that fell out of it, without decay: rows of √β k and √β v, and rows of √Λ for the penalty."""
+    """Below a window, without decay, the state solves the regression over the evicted pairs: rows √β k and √β v, and rows √Λ for
+    the penalty.
+    """
     memory = {"kind": "mesa", "gate": "none", "rate": {"kind": "fixed", "value": 0.5}}
     head, data = built(complete(HEAD | {"memory": [WINDOW, memory], "read": "sum"}), SMALL.shape(4)), inputs(SMALL.shape(4), 1, 30)
     alone = built(complete({"position": "none", "memory": [WINDOW | {"evict": "drop"}]}), SMALL.shape(4))
-    found = (run(head, data)[0] - run(alone, data)[0])[0, -1]
+    actual = (run(head, data)[0] - run(alone, data)[0])[0, -1]
     penalty = 0.25 + torch.nn.functional.softplus(head.get_parameter("mesa.penalty"))
     for query_head in range(4):
         own = query_head // 2
@@ -31,7 +33,7 @@ def test_it_is_a_regression_on_the_pairs_that_it_received() -> None:
         rows = torch.cat((0.5**0.5 * key, torch.diag(penalty[own].sqrt())))
         values = torch.cat((0.5**0.5 * data.value[0, :25, own], torch.zeros(8, 8, dtype=torch.float64)))
         wanted = torch.nn.functional.normalize(data.query[0, -1, query_head], dim=-1) @ torch.linalg.lstsq(rows, values).solution
-        close(found[query_head], wanted)
+        close(actual[query_head], wanted)
 
 
 def test_penalty_state_and_operations() -> None:

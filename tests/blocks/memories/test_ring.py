@@ -1,4 +1,4 @@
-"""A ring is written the same by one place, where all rows stand alike, and by an index of each row."""
+"""Writing a ring at one place for all rows, and at an index per row, gives the same ring."""
 
 from __future__ import annotations
 

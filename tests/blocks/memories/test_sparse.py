@@ -1,5 +1,6 @@
-"""The sparse cache is LoLA's: the same pairs stay and fall as in plain lists, by every score and split, and at its ends it is
-LoLCATs or softmax."""
+"""The sparse cache keeps and evicts the same pairs as LoLA in plain lists, for every score and split. In its limits the head is
+LoLCATs or softmax.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ KEEPS = list(SCORES)
 
 
 def assert_by_hand(of: Cascade) -> None:
-    """Outputs and last states, however the sequence is split."""
+    """Check outputs and last states for each split of the sequence."""
     stream = streamed(of)
     sigma = None if of.factor is None else of.factor.sigmoid()
     hands = [[ByHand(stream, row, head, of.window, of.sparse) for head in range(of.shape.heads)] for row in range(len(ROWS))]
@@ -56,18 +57,18 @@ def assert_by_hand(of: Cascade) -> None:
             for head, hand in enumerate(row):
                 close(states["state"]["state"][index, head], torch.cat((hand.H, hand.s[:, None]), dim=1))
                 position = states["sparse"]["position"][index, :, head]
-                there = position >= 0
-                assert position[there].tolist() == [hand.places[pair][1] for pair in hand.cache]
+                present = position >= 0
+                assert position[present].tolist() == [hand.places[pair][1] for pair in hand.cache]
                 own = head // (of.shape.heads // of.shape.key_heads)
-                rotated = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, there])[0, :, 0]
-                assert torch.equal(states["sparse"]["key"][index, there, head], rotated)
-                assert torch.equal(states["sparse"]["value"][index, there, head], stream.value[index, hand.cache, own])
+                rotated = ROPE.rotate(stream.key[index, None, hand.cache, own, None], position[None, present])[0, :, 0]
+                assert torch.equal(states["sparse"]["key"][index, present, head], rotated)
+                assert torch.equal(states["sparse"]["value"][index, present, head], stream.value[index, hand.cache, own])
                 if of.shape.convolved_heads:
                     convolved = stream.convolved[index, hand.cache, head]
-                    assert torch.equal(states["sparse"]["convolved"][index, there, head], convolved)
+                    assert torch.equal(states["sparse"]["convolved"][index, present, head], convolved)
                 if of.sparse.keep.reads == "window":
                     sums = torch.tensor([hand.errors[pair] for pair in hand.cache], dtype=torch.float64)
-                    close(states["sparse"]["sparse_error"][index, there, head], sums)
+                    close(states["sparse"]["sparse_error"][index, present, head], sums)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,9 @@ def test_every_score(shape: str, keep: str) -> None:
 @pytest.mark.parametrize("keep", ["self_recall", "overestimate"])
 @pytest.mark.parametrize("heads", [GROUPED, ONE_KEY], ids=["grouped", "one key head"])
 def test_each_query_head_keeps_its_own(heads: Shape, keep: str) -> None:
-    """Without a convolution, heads of one key head have the same pairs: only queries, where a score asks them, tell them apart."""
+    """Without a convolution, heads that share a key head have the same pairs. They keep different ones only if the score reads
+    the queries.
+    """
     of = Cascade(window(2, "sliding"), sparse(3, keep), heads)
     assert_by_hand(of)
     position = run(of, streamed(of), "whole")[1]["sparse"]["position"]
@@ -96,14 +99,16 @@ def test_each_query_head_keeps_its_own(heads: Shape, keep: str) -> None:
 
 
 def test_of_equals_the_older_stay() -> None:
-    """Five pairs of one value fall at once on an empty state, which answers 0 to all of them."""
+    """Five pairs of equal value are evicted at once onto an empty state that predicts 0 for all of them: the older stay."""
     states, of = random(1, 1, 2, 4).repeat(1, 11, 1, 1), Cascade(window(5, "terraced"), sparse(3), GROUPED)
     _, after, _ = of.call(random(1, 11, 4, 4), pairs_at(states, [[*range(11)]]), counted(1, 11), of.start(1))
     assert after["sparse"]["position"][0].T.tolist() == [[0, 1, 2]] * 4
 
 
 def test_where_a_document_begins_the_state_counts_as_empty() -> None:
-    """Three pairs fall at its first token, onto a state that answers 100 to all: the longest value is the furthest from 0."""
+    """Three pairs are evicted at a document's first token. The old state predicts 100 for each, but counts as empty, so the
+    longest value is furthest from it.
+    """
     states = torch.zeros(1, 3, 2, 4, dtype=torch.float64)
     states[0, :, :, 0] = torch.tensor([3.0, -2.0, 0.1])[:, None]
     pairs = replace(pairs_at(states, [[0, 1, 2]]), arrival=torch.zeros(1, 3, dtype=torch.int64), together=3)
@@ -130,13 +135,13 @@ def test_nothing_falls_further_until_the_cache_is_full() -> None:
 @pytest.mark.parametrize("keep", ["self_recall", "squared_error", "random"])
 @pytest.mark.parametrize("shape", WINDOWS)
 def test_without_room_it_is_lolcats_of_the_same_window(shape: str, keep: str) -> None:
-    """The window's pairs straight into the state, without anything between."""
+    """With size 0, the window's evicted pairs enter the state directly."""
     of = Cascade(window(3, shape), sparse(0, keep), CONVOLVED, factor=random(4))
     stream = streamed(of)
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
     output, after, kept = of.call(query, pairs, tokens, of.start(3))
-    given = {"query": query, "pairs": pairs}
-    (near, evicted), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **given)
+    inputs = {"query": query, "pairs": pairs}
+    (near, evicted), _ = computed(of.window, "torch", CONVOLVED, {}, tokens, empty(of.window, CONVOLVED, 3), **inputs)
     evictions = Features(features(evicted.mappable(NoPosition())), evicted.value, evicted.present, evicted.arrival)
     below = empty(StateMemory(), replace(CONVOLVED, features=4, state_heads=4), 3)
     far, state = recalled(StateMemory(), "torch", features(query), evictions, None, tokens, below)
@@ -153,8 +158,8 @@ def test_with_room_for_all_and_one_weight_it_is_softmax(shape: str, keep: str) -
     of = Cascade(window(2, shape), sparse(11, keep), GROUPED, factor=random(4))
     stream = streamed(of)
     query, pairs, tokens = stream.call(SPLITS["whole"][0])
-    given = {"query": query, "pairs": pairs}
-    (softmax,), _ = computed(Full(position=ROPE), "reference", GROUPED, {}, tokens, empty(Full(), GROUPED, 3), **given)
+    inputs = {"query": query, "pairs": pairs}
+    (softmax,), _ = computed(Full(position=ROPE), "reference", GROUPED, {}, tokens, empty(Full(), GROUPED, 3), **inputs)
     outputs, states = run(of, stream, "ragged")
     for index, output in enumerate(outputs):
         close(output, softmax.output[index, : len(output)])
@@ -167,18 +172,18 @@ def test_the_latest_are_a_larger_window() -> None:
     larger = Cascade(window(5, "sliding"), sparse(0), CONVOLVED, factor=factor)
     stream = streamed(kept)
     (outputs, states), (wanted, alone) = (run(of, stream, "ragged") for of in (kept, larger))
-    for one, other in zip(outputs, wanted, strict=True):
-        close(one, other)
+    for first, other in zip(outputs, wanted, strict=True):
+        close(first, other)
     close(states["state"]["state"], alone["state"]["state"])
 
 
 def test_chance_does_not_look_at_the_pairs() -> None:
-    """Other numbers, the same choice; another seed, layer or head, another."""
+    """The random score depends on seed, layer and head, and not on the numbers of the pairs."""
     kept = []
     for seed, place in ((1, (0, 0)), (1, (0, 0)), (2, (0, 0)), (1, (1, 0)), (1, (0, 1))):
         part, states = sparse(6, {"kind": "random", "seed": seed}, evict="drop"), random(1, 40, 2, 4)
-        given = {"query": random(1, 40, 4, 4), "pairs": pairs_at(states, [[*range(40)]])}
-        (_, evicted), after = computed(part, "torch", GROUPED, {}, counted(1, 40), empty(part, GROUPED, 1), place=place, **given)
+        inputs = {"query": random(1, 40, 4, 4), "pairs": pairs_at(states, [[*range(40)]])}
+        (_, evicted), after = computed(part, "torch", GROUPED, {}, counted(1, 40), empty(part, GROUPED, 1), place=place, **inputs)
         assert evicted is None, "what falls out of it goes nowhere"
         kept.append(after["position"][0].T.tolist())
     assert kept[0] == kept[1]
@@ -199,13 +204,13 @@ def test_gradients_are_those_of_the_choice_that_was_made(keep: str, shape: str) 
     for outputs in (wanted, run(of, stream, "whole")[0], run(of, stream, "ragged")[0]):
         answers.append(torch.autograd.grad(torch.cat(outputs).square().sum(), leaves))
     for got in answers[1:]:
-        for one, other in zip(got, answers[0], strict=True):
-            close(one, other)
+        for first, other in zip(got, answers[0], strict=True):
+            close(first, other)
             assert other.any()
 
 
 def test_a_value_of_nothing_has_no_relative_error_of_its_own() -> None:
-    """On an empty state 0 is answered right, whatever it is divided by; every other answer is wrong by all of its value."""
+    """An empty state predicts the value 0 without error, whatever the divisor. For every other value its relative error is 1."""
     states = random(1, 5, 2, 4)
     states[:, 1] = 0
     of = Cascade(window(2, "terraced"), sparse(1, "relative_recall"), GROUPED)
@@ -230,8 +235,8 @@ def test_its_state_is_what_it_says(heads: Shape, keep: str, dtype: torch.dtype) 
     of = Cascade(window(2, "sliding"), sparse(3, keep), heads)
     before, states = of.start(2, dtype), random(2, 9, 2, 4, dtype=dtype)
     convolved = random(2, 9, 4, 4, dtype=dtype) if heads.convolved_heads else None
-    given = pairs_at(states, [[*range(9)]] * 2, convolved), counted(2, 9), before
-    output, after, kept = of.call(random(2, 9, 4, 4, dtype=dtype), *given)
+    inputs = pairs_at(states, [[*range(9)]] * 2, convolved), counted(2, 9), before
+    output, after, kept = of.call(random(2, 9, 4, 4, dtype=dtype), *inputs)
     assert output.dtype == kept.output.dtype == dtype
     assert kept.lse is not None
     assert kept.lse.dtype == torch.promote_types(dtype, torch.float32)
@@ -248,7 +253,9 @@ def test_its_state_is_what_it_says(heads: Shape, keep: str, dtype: torch.dtype) 
 
 
 def test_operations() -> None:
-    """Two products of 64 pairs with 4 numbers a head; a score that asks the state reads its 5 × 4 numbers for 65 pairs."""
+    """Return the operations: two products of 64 pairs with 4 numbers for each head. A score that reads the state multiplies 5 ×
+    4 numbers by 65 pairs.
+    """
     shape = replace(GROUPED, features=5, state_heads=4)
     for keep in KEEPS:
         recall = 2 * 65 * 5 * 4 if keep.endswith("recall") else 0

@@ -1,4 +1,6 @@
-"""A state answers with the papers' sums: LAWCAT's eq. 8 with its gate matrix written out, LoLCATs' eq. 3, with masses or none."""
+"""A state computes the papers' sums, with and without a mass: LAWCAT's eq. 8 with its gate matrix written out, and LoLCATs' eq.
+3.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 def positive(shape: Shape, length: int, batch: int = 1) -> Inputs:
-    """Features of queries and keys, and values."""
+    """Draw positive features of queries and keys, and values."""
     query = random(batch, length, shape.heads, shape.features).exp()
     key = random(batch, length, shape.state_heads, shape.features).exp()
     return query, key, random(batch, length, shape.key_heads, shape.head_dim)
@@ -50,7 +52,7 @@ def recalled(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lawcats_equation_8(form: str) -> None:
-    """Numerator and normaliser with gates G_t = α_tᵀ 1 of d_k × d_v entries; the normaliser is the mean over the d_v columns."""
+    """Numerator and normaliser have gates G_t = α_tᵀ 1 of d_k × d_v entries. The normaliser is the mean over the d_v columns."""
     query, key, value = positive(SHAPE, 7)
     alpha = torch.rand(1, 7, 4, 5, dtype=torch.float64)
     partial, state = recalled(StateMemory(), SHAPE, (query, key, value), form, alpha.log())
@@ -74,7 +76,7 @@ def test_lawcats_equation_8(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lolcats_equation_3(form: str) -> None:
-    """ŷ_n = Σ_i φ(q_n)·φ(k_i) v_i / Σ_i φ(q_n)·φ(k_i), with the heads of a key head on one state, and documents apart."""
+    """ŷ_n = Σ_i φ(q_n)·φ(k_i) v_i / Σ_i φ(q_n)·φ(k_i). Query heads of one key head share a state, and documents are separate."""
     query, key, value = positive(SHARED, 8)
     tokens = documents([3, 5])
     assert tokens.segment is not None
@@ -90,7 +92,7 @@ def test_lolcats_equation_3(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_normalisation_it_answers_the_numerator(form: str) -> None:
-    """GLA: o_t = q_t S_t, of any sign, with one decay a head."""
+    """Without normalisation the output is o_t = q_t S_t as in GLA, of any sign, with one decay per head."""
     part = StateMemory(normalise=False)
     query, key, value = random(1, 6, 4, 5), random(1, 6, 4, 5), random(1, 6, 2, 3)
     decay = -torch.rand(1, 6, 4, dtype=torch.float64)
@@ -105,27 +107,27 @@ def test_without_normalisation_it_answers_the_numerator(form: str) -> None:
 
 
 def test_a_raw_numerator_may_be_divided_by_the_root_of_the_features() -> None:
-    """16 features: a quarter, in every form, both ways, and where a pair's own key asks."""
+    """With 16 features the numerator is divided by 4 in every form, bidirectionally, and in predictions for a pair's own key."""
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=16, state_heads=4)
     query, key, value = random(2, 7, 4, 16), random(2, 7, 4, 16), random(2, 7, 2, 3)
     plain, scaled = StateMemory(normalise=False), StateMemory(normalise=False, scale="root")
     for form in FORMS:
         wanted, state = recalled(plain, shape, (query, key, value), form)
-        found, same = recalled(scaled, shape, (query, key, value), form)
-        close(found.output, wanted.output / 4)
+        actual, same = recalled(scaled, shape, (query, key, value), form)
+        close(actual.output, wanted.output / 4)
         close(same["state"], state["state"])
         close(scaled.predict(key, state), plain.predict(key, state) / 4)
     tokens, both_ways = counted(2, 7), replace(shape, both_ways=True)
     inputs = {"features": Mapped(query, lambda _: key, False), "pairs": Pairs(value, value, value, tokens.position)}
-    one, other = (computed(part, "torch", both_ways, {}, tokens, {}, **inputs)[0][0] for part in (plain, scaled))
-    close(other.output, one.output / 4)
+    first, other = (computed(part, "torch", both_ways, {}, tokens, {}, **inputs)[0][0] for part in (plain, scaled))
+    close(other.output, first.output / 4)
     with pytest.raises(ValidationError, match="normalise: false"):
         StateMemory(scale="root")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_decay_runs_on_clock_time_and_stands_still_for_padding(form: str) -> None:
-    """Absent pairs do not enter while the clock goes on; padding moves neither."""
+    """The state decays at tokens without a pair. Padding changes neither the state nor its decay."""
     query, key, value = positive(SHAPE, 6)
     decay = -torch.rand(1, 6, 4, dtype=torch.float64)
     present = torch.tensor([[True, False, True, False, False, False]])
@@ -133,8 +135,8 @@ def test_decay_runs_on_clock_time_and_stands_still_for_padding(form: str) -> Non
     tokens = Tokens(torch.arange(6)[None], None, valid)
     partial, state = recalled(StateMemory(), SHAPE, (query, key, value), form, decay, tokens, present=present)
     for head in range(4):
-        since = [decay[0, one + 1 : 4, head].sum().exp() for one in (0, 2)]
-        weights = torch.stack([query[0, 3, head] @ key[0, one, head] * left for one, left in zip((0, 2), since, strict=True)])
+        since = [decay[0, token + 1 : 4, head].sum().exp() for token in (0, 2)]
+        weights = torch.stack([query[0, 3, head] @ key[0, token, head] * left for token, left in zip((0, 2), since, strict=True)])
         close(partial.output[0, 3, head], weights / weights.sum() @ value[0, [0, 2], head // 2])
         close(state["state"][0, head, :, 3], since[0] * key[0, 0, head] + since[1] * key[0, 2, head])
 
@@ -163,7 +165,9 @@ def test_no_mass_answers_0_with_finite_gradients(kind: str, form: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_finite_as_the_mass_runs_out(dtype: torch.dtype) -> None:
-    """Nothing new in common, and e^-1 a token: the mass goes through all of float32's range down to nothing."""
+    """Queries and keys share no feature, and the decay is e^-1 per token: the mass goes through the whole range of float32 down
+    to 0.
+    """
     length = 120
     query, key, value = (states.to(dtype) for states in positive(SHAPE, length))
     query, key = query.float(), key.float()
@@ -179,7 +183,7 @@ def test_gradients_are_finite_as_the_mass_runs_out(dtype: torch.dtype) -> None:
 
 
 def test_small_features_keep_their_mass() -> None:
-    """Hedgehog's floors on both sides: products of 1e-12 are masses still, in float32."""
+    """With Hedgehog's floors on both sides, products of 1e-12 are still masses in float32."""
     query, key, value = (states.float() for states in positive(SHAPE, 3))
     query, key = 1e-18 * query, 1e-18 * key
     partial, _ = recalled(StateMemory(), SHAPE, (query, key, value), "torch", dtype=torch.float32)
@@ -193,7 +197,7 @@ def test_small_features_keep_their_mass() -> None:
 @pytest.mark.parametrize("size", [1.0, 50.0, 500.0])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_exponential_features_by_their_logarithms(normalise: bool, size: float) -> None:
-    """exp features of ±size: o_t = Σ_s w_ts v_s / Σ_s w_ts with log w_ts = logsumexp_f(q_tf + k_sf + decays), in two calls."""
+    """For exp features of ±size, o_t = Σ_s w_ts v_s / Σ_s w_ts with log w_ts = logsumexp_f(q_tf + k_sf + decays), in two calls."""
     shape = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=3, features=5, state_heads=2, exponential=True)
     part = StateMemory(normalise=normalise)
     if not normalise and size > 50:
@@ -206,18 +210,18 @@ def test_exponential_features_by_their_logarithms(normalise: bool, size: float) 
         inputs = query[:, piece], key[:, piece], value[:, piece]
         partial, state = recalled(part, shape, inputs, "torch", decay[:, piece], present=present[:, piece], state=state)
         partials.append(partial)
-    output = torch.cat([one.output for one in partials], dim=1)
+    output = torch.cat([partial.output for partial in partials], dim=1)
     assert not output[:, 0].any()
     for t in range(1, 9):
         for head in range(4):
             seen = [s for s in range(t + 1) if present[0, s]]
             own = owner(head, 4, 2)
             logs = [query[0, t, head] + key[0, s, own] + decay[0, s + 1 : t + 1, own].sum(0) for s in seen]
-            weights = torch.stack([one.logsumexp(-1) for one in logs])
+            weights = torch.stack([token.logsumexp(-1) for token in logs])
             wanted = weights.softmax(0) @ value[0, seen, own]
             close(output[0, t, head], wanted if normalise else wanted * weights.logsumexp(0).exp(), 1e-8)
             if normalise:
-                lse = torch.cat([one.lse for one in partials if one.lse is not None], dim=1)
+                lse = torch.cat([partial.lse for partial in partials if partial.lse is not None], dim=1)
                 close(lse[0, t, head], weights.logsumexp(0), 1e-8)
 
 

@@ -1,4 +1,6 @@
-"""A terraced window holds two chunks, counted from each document's first token; one falls whole as the second after it begins."""
+"""A terraced window holds two chunks, counted from each document's first token. A chunk is evicted as the second chunk after it
+begins.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ ROPE = Rope(theta=20.0)
 CONVOLVED = Shape(hidden_size=6, heads=4, key_heads=2, head_dim=4, convolved_heads=4, numbers=(Number("delta_rate", 1),))
 
 
-def terraced(size: int, **said: object) -> Window:
-    return Window.model_validate({"size": size, "shape": "terraced", **said})
+def terraced(size: int, **options: object) -> Window:
+    return Window.model_validate({"size": size, "shape": "terraced", **options})
 
 
 def falling(pairs: Pairs, row: int, column: int) -> list[int]:
-    """Which of the pairs fall at this column, by their places in the tensors."""
+    """Return the places of the pairs that are evicted at this column."""
     assert pairs.arrival is not None
     return ((pairs.arrival[row] == column) & pairs.present[row]).nonzero()[:, 0].tolist()
 
@@ -53,7 +55,7 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
                 places = falling(evicted, index, column)
-                assert evicted.position[index, places].tolist() == [row.tokens[one][1] for one in gone]
+                assert evicted.position[index, places].tolist() == [row.tokens[pair][1] for pair in gone]
                 close(raw[index, places], stream.key[index, gone])
                 assert torch.equal(evicted.convolved[index, places], stream.convolved[index, gone])
                 assert torch.equal(evicted.value[index, places], stream.value[index, gone])
@@ -66,15 +68,15 @@ def test_it_holds_its_own_chunk_and_the_one_before(size: int, calls: list[Call],
 
 def test_all_pairs_of_a_chunk_fall_at_the_first_token_of_the_second_after() -> None:
     part, states = terraced(3), random(1, 10, 2, 4)
-    given = {"query": random(1, 10, 4, 4), "pairs": pairs_at(states, [[*range(10)]])}
-    (_, evicted), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **given)
+    inputs = {"query": random(1, 10, 4, 4), "pairs": pairs_at(states, [[*range(10)]])}
+    (_, evicted), _ = computed(part, "torch", GROUPED, {}, counted(1, 10), empty(part, GROUPED, 1), **inputs)
     assert evicted.arrival is not None
     assert evicted.position[evicted.present].tolist() == [0, 1, 2, 3, 4, 5]
     assert evicted.arrival[evicted.present].tolist() == [6, 6, 6, 9, 9, 9]
 
 
 def test_rows_stand_at_places_of_their_own() -> None:
-    """One row falls at columns where the other does not; what is missing in a row is no pair."""
+    """One row evicts at columns where the other row does not. Missing places count as no pair."""
     part, states = terraced(2), random(2, 6, 2, 4)
     tokens = documents([6], [1, 5])
     pairs = pairs_at(states, tokens.position.tolist())
@@ -86,7 +88,9 @@ def test_rows_stand_at_places_of_their_own() -> None:
 
 @pytest.mark.parametrize("form", ["reference", "torch"])
 def test_below_another_window_chunks_count_by_the_tokens_clock(form: str) -> None:
-    """Pairs come a token late: each stands in the chunk of the token at which it enters, so none is lost and none is seen twice."""
+    """Below another window, pairs arrive late. Each belongs to the chunk of the token at which it enters, so none is lost or
+    counted twice.
+    """
     above, part, states, query = Window(size=1), terraced(3), random(1, 14, 2, 4), random(1, 14, 4, 4)
     tokens = counted(1, 14)
     (_, late), _ = computed(

@@ -1,4 +1,4 @@
-"""The window holds what a list of its size holds: the same pairs answer and the same pairs fall, at the same tokens."""
+"""A window stores and evicts the same pairs at the same tokens as a list of its size."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def test_it_holds_the_last_pairs(size: int, calls: list[Call], form: str) -> Non
         raw = evicted.rotated(NoPosition())
         for index, (row, real) in enumerate(zip(stream.rows, call.real, strict=True)):
             for column, (token, gone, held) in enumerate(row.take(real)):
-                assert evicted.position[index, column : column + 1].tolist() == ([row.tokens[one][1] for one in gone] or [-1])
-                for one in gone:
-                    close(raw[index, column], stream.key[index, one])
-                    assert torch.equal(evicted.convolved[index, column], stream.convolved[index, one])
-                    assert torch.equal(evicted.value[index, column], stream.value[index, one])
+                assert evicted.position[index, column : column + 1].tolist() == ([row.tokens[pair][1] for pair in gone] or [-1])
+                for pair in gone:
+                    close(raw[index, column], stream.key[index, pair])
+                    assert torch.equal(evicted.convolved[index, column], stream.convolved[index, pair])
+                    assert torch.equal(evicted.value[index, column], stream.value[index, pair])
                 answers = [stream.attention(index, token, held, head, turn) for head in range(4)]
                 close(partial.output[index, column], torch.stack([output for output, _ in answers]))
                 close(partial.lse[index, column], torch.stack([mass for _, mass in answers]))
             assert not evicted.present[index, real:].any()
             # What is held is what the state says: the pair of position t, with its key turned, at place t modulo the size.
-            places = [row.tokens[one][1] for one in row.held]
+            places = [row.tokens[pair][1] for pair in row.held]
             wanted = torch.full((size,), -1)
             wanted[[place % size for place in places]] = torch.tensor(places, dtype=torch.int64)
             assert state["position"][index].tolist() == wanted.tolist()
-            for one, place in zip(row.held, places, strict=True):
-                rotated = ROPE.rotate(stream.key[index, one][None, None], torch.tensor([[place]]))[0, 0]
+            for pair, place in zip(row.held, places, strict=True):
+                rotated = ROPE.rotate(stream.key[index, pair][None, None], torch.tensor([[place]]))[0, 0]
                 assert torch.equal(state["key"][index, place % size], rotated)
-                assert torch.equal(state["value"][index, place % size], stream.value[index, one])
+                assert torch.equal(state["value"][index, place % size], stream.value[index, pair])
 
 
 def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the_state() -> None:
@@ -70,7 +70,7 @@ def test_a_document_that_starts_at_the_first_token_sees_and_drops_nothing_of_the
 
 
 def test_what_falls_into_it_may_have_gaps() -> None:
-    """Below another window: nothing enters at first, and an empty window answers 0 without a mass."""
+    """Below another window nothing enters at first. An empty window returns 0 and no mass."""
     for form in ("reference", "torch"):
         part, states = Window(size=2, position=ROPE), random(1, 4, 2, 4)
         query = random(1, 4, 4, 4)

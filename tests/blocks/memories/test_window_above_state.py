@@ -1,4 +1,4 @@
-"""A window and the state below it in one pass are the two memories and their read, gradients too, wherever the form fits."""
+"""A window and the state below it in one kernel equal both memories and their read, gradients included."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packed() -> Tokens:
-    """A row of four documents, the first of which goes on with the state."""
+    """Return a row of four documents. The first document continues the state."""
     lengths = [6, 1, 9, 5]
     position = torch.cat([torch.arange(length) for length in lengths])
     segment = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
@@ -51,7 +51,7 @@ def packed() -> Tokens:
 
 
 def padded() -> Tokens:
-    """Two rows, the second of which ends early."""
+    """Return two rows. The second row ends early."""
     position = torch.arange(LENGTH).expand(2, -1)
     return Tokens(position, None, position < torch.tensor([[LENGTH], [13]]))
 
@@ -115,7 +115,7 @@ def test_rows_of_several_documents_and_rows_that_end_early(memory: list[Any], to
 
 
 def test_a_call_of_padding_alone_hands_on_what_it_was_handed() -> None:
-    """One row has ended in the call before."""
+    """A row that ended in the previous call returns its state unchanged."""
     position = torch.arange(LENGTH).expand(2, -1)
     tokens = Tokens(position, None, position < torch.tensor([[LENGTH], [10]]))
     memory = [TERRACED, {"kind": "state", "gate": "head"}]
@@ -138,15 +138,19 @@ DECODERS = ["lolcats", "row_max, convolved", "terraced", "channel", "terraced, c
 
 @pytest.mark.parametrize(("head", "shape"), DECODED, ids=DECODERS)
 def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) -> None:
-    """Rows of a batch, at different positions: the second has had four tokens fewer. A ring goes round, and two chunks fall. The
-    document is not the first of its row."""
+    """Rows are at different positions, four tokens apart. The ring wraps around, two chunks are evicted, and the document is not
+    the row's first.
+    """
     spec, data = complete(head), inputs(shape, 2, 17)
     ends = torch.tensor([[9], [5]])
     position = torch.arange(9).expand(2, -1)
-    calls = [Inputs(*(one[:, :9] for one in data.tensors), Tokens(position, None, position < ends, position + 3))]
+    calls = [Inputs(*(tensor[:, :9] for tensor in data.tensors), Tokens(position, None, position < ends, position + 3))]
     steps = [Tokens(ends + t - 9, index=ends + t - 9 + 3) for t in range(9, 17)]
-    calls += [Inputs(*(one[:, t : t + 1] for one in data.tensors), tokens) for t, tokens in enumerate(steps, 9)]
-    forms = {one.part: one.form for one in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))}
+    calls += [Inputs(*(tensor[:, t : t + 1] for tensor in data.tensors), tokens) for t, tokens in enumerate(steps, 9)]
+    forms = {
+        lowered_part.part: lowered_part.form
+        for lowered_part in lowered(build_graph(spec, shape), "triton", Setting(one_token=True))
+    }
     assert {forms["window"], forms["state"]} == {STEP}
     answers = []
     with torch.no_grad(), nothing_refused():
@@ -156,8 +160,8 @@ def test_a_step_of_decode_is_the_definition(head: dict[str, Any], shape: Shape) 
                 output, state = run(module, call.to(kind), state, backend if number else "reference")
                 outputs.append(output)
             answers.append((torch.cat(outputs[1:], dim=1), state))
-    (expected, held), (found, kept) = answers
-    assert_close(found, expected)
+    (expected, held), (actual, kept) = answers
+    assert_close(actual, expected)
     for name in held if "state.maximum" not in held else ():  # which have another scale there
         assert_close(kept[name], held[name])
 
@@ -168,15 +172,15 @@ def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
     module = built(spec, GROUPED).float()
     with torch.no_grad(), nothing_refused():
         _, state = run(module, data.cut(slice(0, 7)), backend="torch")
-        before, last = {name: one.clone() for name, one in state.items()}, data.cut(slice(7, 8))
+        before, last = {name: value.clone() for name, value in state.items()}, data.cut(slice(7, 8))
         _, after = module(*last.tensors, last.tokens, state, "triton", in_place)
-    same = {name: torch.equal(before[name], one) for name, one in state.items()}
+    same = {name: torch.equal(before[name], value) for name, value in state.items()}
     assert all(same.values()) is not in_place
-    assert all((after[name] is one) is in_place for name, one in state.items())
+    assert all((after[name] is value) is in_place for name, value in state.items())
 
 
 def test_large_logits_stay_finite_and_right() -> None:
-    """The window's mass is then e^50 times the state's, or nothing beside it."""
+    """The window's mass is e^50 times the state's mass, or negligible beside it."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
     mapped = torch.rand(2, 1, LENGTH, 1, 8, generator=generator) + 0.1
@@ -184,18 +188,18 @@ def test_large_logits_stay_finite_and_right() -> None:
     key, value = (torch.cat((torch.zeros(1, 4, 1, 8), states), dim=1) for states in (key, value))
     for size in (1.0, 30.0, -30.0):
         weight = torch.full((1, LENGTH, 1), size)
-        found, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Evictions(4, 1, LENGTH, rows))
+        result, _ = joint.together(query * 20, key, value, *mapped, None, weight, empty, joint.Evictions(4, 1, LENGTH, rows))
         for token in (0, 6, 20):
             near = key[0, max(token + 1, 4) : token + 5, 0] @ query[0, token, 0] * 20 / math.sqrt(8) + size
             far = (mapped[1, 0, 4 : token + 1, 0] @ mapped[0, 0, token, 0]).log()
             shares = torch.cat((far, near)).double().softmax(0).float()
-            torch.testing.assert_close(found[0, token, 0], shares @ value[0, 4 : token + 5, 0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result[0, token, 0], shares @ value[0, 4 : token + 5, 0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 6])
 @pytest.mark.parametrize("steepest", [1.0, 60.0])
 def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, chunk: int) -> None:
-    """By the feature, to e^-60 at a token: over a block that is more than float32 has room for, in either direction."""
+    """A decay per feature of up to e^-60 per token exceeds the range of float32 over a block, in either direction."""
     generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
     query, key, value = (torch.randn(1, LENGTH, 1, 8, generator=generator) for _ in range(3))
     asking = torch.rand(1, LENGTH, 1, 8, generator=generator) + 0.1
@@ -217,7 +221,7 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
 
     answers = []
     for kind in (torch.float64, torch.float32):
-        leaves = [one.to(kind, copy=True).requires_grad_() for one in (query, key, value, asking, mapped, decay)]
+        leaves = [tensor.to(kind, copy=True).requires_grad_() for tensor in (query, key, value, asking, mapped, decay)]
         if kind is torch.float64:
             output = defined(*leaves)
         else:
@@ -226,16 +230,16 @@ def test_what_decays_at_once_leaves_finite_numbers_and_slopes(steepest: float, c
             output, _ = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         (output * torch.arange(8)).sum().backward()
         answers.append([output.detach(), *(leaf.grad for leaf in leaves)])
-    for found, expected in zip(answers[1], answers[0], strict=True):
-        assert found is not None
+    for actual, expected in zip(answers[1], answers[0], strict=True):
+        assert actual is not None
         assert expected is not None
-        assert_close(found, expected)
+        assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("chunk", [1, 6])
 @pytest.mark.parametrize("own", [(), (8,)], ids=["head", "channel"])
 def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], chunk: int) -> None:
-    """-inf is as much as e^-100 to answers, states and gradients, and what passes after it is as exact as before."""
+    """A decay of -inf has the same outputs, states and gradients as e^-100, and later tokens are as exact as before."""
     generator, held = torch.Generator().manual_seed(1), 4 if chunk == 1 else 2 * chunk
     query = torch.randn(1, LENGTH, 1, 8, generator=generator)
     key, value = (torch.randn(1, LENGTH + held, 1, 8, generator=generator) for _ in range(2))
@@ -247,12 +251,12 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
     for steepest in (-math.inf, -100.0):
         decay = torch.full((1, LENGTH, 1, *own), -0.1)
         decay[:, 12:14] = steepest
-        leaves = [one.clone().requires_grad_() for one in (query, key, value, asking, mapped, decay)]
+        leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value, asking, mapped, decay)]
         output, last = joint.together(*leaves, None, torch.zeros(1, 1, 8, 9), evictions)
         answers.append([output, last, *torch.autograd.grad(output.sum() + last.sum(), leaves)])
-    for found, expected in zip(*answers, strict=True):
+    for actual, expected in zip(*answers, strict=True):
         assert expected.isfinite().all()
-        assert_close(found, expected)
+        assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +272,7 @@ def test_a_decay_of_nothing_left_is_no_number_of_its_own(own: tuple[int, ...], c
     ids=["decode", "gradients", "documents", "exponential", "float64", "wide"],
 )
 def test_where_it_does_not_fit_it_says_so(head: dict[str, Any], setting: Setting, why: str) -> None:
-    forms = {one.part: one for one in lowered(graph_of(head), "triton", setting)}
+    forms = {lowered_part.part: lowered_part for lowered_part in lowered(graph_of(head), "triton", setting)}
     assert not forms["state"].form.startswith(SAYS)
     assert why in next(step.why for step in lower(graph_of(head), "triton", setting).steps if step.covers[0].node.name == "state")
 

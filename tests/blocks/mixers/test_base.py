@@ -1,4 +1,4 @@
-"""What holds for every mixer: any split is the whole, documents and padding leave no trace, and a way back is a way forth."""
+"""For every mixer, splits change nothing, documents and padding are separate, and the backward form mirrors the forward form."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def named(part: object) -> str:
 
 
 def from_empty(part: Mixer, parameters: dict[str, Tensor], hidden: Tensor, tokens: Tokens, form: str = "torch") -> Tensor:
-    """From the empty state."""
+    """Run the mixer from the empty state."""
     return mixed(part, form, parameters, hidden, tokens, empty(part, GROUPED, hidden.shape[0], hidden.dtype))[0]
 
 
 def ragged(real: list[int], length: int) -> Tokens:
-    """One document a row, with padding behind it."""
+    """Return one document per row, with padding at the end."""
     return Tokens(torch.arange(length).expand(len(real), -1), None, torch.arange(length) < torch.tensor(real)[:, None])
 
 
@@ -58,7 +58,7 @@ def test_any_split_is_the_whole(part: Mixer, cuts: list[int], form: str) -> None
 
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
 def test_the_fast_form_is_the_definition(part: Mixer) -> None:
-    """Outputs, the state, and the gradients of parameters, hidden states and the state handed in."""
+    """Outputs, the state, and the gradients of parameters, hidden states and the initial state are equal."""
     parameters, hidden = drawn(part, GROUPED), random(2, 20, 6)
     tokens = Tokens(
         torch.zeros(2, 20, dtype=torch.int64), documents([9, 4, 7], [20]).segment, torch.arange(20) < torch.tensor([[20], [17]])
@@ -71,8 +71,8 @@ def test_the_fast_form_is_the_definition(part: Mixer) -> None:
         own = hidden.clone().requires_grad_()
         output, state = mixed(part, form, leaves, own, tokens, earlier)
         total = output[tokens.valid].square().sum() + sum(tensor.square().sum() for tensor in state.values())
-        given = [own, *leaves.values(), *(tensor for tensor in earlier.values() if tensor.numel())]
-        answers.append([output, *state.values(), *torch.autograd.grad(total, given)])
+        inputs = [own, *leaves.values(), *(tensor for tensor in earlier.values() if tensor.numel())]
+        answers.append([output, *state.values(), *torch.autograd.grad(total, inputs)])
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted, 1e-9)
 
@@ -90,7 +90,7 @@ def test_a_document_never_sees_its_neighbour(part: Mixer, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
 def test_padding_leaves_no_trace(part: Mixer, form: str) -> None:
-    """Rows with 5, 3 and 0 real tokens, and garbage behind them."""
+    """Rows with 5, 3 and 0 real tokens ignore the random padding at their end."""
     real = [5, 3, 0]
     parameters, hidden = drawn(part, GROUPED), random(3, 5, 6)
     output, state = mixed(part, form, parameters, hidden, ragged(real, 5), empty(part, GROUPED, 3))
@@ -106,7 +106,7 @@ def test_padding_leaves_no_trace(part: Mixer, form: str) -> None:
 
 @pytest.mark.parametrize("part", ONE_WAY + BOTH_WAYS, ids=named)
 def test_documents_and_padding_together(part: Mixer) -> None:
-    """The padding counts as part of the last document, which ends before it all the same."""
+    """Padding has the segment of the last document, which still ends before it."""
     parameters, hidden = drawn(part, GROUPED), random(1, 9, 6)
     tokens = documents([3, 6])
     padded = Tokens(tokens.position, tokens.segment, torch.arange(9)[None] < 7)
@@ -190,7 +190,7 @@ def test_both_ways_cost_two_and_a_sum() -> None:
 
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_a_token_is_seen_from_where_it_may_be(both_ways: bool) -> None:
-    """A change of one token changes its own document from there on, and with both ways before it."""
+    """A changed token changes the later tokens of its own document, and with both directions also the earlier ones."""
     tokens = documents([2, 6])
     for part in (ConvolutionMixer(kernel=3, both_ways=both_ways), RGLRU(both_ways=both_ways)):
         parameters, hidden = drawn(part, GROUPED), random(1, 8, 6)

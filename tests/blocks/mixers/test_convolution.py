@@ -1,4 +1,4 @@
-"""The convolution is its sum over taps, behind and ahead; it starts as the identity."""
+"""The convolution is its sum over taps to both sides, and starts as the identity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTHS = [[3, 1, 4], [8]]
 
 
 def by_taps(row: Tensor, lengths: list[int], behind: Tensor, ahead: Tensor | None) -> Tensor:
-    """Σ_δ w_δ ⊙ x_{t-δ}, and Σ_δ v_δ ⊙ x_{t+δ} where there is an ``ahead``, document by document."""
+    """Compute Σ_δ w_δ ⊙ x_{t-δ}, plus Σ_δ v_δ ⊙ x_{t+δ} if there is an ``ahead``, for each document."""
     output, kernel, first = torch.zeros_like(row), behind.shape[1], 0
     for length in lengths:
         for t, delta in itertools.product(range(first, first + length), range(kernel)):
@@ -38,7 +38,7 @@ def test_it_is_its_sum_over_taps(kernel: int, both_ways: bool) -> None:
 
 
 def test_it_is_latte_s_equation_15() -> None:
-    """y_t = Σ_{i=0}^{K} w_i x_{t-i}: K + 1 taps, the last of ours is w_0."""
+    """The convolution is y_t = Σ_{i=0}^{K} w_i x_{t-i}, with K + 1 taps of which our last is w_0."""
     part = ConvolutionMixer(kernel=3)
     parameters, x = drawn(part, GROUPED), random(1, 6, 6)
     y, _ = mixed(part, "torch", parameters, x, counted(1, 6), empty(part, GROUPED, 1))

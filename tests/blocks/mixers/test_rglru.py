@@ -1,4 +1,4 @@
-"""The RG-LRU is Griffin's equations written out, remembers as long as it says, and stays finite where a is 0 or 1."""
+"""The RG-LRU equals Griffin's equations, starts with the stated memory, and is finite if a is 0 or 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sigmoid(x: float) -> float:
 
 
 def by_hand(document: list[list[float]], parameters: dict[str, Tensor], blocks: int) -> list[list[float]]:
-    """Equations 1 to 4, number by number, over one document ``T C``."""
+    """Compute equations 1 to 4 number by number over one document ``T C``."""
     width = len(document[0])
     side = width // blocks
     held, answer = [0.0] * width, []
@@ -76,7 +76,7 @@ def test_its_parameters() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_it_starts_with_a_to_the_c_between_0_9_and_0_999(dtype: torch.dtype) -> None:
-    """Uniform (section 2.4): a^c is what is left after one token whose recurrence gate is open."""
+    """a^c, the decay of a token with an open recurrence gate, is uniform (section 2.4)."""
     shape = Shape(hidden_size=4096, heads=1, key_heads=1, head_dim=4)
     part = RGLRU(blocks=4096)
     parameters = started(part, shape, dtype)
@@ -101,7 +101,7 @@ def test_its_gates_start_with_unit_logits() -> None:
 @pytest.mark.parametrize("decay", [-200.0, 0.0, 20.0, 90.0, 1e4])
 @pytest.mark.parametrize("logit", [-1e4, -95.0, 0.0, 1e4])
 def test_outputs_and_gradients_are_finite_where_a_is_0_or_1(logit: float, decay: float, form: str) -> None:
-    """In float32 a_t rounds to 1 long before its logarithm is 0, and that rounds to 0 at last."""
+    """In float32, a_t rounds to 1 long before its logarithm is 0. For smaller values the logarithm rounds to 0, too."""
     part = RGLRU()
     parameters = drawn(part, GROUPED, torch.float32)
     parameters["decay"].fill_(decay)
@@ -115,7 +115,7 @@ def test_outputs_and_gradients_are_finite_where_a_is_0_or_1(logit: float, decay:
 
 
 def test_gradients_are_right_near_a_of_1() -> None:
-    """√(1 - a²) in float32, from log a = -1e-12 on: as good as in float64."""
+    """The gradient of √(1 - a²) in float32 is as good as in float64 from log a = -1e-12 on."""
     part, hidden = RGLRU(), random(1, 6, 6)
     parameters = drawn(part, GROUPED)
     parameters["decay"].fill_(30.0)

@@ -1,4 +1,4 @@
-"""What the tests of forms on kernels share: the definition in float64 beside the form in float32, gradients included."""
+"""Comparison of a kernel form in float32 with the definition in float64, gradients included."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ Recurrence = Callable[..., tuple[Tensor, Tensor]]
 
 
 def compared(definition: Recurrence, form: Recurrence, tensors: Sequence[Tensor | None], segment: Tensor | None, cut: int) -> None:
-    """Outputs, the state that is left, and the gradients of both with regard to all tensors, the state last, are the same.
-
-    cut: where the form's call is split in two, the second of which begins with what the first has left; 0: nowhere.
+    """Check that outputs, the last state and the gradients of all tensors, the state last, are equal. cut: the token at which
+    the form's call is split in two; 0 for one call.
     """
     wanted = _computed(definition, tensors, segment, 0, torch.float64)
-    found = _computed(form, tensors, segment, cut, torch.float32)
-    for one, other in zip(found, wanted, strict=True):
+    actual = _computed(form, tensors, segment, cut, torch.float32)
+    for first, other in zip(actual, wanted, strict=True):
         scale = other.abs().max().item()
         assert scale > 0
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=CLOSE * scale)
+        torch.testing.assert_close(first.double(), other, rtol=0, atol=CLOSE * scale)
 
 
 def _computed(

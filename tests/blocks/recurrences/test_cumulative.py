@@ -1,4 +1,4 @@
-"""Keys and decays of causal Latte are exp(θ_t - z_t) and z_{t-1} - z_t with z the document's running logsumexp, at any logits."""
+"""Keys and decays of causal Latte are exp(θ_t - z_t) and z_{t-1} - z_t for any logits, with z the document's running logsumexp."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SEGMENTS = {1: [[0], [1]], 8: [[0, 0, 0, 1, 1, 2, 3, 3], [1, 1, 1, 1, 1, 1, 4, 4
 
 
 def nothing(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """No earlier token: the maximum and the sum."""
+    """Return the maximum and the sum before any token."""
     return torch.full_like(logits[:, 0], -math.inf), torch.zeros_like(logits[:, 0])
 
 
 def running(logits: Tensor, segment: Tensor | None, before: Tensor) -> tuple[Tensor, Tensor]:
-    """z_{t-1} and z_t, one token after the other; z_{t-1} is -inf where a document starts."""
+    """Return z_{t-1} and z_t token by token. z_{t-1} is -inf at a document's first token."""
     earlier, later = [], []
     for t in range(logits.shape[1]):
         if segment is not None:
@@ -38,9 +38,9 @@ def running(logits: Tensor, segment: Tensor | None, before: Tensor) -> tuple[Ten
 
 def check(got: Cumulative, logits: Tensor, segment: Tensor | None, before: Tensor, tolerance: float = 1e-10) -> None:
     earlier, later = running(logits, segment, before)
-    there = ~later.isneginf()
-    close(got.key, torch.where(there, logits - later, -math.inf).exp(), tolerance)
-    close(got.log_decay, torch.where(earlier.isneginf(), 0.0, earlier - later.masked_fill(~there, 0.0)), tolerance)
+    present = ~later.isneginf()
+    close(got.key, torch.where(present, logits - later, -math.inf).exp(), tolerance)
+    close(got.log_decay, torch.where(earlier.isneginf(), 0.0, earlier - later.masked_fill(~present, 0.0)), tolerance)
     close(got.maximum + got.total.log(), later[:, -1], tolerance)
     assert got.key.min() >= 0
     assert got.key.max() <= 1
@@ -62,7 +62,7 @@ def test_it_is_the_running_logsumexp(length: int, size: float) -> None:
 @pytest.mark.parametrize("size", [1.0, 500.0])
 @pytest.mark.parametrize("length", SEGMENTS)
 def test_a_document_starts_from_nothing(length: int, size: float) -> None:
-    """Segment 0 continues the sum that is handed in; any other, the first of the row included, does not."""
+    """Segment 0 continues the initial sum. Any other segment does not, even as the first of the row."""
     logits, segment = size * random(2, length, 3, 2), torch.tensor(SEGMENTS[length])
     logits[0, length // 2] = -math.inf
     maximum, total = size * random(2, 3, 2), 1 + random(2, 3, 2).square()
@@ -78,7 +78,7 @@ def test_any_documents(length: int) -> None:
 
 
 def test_constant_logits_count() -> None:
-    """Key 1/t and decay log((t-1)/t): the recurrence on them is the cumulative average."""
+    """For constant logits the key is 1/t and the decay log((t-1)/t), so the recurrence is the cumulative average."""
     got = cumulate(torch.full((1, 20, 1, 2), 300.0), None, *nothing(torch.zeros(1, 1, 1, 2)))
     count = torch.arange(1.0, 21.0)
     close(got.key[0, :, 0, 0], 1 / count, 1e-6)
@@ -88,7 +88,7 @@ def test_constant_logits_count() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_example_of_appendix_b_3(dtype: torch.dtype) -> None:
-    """y = [1, 10, 1000]: subtracting the largest of all would leave nothing of the first two."""
+    """y = [1, 10, 1000]: subtracting the global maximum would leave nothing of the first two."""
     logits = torch.tensor([1.0, 10.0, 1000.0, 1000.0], dtype=dtype)[None, :, None, None]
     got = cumulate(logits, None, *nothing(logits))
     close(got.key.flatten(), torch.tensor([1.0, 1 / (1 + math.exp(-9)), 1.0, 0.5]), 1e-6)
@@ -157,7 +157,7 @@ def test_nothing_but_absent_tokens_is_finite(length: int) -> None:
 @pytest.mark.parametrize("size", [1.0, 30.0])
 @pytest.mark.parametrize("cut", [None, 1, 4])
 def test_gradients_are_those_of_the_logsumexp(cut: int | None, size: float) -> None:
-    """Through z, and through the sum where it is handed on: the decay and the key of t really depend on every θ before."""
+    """Gradients pass through z and through the final sum: decay and key of t depend on every earlier θ."""
     logits, segment = size * random(1, 9, 2, 3), torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1]])
     weights = random(2, 1, 9, 2, 3)
     logits.requires_grad_()
@@ -191,7 +191,7 @@ def test_gradients_stay_finite_at_jumps_and_absent_tokens() -> None:
 @pytest.mark.parametrize("size", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("piece", [131_072, 2048])
 def test_131072_tokens_in_float32(piece: int, size: float) -> None:
-    """No drift: keys and decays, each and summed up, the last normaliser, and means of values are float64's."""
+    """Keys, decays, their sums, the last normaliser and means of values match float64 over 131,072 tokens."""
     length = 131_072
     logits = size * random(1, length, 1, 2, dtype=torch.float32)
     z = logits.double().logcumsumexp(1)

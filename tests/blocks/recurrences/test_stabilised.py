@@ -1,4 +1,4 @@
-"""With logarithms of features the recurrence gives what exp gives in float64, at logits where exp has no number any more."""
+"""With logarithms of features the recurrence equals exp in float64, also for logits whose exp overflows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def decays(kind: str, batch: int, length: int, heads: int, features: int) -> Ten
 def log_weights(
     log_query: Tensor, log_key: Tensor, decay: Tensor | None, segment: Tensor | None, head: int, heads: tuple[int, int]
 ) -> Tensor:
-    """log Σ_f exp(ℓq_tf + ℓk_sf + Σ_{s<u≤t} g_uf) of one row and head, -inf where s is later or in another document: T × T."""
+    """Return log Σ_f exp(ℓq_tf + ℓk_sf + Σ_{s<u≤t} g_uf) of one row and head as T × T, -inf if s is later or in another
+    document.
+    """
     length, own = log_query.shape[0], owner(head, *heads)
     weights = torch.full((length, length), -math.inf, dtype=torch.float64)
     for t in range(length):
@@ -61,17 +63,17 @@ def test_outputs_are_those_of_exp(heads: tuple[int, int], kind: str, documents: 
             weights = log_weights(log_query[row], log_key[row], None if decay is None else decay[row], own, head, heads)
             log_mass = weights.logsumexp(-1)
             numerator, mass = output[row, :, head, :2], output[row, :, head, 2]
-            there = log_mass > -math.inf
+            present = log_mass > -math.inf
             close(mass.log() + got.log_scale[row, :, head], log_mass, 1e-9)
-            share = (weights[there] - log_mass[there, None]).exp()
-            close(numerator[there] / mass[there, None], share @ value[row, :, owner(head, *heads), :2], 1e-9)
-            assert not numerator[~there].any()
+            share = (weights[present] - log_mass[present, None]).exp()
+            close(numerator[present] / mass[present, None], share @ value[row, :, owner(head, *heads), :2], 1e-9)
+            assert not numerator[~present].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("documents", [False, True])
 def test_the_running_maximum(kind: str, documents: bool) -> None:
-    """M_t = max(M_{t-1} + g_t, ℓ_t), from -∞ where a document starts; all that is exponentiated is at most 1."""
+    """M_t = max(M_{t-1} + g_t, ℓ_t), from -∞ at a document's first token. Every exponential is at most 1."""
     for length in (1, 2, 3, 8, 13):
         log_query, log_key, maximum = 50 * random(2, length, 2, 3), 50 * random(2, length, 2, 3), 50 * random(2, 2, 3)
         log_key[0, length // 2] = -math.inf
@@ -123,7 +125,7 @@ def test_nothing_but_absent_keys_is_finite() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_exp(kind: str) -> None:
-    """The maximum cancels, so it carries no gradient, and the rest is exp's own."""
+    """The maximum cancels, so it has no gradient. The other gradients are those of exp."""
     log_query, log_key, value = random(1, 7, 4, 3), random(1, 7, 2, 3), random(1, 7, 2, 2)
     log_key[:, 3] = -math.inf
     decay = decays(kind, 1, 7, 2, 3)
@@ -149,9 +151,9 @@ def test_gradients_one_token_after_the_other_are_those_of_exp(kind: str) -> None
     wanted = torch.autograd.grad(output.square().sum(), tensors)
     outputs, state = [], start
     for t in range(7):
-        one, begins = slice(t, t + 1), torch.tensor([[int(t == 4)]])
-        got = stabilise_step(log_query[:, one], log_key[:, one], None if decay is None else decay[:, one], begins, maximum)
-        answer, state = FORMS["reference"](got.query, got.key, value[:, one], got.log_decay, begins, state)
+        token, begins = slice(t, t + 1), torch.tensor([[int(t == 4)]])
+        got = stabilise_step(log_query[:, token], log_key[:, token], None if decay is None else decay[:, token], begins, maximum)
+        answer, state = FORMS["reference"](got.query, got.key, value[:, token], got.log_decay, begins, state)
         maximum = got.maximum
         assert not maximum.requires_grad
         outputs.append(answer * got.log_scale.exp()[..., None])

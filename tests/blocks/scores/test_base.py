@@ -1,4 +1,4 @@
-"""Which pairs fall is what the words say of bar, equals and age, pair by pair."""
+"""The choice of evicted pairs follows the definition of bar, ties and age, pair by pair."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PAIRS = strategies.lists(strategies.tuples(strategies.sampled_from(NUMBERS), str
 
 
 def by_the_words(score: list[float], gone: list[bool], count: int) -> list[int]:
-    """The places that fall. The resolution is a share of a score, and none of an infinite one."""
+    """Return the places of the evicted pairs. The resolution is a share of a score, and 0 for an infinite score."""
     compete = [place for place, out in enumerate(gone) if not out]
     bar = sorted(score[place] for place in compete)[count]
 
     def side(place: int) -> int:
-        """Below the bar, its equal, or above it."""
+        """Return whether a score is below the bar, equal to it, or above it."""
         within = sum(RESOLUTION * abs(of) for of in (score[place], bar) if math.isfinite(of))
         return 0 if score[place] == bar or abs(score[place] - bar) <= within else (1 if score[place] > bar else -1)
 
@@ -30,19 +30,22 @@ def by_the_words(score: list[float], gone: list[bool], count: int) -> list[int]:
 
 @given(PAIRS, strategies.data())
 def test_falling(pairs: list[tuple[float, bool]], data: strategies.DataObject) -> None:
-    """With equals, near equals, infinite scores, places without a pair and pairs that do not compete; in two heads, of which one
-    has them backwards."""
+    """Scores have ties, near ties, infinities, places without a pair and ineligible pairs, in two heads of opposite order."""
     score, gone = ([pair[of] for pair in pairs] for of in (0, 1))
     compete = gone.count(False)
     if compete < 2:
         return
     count = data.draw(strategies.integers(1, compete - 1))
     heads = [(score, gone), (score[::-1], gone[::-1])]
-    given = torch.tensor([one for one, _ in heads], dtype=torch.float64).T[None]
-    found = pairs_to_evict(
-        given, RESOLUTION * given.abs(), given > -math.inf, torch.tensor([out for _, out in heads]).T[None], count
+    given_scores = torch.tensor([given_scores for given_scores, _ in heads], dtype=torch.float64).T[None]
+    chosen = pairs_to_evict(
+        given_scores,
+        RESOLUTION * given_scores.abs(),
+        given_scores > -math.inf,
+        torch.tensor([out for _, out in heads]).T[None],
+        count,
     )
-    assert found[0].T.tolist() == [by_the_words(*head, count) for head in heads]
+    assert chosen[0].T.tolist() == [by_the_words(*head, count) for head in heads]
 
 
 def test_all_fall_where_none_may_stay() -> None:

@@ -1,4 +1,4 @@
-"""Chance is splitmix64 of the seed, the layer, the head and the position, and of nothing else."""
+"""The random score is splitmix64 of the seed, the layer, the head and the position alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 4096
 
 
 def test_chance_is_splitmix64() -> None:
-    """The mixing function against the generator's published outputs for two seeds, then the counter against it."""
+    """The mixing function gives the published outputs of two seeds, and the counter version equals it."""
     step = 0x9E3779B97F4A7C15
     first = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     second = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
@@ -30,7 +30,7 @@ def test_chance_is_splitmix64() -> None:
 
 
 def sample(seed: int = 0, layer: int = 0, first_head: int = 0, heads: int = 8, start: int = 0) -> Tensor:
-    """Of some thousand positions and a few heads."""
+    """Draw the scores of some thousand positions and a few heads."""
     return counter_uniform(seed, layer, first_head, torch.arange(start, start + COUNT)[None, :, None].expand(1, -1, heads))[0]
 
 
@@ -44,7 +44,7 @@ def test_it_counts_by_seed_layer_head_and_position_alone() -> None:
 
 
 def test_chance_is_uniform() -> None:
-    """Within five standard deviations: the mean, the variance, sixteen equal parts, and what neighbours of any kind share."""
+    """The mean, the variance, sixteen equal bins and the correlation of neighbours are within five standard deviations."""
     numbers = sample()
     count, centred = numbers.numel(), numbers - 0.5
     assert numbers.dtype == torch.float64

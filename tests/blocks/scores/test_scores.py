@@ -1,4 +1,4 @@
-"""Each score is its equation, in the dtype of the values; what it reads is there, and the rest is not asked for."""
+"""Each score equals its equation in the dtype of the values, and receives only the inputs that it declares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAIRS = Contenders(
 
 
 def test_recall_by_hand() -> None:
-    """The state is wrong by 3 about a value of length 5, and by 2 about one of length 0, which is finite."""
+    """The state is wrong by 3 for a value of length 5, and by 2 for a value of length 0, which gives a finite score."""
     assert SelfRecall().score(PAIRS).flatten().tolist() == [3.0, 2.0]
     share, endless = RelativeRecall().score(PAIRS).flatten().tolist()
     assert share == pytest.approx(0.6)
@@ -55,22 +55,23 @@ def test_a_weight_of_0_is_overestimated_finitely() -> None:
 
 @pytest.mark.parametrize("kind", SCORES)
 def test_what_it_reads_is_all_that_it_takes(kind: str) -> None:
-    """A number for each pair and head, from what it says that it looks at."""
+    """A score returns a number for each pair and head from its declared inputs."""
     score, value = SCORES[kind](), random(2, 5, 3, 4)
     assert isinstance(score, Score)
     position = torch.arange(5)[None, :, None].expand(2, -1, 3)
     distance, norm = (random(2, 5, 3).abs(), value.norm(dim=-1)) if score.reads == "state" else (None, None)
     errors = random(2, 5, 3).abs() if score.reads == "window" else None
-    found = score.score(Contenders(position, value, distance, norm, errors, (1, 2)))
-    assert found.shape == (2, 5, 3)
-    assert found.isfinite().all()
+    scored = score.score(Contenders(position, value, distance, norm, errors, (1, 2)))
+    assert scored.shape == (2, 5, 3)
+    assert scored.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", SCORES)
 def test_what_is_apart_by_more_than_rounding_is_not_equal(kind: str, dtype: torch.dtype) -> None:
-    """The smallest scores fall, although all scores are within a thousandth of each other. Of scores that are apart by an epsilon
-    the older stays."""
+    """The smallest scores are evicted although all scores are within a thousandth. Of scores one epsilon apart, the older pair
+    stays.
+    """
     score, count = SCORES[kind](), 40
     assert isinstance(score, Score)
     mixed = torch.randperm(count, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Bounded softmax is PyTorch's own attention where something is visible, with its mass; 0 and -inf where nothing is."""
+"""Bounded softmax equals PyTorch's attention if a pair is visible, with its mass, and is 0 with mass -inf if none is."""
 
 from __future__ import annotations
 

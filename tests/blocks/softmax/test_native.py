@@ -1,4 +1,4 @@
-"""PyTorch's own kernel answers one query and several as the definition does, where nothing is seen, too; and where it is taken."""
+"""PyTorch's kernel equals the definition for one and several queries, also if no pair is visible, and is chosen if it fits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
 
 @given(heads=HEADS, held=st.integers(1, 9), own=st.booleans(), hides=st.booleans(), seed=st.integers(0, 2**31))
 def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, seed: int) -> None:
-    """Some entries are no pairs, in some rows none is; where pairs are each query head's own, and with others out of reach."""
+    """Some places have no pair, and some rows have none at all. Pairs may belong to single query heads or be out of reach."""
     torch.manual_seed(seed)
     many, few = (heads[0], heads[0]) if own else heads
-    given_ = random(3, 1, many, 4), random(3, held, few, 4), random(3, held, few, 4)
+    states = random(3, 1, many, 4), random(3, held, few, 4), random(3, held, few, 4)
     position = torch.randint(-1, 2, (3, held, few) if own else (3, held))
     reached = torch.rand(3, 1, 1, held) < 0.6
     reached[..., 0] = True  # its own pair
     hiding = hidden(reached, torch.float64) if hides else None
-    got, wanted = (answer(*given_, position, hiding) for answer in (native_step, single))
+    got, wanted = (answer(*states, position, hiding) for answer in (native_step, single))
     seen = wanted.lse > -torch.inf
     assert torch.equal(got.lse > -torch.inf, seen)
     close(got.lse[seen], wanted.lse[seen])
@@ -35,12 +35,12 @@ def test_one_query(heads: tuple[int, int], held: int, own: bool, hides: bool, se
 @given(heads=st.integers(1, 3), length=st.integers(1, 9), held=st.integers(1, 9), seed=st.integers(0, 2**31))
 def test_several_queries(heads: int, length: int, held: int, seed: int) -> None:
     torch.manual_seed(seed)
-    given_ = random(2, length, heads, 4), random(2, held, heads, 4), random(2, held, heads, 4)
+    states = random(2, length, heads, 4), random(2, held, heads, 4), random(2, held, heads, 4)
     visible = torch.rand(2, heads, length, held) < 0.4
-    got, wanted = native(*given_, hidden(visible, torch.float64)), dense(*given_, visible)
+    got, wanted = native(*states, hidden(visible, torch.float64)), dense(*states, visible)
     close(got.output, wanted.output)
     close(got.lse, wanted.lse)
-    close(dense(*given_, hidden(visible, torch.float32)).output, wanted.output)
+    close(dense(*states, hidden(visible, torch.float32)).output, wanted.output)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -54,7 +54,7 @@ def test_half_precision_is_summed_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("setting", "reason"),
     [
         ({}, None),
         ({"needs_maximum": True}, "the largest logit"),
@@ -63,10 +63,10 @@ def test_half_precision_is_summed_in_float32() -> None:
         ({"device": "cuda"}, "on a CPU only"),
     ],
 )
-def test_where_it_fits(said: dict[str, bool], reason: str | None) -> None:
+def test_where_it_fits(setting: dict[str, bool], reason: str | None) -> None:
     for fits in (native_fits, native_step_fits):
-        found = fits(Setting(**said))
-        assert found is None if reason is None else reason in str(found)
+        reason_found = fits(Setting(**setting))
+        assert reason_found is None if reason is None else reason in str(reason_found)
     padded = Setting(padded=True)
     assert native_fits(padded) is None
     assert "padding" in str(native_step_fits(padded))

@@ -1,4 +1,4 @@
-"""The window in blocks is the window by its mask, for any sizes, documents and gaps, gradients included."""
+"""The window in blocks equals the window by its mask for any sizes, documents and gaps, gradients included."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def masked(
     size: int,
     reach: Tensor | None = None,
 ) -> Partial:
-    """Query t sees entries t + 1 … t + size, or the last of them: written as a mask, entry by entry."""
+    """Return the mask entry by entry: query t sees entries t + 1 … t + size, or the last of them."""
     batch, entries = key.shape[:2]
     visible = [[[False] * entries for _ in range(query.shape[1])] for _ in range(batch)]
-    there, document, reaches = (None if of is None else of.tolist() for of in (present, segment, reach))
+    is_present, document, reaches = (None if of is None else of.tolist() for of in (present, segment, reach))
     for row, t in product(range(batch), range(query.shape[1])):
         for entry in range(t + 1 if reaches is None else t + size - reaches[row][t], t + size + 1):
             own = document is None or document[row][entry] == document[row][size + t]
-            visible[row][t][entry] = own and (there is None or there[row][entry])
+            visible[row][t][entry] = own and (is_present is None or is_present[row][entry])
     return dense(query, key, value, torch.tensor(visible))
 
 
@@ -70,8 +70,9 @@ def both(arguments: tuple, *, by_kernel: bool = False, gradients: bool = True) -
     seed=st.integers(0, 2**31),
 )
 def test_it_is_the_mask(block: int, span: int, by_kernel: bool, gradients: bool, seed: int, **sizes: Any) -> None:
-    """By products, which give the largest logit as well, and by PyTorch's kernel; with gradients written out, and without any.
-    chunks: each query reaches as far as it says."""
+    """The products form, which also returns the largest logit, and PyTorch's kernel match, with and without gradients. chunks:
+    each query has its own reach.
+    """
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "BLOCK", block)
@@ -99,7 +100,9 @@ def test_blocks_as_they_are(length: int, size: int, by_kernel: bool) -> None:
 @pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("chunks", [False, True])
 def test_gradients_are_those_of_the_mask(written_out: bool, chunks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that see nothing among them: a gap of a whole window. Of the output, of the mass, of the largest logit, and of all."""
+    """Gradients of the output, the mass, the largest logit and all of them match. A gap of a whole window gives rows that see
+    nothing.
+    """
     monkeypatch.setattr(MODULE, "BLOCK", 4)
     if not written_out:  # as on a GPU
         for question in ("may_look", "derives_by_hand"):
@@ -128,19 +131,21 @@ def test_gradients_are_those_of_the_mask(written_out: bool, chunks: bool, monkey
 
 
 def test_gradients_where_tensors_are_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries that are keys and values, an output that asks again, and a second backward pass; then one input alone."""
+    """Gradients are right if entries are keys and values, an output is used twice, backward runs twice, and for each input
+    alone.
+    """
     monkeypatch.setattr(MODULE, "BLOCK", 4)
     query, key, _, present, segment, size, _ = problem(11, 3, (4, 2), True, True)
     answers = []
     for form in (windowed, masked):
-        asked, entries = tensors = [of.clone().requires_grad_() for of in (query, key)]
-        first = form(asked, entries, entries, present, segment, size)
-        second = form(first.output + asked, entries, entries, present, segment, size)
+        queries, entries = tensors = [of.clone().requires_grad_() for of in (query, key)]
+        first = form(queries, entries, entries, present, segment, size)
+        second = form(first.output + queries, entries, entries, present, segment, size)
         assert second.lse is not None
         loss = (first.output * second.output).sum() + second.lse.exp().sum()
-        found = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
+        actual = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
         alone = form(query, key, entries, present, segment, size).output.square().sum()
-        answers.append([*found, *torch.autograd.grad(alone, entries)])
+        answers.append([*actual, *torch.autograd.grad(alone, entries)])
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)
 

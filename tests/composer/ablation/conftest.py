@@ -1,4 +1,4 @@
-"""A random teacher of two layers, texts in its words, and specs whose stages have two steps."""
+"""A random teacher of two layers, texts in its vocabulary, and specs whose stages have two steps."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def asked(teacher: Path, texts: Path) -> object:
-    """Both stages, the comparison, and a task."""
+def ablation_request(teacher: Path, texts: Path) -> object:
+    """Return a request with both stages, the comparison and a task."""
     return request_for(teacher, texts)

@@ -1,4 +1,6 @@
-"""A sweep from specs to its report: what is shared runs once, what was stopped goes on to the same, what fails leaves the rest."""
+"""An ablation runs a sweep from its specs to its report: shared steps run once, a stopped run resumes, and a failure leaves the
+other variants.
+"""
 
 from __future__ import annotations
 
@@ -40,32 +42,34 @@ COMPARED = ("perplexity before stage 2", "attention MSE", "attention KL")
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two variants that differ in the second stage."""
+    """Return a sweep of two variants that differ in the second stage."""
     return write_spec(tmp_path_factory.mktemp("specs") / "s.yaml", vary=SECOND_STAGES)
 
 
 @pytest.fixture(scope="module")
-def whole(sweep: str, asked: Request, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AblationReport, list[str]]:
-    """The folder, the report, and what ran, of an ablation that nothing has stopped."""
-    told: list[str] = []
+def whole(
+    sweep: str, ablation_request: Request, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, AblationReport, list[str]]:
+    """Return the folder, the report and the steps of an uninterrupted ablation."""
+    messages: list[str] = []
     out = tmp_path_factory.mktemp("whole") / "out"
-    report = ablate([sweep], asked, out, tell=listener(told))
-    return out, report, told
+    report = ablate([sweep], ablation_request, out, tell=listener(messages))
+    return out, report, messages
 
 
-def listener(told: list[str]) -> Callable[[AblationStep | None, Figures, int, int], None]:
+def listener(messages: list[str]) -> Callable[[AblationStep | None, Figures, int, int], None]:
     def tell(step: AblationStep | None, _figures: Figures, done: int, total: int) -> None:
         assert done <= total
         if step is not None:
-            told.append(step.kind)
+            messages.append(step.kind)
 
     return tell
 
 
 def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """Its figures are those of the same stages run by hand."""
-    out, report, told = whole
-    assert Counter(told) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
+    """The report has the figures of the same stages run by hand."""
+    out, report, messages = whole
+    assert Counter(messages) == {"build": 1, "transfer": 1, "compare": 1, "finetune": 2, "evaluate": 2}
     assert sorted(path.name for path in out.iterdir()) == sorted(["plot.png", REPORT, STEPS, TABLE, VARIANTS])
     assert AblationReport.model_validate_json((out / REPORT).read_text()) == report
     options = EvaluationOptions(samples=report.request["samples"])
@@ -91,7 +95,7 @@ def test_the_report(whole: tuple[Path, AblationReport, list[str]], teacher: Path
 
 
 def test_models_by_the_names_of_their_variants(whole: tuple[Path, AblationReport, list[str]]) -> None:
-    """Each is the model that was scored, verifies, and says whose it is, although both were one until stage 2."""
+    """Each variant's folder is the scored model, verifies and names its variant, although both share the first stage."""
     out, report, _ = whole
     assert [variant.models for variant in report.variants] == [{0: "variants/tiny-slow"}, {0: "variants/tiny-fast"}]
     text = (out / TABLE).read_text()
@@ -123,22 +127,22 @@ def _recipe_of(step: Path) -> float:
 
 
 def test_said_again_it_does_nothing(
-    whole: tuple[Path, AblationReport, list[str]], sweep: str, asked: Request, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[Path, AblationReport, list[str]], sweep: str, ablation_request: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And with other samples no more than to score them: the folder grows, nothing in it is done again."""
+    """A second run changes nothing. With other samples it only scores the models again."""
     out, report, _ = whole
-    told: list[str] = []
-    assert ablate([sweep], asked, out, tell=listener(told)) == report
-    assert told == []
+    messages: list[str] = []
+    assert ablate([sweep], ablation_request, out, tell=listener(messages)) == report
+    assert messages == []
     monkeypatch.setattr(distilling, "distill", None)
-    ablate([sweep], replace(asked, samples=3), out, tell=listener(told))
-    assert told == ["evaluate", "evaluate"]
-    assert ablate([sweep], asked, out) == report
+    ablate([sweep], replace(ablation_request, samples=3), out, tell=listener(messages))
+    assert messages == ["evaluate", "evaluate"]
+    assert ablate([sweep], ablation_request, out) == report
 
 
 @pytest.mark.parametrize(("error", "number"), [(KeyboardInterrupt(), signal.SIGINT), (Stopped("", signal.SIGTERM), signal.SIGTERM)])
 def test_what_is_interrupted_says_how_it_goes_on(
-    error: KeyboardInterrupt, number: int, sweep: str, asked: Request, tmp_path: Path
+    error: KeyboardInterrupt, number: int, sweep: str, ablation_request: Request, tmp_path: Path
 ) -> None:
     def interrupt(*_: Any) -> None:
         raise error
@@ -146,7 +150,7 @@ def test_what_is_interrupted_says_how_it_goes_on(
     with pytest.raises(
         Stopped, match=r"Interrupted\. Finished steps are kept in .*steps\. Run the same command again to continue\."
     ) as caught:
-        ablate([sweep], asked, tmp_path / "out", tell=interrupt)
+        ablate([sweep], ablation_request, tmp_path / "out", tell=interrupt)
     assert caught.value.number == number
 
 
@@ -155,22 +159,22 @@ def test_what_was_stopped_goes_on(
     stop: str,
     whole: tuple[Path, AblationReport, list[str]],
     sweep: str,
-    asked: Request,
+    ablation_request: Request,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed with SIGKILL at different places; the second of the variants alone then goes on with what both share."""
+    """After SIGKILL at different places, a run of the second variant alone resumes from the shared steps."""
     out = tmp_path / "out"
 
     def child() -> None:
         if stop == "between steps":
-            ablate([sweep], asked, out, tell=lambda step, *_: step is not None and step.kind == "transfer" and die())
+            ablate([sweep], ablation_request, out, tell=lambda step, *_: step is not None and step.kind == "transfer" and die())
         elif stop == "before figures":
             from composer.ablation import steps
 
             original = steps.write_whole
             monkeypatch.setattr(steps, "write_whole", lambda path, text: die() if "finetune" in path.name else original(path, text))
-            ablate([sweep], asked, out)
+            ablate([sweep], ablation_request, out)
         else:
             kind = "finetune" if stop == "in a step of training" else "transfer"
             original = checkpoint.save
@@ -183,9 +187,11 @@ def test_what_was_stopped_goes_on(
             monkeypatch.setattr(checkpoint, "save", save)
             original_options = TrainingOptions.__init__
             monkeypatch.setattr(
-                TrainingOptions, "__init__", lambda self, **said: original_options(self, **{**said, "checkpoint_seconds": 0.0})
+                TrainingOptions,
+                "__init__",
+                lambda self, **options: original_options(self, **{**options, "checkpoint_seconds": 0.0}),
             )
-            ablate([sweep], asked, out)
+            ablate([sweep], ablation_request, out)
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -194,24 +200,24 @@ def test_what_was_stopped_goes_on(
     assert not (out / REPORT).exists()
     left = [path.name for path in (out / STEPS).iterdir() if path.suffix == ".run"]
     assert bool(left) is ("training" in stop or "first" in stop)
-    told: list[str] = []
-    fast = ablate([f"{sweep}:fast"], asked, out, tell=listener(told))
-    assert ("transfer" in told) is (stop == "in the first of it")
+    messages: list[str] = []
+    fast = ablate([f"{sweep}:fast"], ablation_request, out, tell=listener(messages))
+    assert ("transfer" in messages) is (stop == "in the first of it")
     assert fast.variants[0].figures == whole[1].variants[1].figures
-    ablate([sweep], asked, out)
+    ablate([sweep], ablation_request, out)
     assert stored(out) == stored(whole[0])
     assert not [path for path in (out / STEPS).iterdir() if path.suffix == ".run" or path.name.endswith(".partial")]
 
 
 def test_what_fails_leaves_the_others(
-    sweep: str, asked: Request, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sweep: str, ablation_request: Request, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rate that ends in NaN, and heads that nothing can be transferred to: both are said, and tried again."""
+    """A rate that ends in NaN, and heads without a transfer, are reported as failures and tried again."""
     finetune = {"lr": 1e30, "steps": 4, "batch": 2, "clip": None, "lora": {"rank": 2}}
     diverging = write_spec(tmp_path / "d.yaml", name="diverging", recipe={**RECIPE, "finetune": finetune})
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}, "recipe": RECIPE}
     specs, out = [diverging, f"{sweep}:slow", write_spec(tmp_path / "f.yaml", softmax)], tmp_path / "out"
-    report = ablate(specs, asked, out)
+    report = ablate(specs, ablation_request, out)
     assert report.failed
     nan, fine, fixed = report.variants
     assert "model" in nan.failures[0]
@@ -222,17 +228,17 @@ def test_what_fails_leaves_the_others(
     table = (out / TABLE).read_text()
     assert "| softmax | – | – | – | – | – |" in table
     assert f"diverging, seed 0: {nan.failures[0]}" in table
-    told: list[str] = []
-    assert ablate(specs, asked, out, tell=listener(told)).failed
-    assert sorted(told) == ["finetune", "transfer"]
-    mended = ablate(specs, asked, out, overrides=["recipe.finetune.lr=0.01"])
+    messages: list[str] = []
+    assert ablate(specs, ablation_request, out, tell=listener(messages)).failed
+    assert sorted(messages) == ["finetune", "transfer"]
+    mended = ablate(specs, ablation_request, out, overrides=["recipe.finetune.lr=0.01"])
     assert [bool(variant.failures) for variant in mended.variants] == [False, False, True]
     assert set(mended.variants[0].figures) == set(fine.figures)
 
 
-def test_seeds(asked: Request, sweep: str, tmp_path: Path, whole: Any) -> None:
-    """Each is a run of its own."""
-    request = replace(asked, seeds=(0, 4), tasks=(), lengths=())
+def test_seeds(ablation_request: Request, sweep: str, tmp_path: Path, whole: Any) -> None:
+    """Each seed is a separate run."""
+    request = replace(ablation_request, seeds=(0, 4), tasks=(), lengths=())
     (slow,) = ablate([f"{sweep}:slow"], request, tmp_path / "out").variants
     figure = slow.figures["perplexity"]
     assert set(figure.values) == {0, 4}
@@ -243,26 +249,26 @@ def test_seeds(asked: Request, sweep: str, tmp_path: Path, whole: Any) -> None:
 
 
 def test_from_nothing(texts: Path, teacher: Path, tmp_path: Path) -> None:
-    """Each variant on its own trunk."""
+    """Each variant has its own trunk."""
     vary = {"grid": {"trunk.layers": [1, 2]}, "names": ["one", "two"]}
     spec = write_spec(tmp_path / "s.yaml", trunk=TRUNK, recipe={"sequence": 16, "train": {"lr": 1e-2, "steps": 2}}, vary=vary)
     report = ablate([spec], request_for(None, texts, tokenizer=str(teacher)), tmp_path / "out")
     assert not report.failed
     assert [column.title for column in report.columns] == ["perplexity", "mqar,pairs=2 12"]
-    one, two = report.variants
-    assert one.figures["perplexity"] != two.figures["perplexity"]
-    assert (one.trained, one.teacher_perplexity) == (("train",), None)
+    first, two = report.variants
+    assert first.figures["perplexity"] != two.figures["perplexity"]
+    assert (first.trained, first.teacher_perplexity) == (("train",), None)
 
 
-def test_without_data_nothing_is_trained(asked: Request, tmp_path: Path) -> None:
-    report = ablate([write_spec(tmp_path / "s.yaml")], replace(asked, data=()), tmp_path / "out")
+def test_without_data_nothing_is_trained(ablation_request: Request, tmp_path: Path) -> None:
+    report = ablate([write_spec(tmp_path / "s.yaml")], replace(ablation_request, data=()), tmp_path / "out")
     assert [column.kind for column in report.columns] == ["score"]
     assert report.variants[0].trained == ()
     assert "trained" not in (tmp_path / "out" / TABLE).read_text()
 
 
 def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """It trains nothing: it is built, compared with the teacher that is named, and scored."""
+    """A variant without training is built, compared with the named teacher, and scored."""
     lolcats = {
         "compose": 1,
         "name": "cats",
@@ -284,15 +290,15 @@ def test_lola_on_the_weights_of_lolcats(teacher: Path, texts: Path, tmp_path: Pa
     assert "lola-small: nothing of it is trained." in (tmp_path / "out" / TABLE).read_text()
 
 
-def test_several_processes_come_to_the_same(whole: Any, sweep: str, asked: Request, tmp_path: Path) -> None:
-    told: list[str] = []
-    ablate([sweep], asked, tmp_path / "out", workers=processes(2), tell=listener(told))
-    assert Counter(told) == Counter(whole[2])
+def test_several_processes_come_to_the_same(whole: Any, sweep: str, ablation_request: Request, tmp_path: Path) -> None:
+    messages: list[str] = []
+    ablate([sweep], ablation_request, tmp_path / "out", workers=processes(2), tell=listener(messages))
+    assert Counter(messages) == Counter(whole[2])
     assert stored(tmp_path / "out") == stored(whole[0])
 
 
-def test_a_strangers_folder(sweep: str, asked: Request, tmp_path: Path) -> None:
+def test_a_strangers_folder(sweep: str, ablation_request: Request, tmp_path: Path) -> None:
     (tmp_path / "out" / STEPS).mkdir(parents=True)
     with pytest.raises(AblationError, match="so no ablation wrote it"):
-        ablate([sweep], asked, tmp_path / "out")
+        ablate([sweep], ablation_request, tmp_path / "out")
     assert list((tmp_path / "out" / STEPS).iterdir()) == []

@@ -1,4 +1,4 @@
-"""A real Ray, on this machine, comes to what one process comes to, and leaves nothing behind; what it lacks is said."""
+"""An ablation on a local Ray gives the results of one process, leaves nothing behind, and reports what is missing."""
 
 from __future__ import annotations
 
@@ -17,27 +17,33 @@ from composer.errors import AblationError
 from tests.composer.ablation.variants import chains_of, stored, write_spec
 
 
-def test_the_same_as_in_one_process(asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of files that start from the folder of the caller are found from the workers', too; a failure is the same message."""
+def test_the_same_as_in_one_process(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths of the caller are found by the workers, and a failure has the same message."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'attention-composer[ray]'")
-    assert asked.source is not None
-    monkeypatch.chdir(Path(asked.source).parent)
-    request = replace(asked, source=Path(asked.source).name)
+    assert ablation_request.source is not None
+    monkeypatch.chdir(Path(ablation_request.source).parent)
+    request = replace(ablation_request, source=Path(ablation_request.source).name)
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
     failing = write_spec(tmp_path / "f.yaml", softmax, recipe={"sequence": 16, "transfer": {"lr": 1e-2, "steps": 1}})
     specs = [write_spec(tmp_path / "s.yaml"), failing]
     alone = ablate(specs, request, tmp_path / "alone")
-    told: list[Any] = []
+    messages: list[Any] = []
     spread = ablate(
         specs,
         request,
         tmp_path / "spread",
         workers=ray_workers("local"),
-        tell=lambda step, *_: step is not None and told.append(step),
+        tell=lambda step, *_: step is not None and messages.append(step),
     )
     assert stored(tmp_path / "spread") == stored(tmp_path / "alone")
     assert (spread.failed, alone.failed) == (True, True)
-    assert [step.kind for step in told if step.variant.name == "tiny"] == ["build", "transfer", "compare", "finetune", "evaluate"]
+    assert [step.kind for step in messages if step.variant.name == "tiny"] == [
+        "build",
+        "transfer",
+        "compare",
+        "finetune",
+        "evaluate",
+    ]
     assert not ray.is_initialized()
 
 
@@ -54,8 +60,8 @@ def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_workers("auto")
 
 
-def test_a_machine_that_does_not_see_the_folder(asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], asked, tmp_path).values()
+def test_a_machine_that_does_not_see_the_folder(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], ablation_request, tmp_path).values()
     folder, step = tmp_path / STEPS, chain.steps[0]
     assert f"{folder} is not there on " in run_on_machine(step, folder, tmp_path)[FAILURE]
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""What an ablation says of the models of its variants is what the commands say of each."""
+"""An ablation reports the same sizes of its models as the commands do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.composer.ablation.variants import request_for, write_spec
 
 
 def test_what_a_variant_holds_is_counted_in_its_sources_dtype(tmp_path: Path) -> None:
-    """As `explain` counts it."""
+    """The state's bytes are counted in the dtype of the source, as in `explain`."""
     llama_model(dtype="bfloat16").save_pretrained(tmp_path / "source")
     request = request_for(tmp_path / "source", tmp_path / "none.txt")
     (variant,) = read_variants([write_spec(tmp_path / "s.yaml")], ())

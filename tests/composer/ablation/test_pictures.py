@@ -1,4 +1,4 @@
-"""Pictures of an ablation show what its report says: the teacher as a line, a square a pair, a point a variant."""
+"""Pictures of an ablation show its report: the teacher as a line, a square per pair, a point per variant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ mpl.use("Agg")
 
 from composer.ablation.rendering import draw_all, grid_of
 from composer.ablation.report import AblationReport, Column, Figure, VariantReport
-from tests.composer.legible import assert_legible, kept_open
+from tests.composer.legible import assert_legible
 
 PLOT, GRID, STATE = "plot.png", "grid.png", "state.png"
 
@@ -23,7 +23,7 @@ SIZES, MAPS = (8, 16, 32), ("elu", "relu")
 
 def variant(size: Any, feature_map: str, **more: Any) -> VariantReport:
     figures = {"perplexity": Figure(mean=100 / size, spread=None, values={}), "recall 64": Figure(mean=0.25, spread=0.1, values={})}
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": f"x-{size}-{feature_map}",
         "values": {"head.memory.0.size": size, "head.feature_map": feature_map},
         "spec": {},
@@ -36,18 +36,12 @@ def variant(size: Any, feature_map: str, **more: Any) -> VariantReport:
         "state_bytes": size * 1024 if isinstance(size, int) else 0,
         "kv_cache_bytes": 65536,
     }
-    return VariantReport(**(told | more))
+    return VariantReport(**(fields | more))
 
 
 def report(*variants: VariantReport) -> AblationReport:
     chosen = variants or tuple(variant(*pair) for pair in itertools.product(SIZES, MAPS))
     return AblationReport(request={}, columns=COLUMNS, variants=chosen, versions={}, state_length=64)
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the names of their files, kept open."""
-    return kept_open(monkeypatch)
 
 
 @pytest.mark.parametrize("count", [3, 7])
@@ -89,7 +83,7 @@ def test_a_two_way_grid_is_a_heat_map(tmp_path: Path, figures: dict[str, Any]) -
     ],
 )
 def test_what_is_no_grid(tmp_path: Path, variants: tuple[VariantReport, ...]) -> None:
-    """A picture of an earlier call goes, too."""
+    """If the variants form no grid, the picture of an earlier call is removed."""
     (tmp_path / GRID).write_text("of before")
     assert grid_of(report(*variants)) is None
     draw_all(report(*variants), tmp_path)
@@ -133,11 +127,11 @@ def test_states_that_are_all_the_same_are_no_picture(tmp_path: Path) -> None:
 
 
 def test_a_report_of_before_is_read() -> None:
-    """It knows neither models nor states."""
-    told = report().model_dump(mode="json")
-    del told["state_length"]
-    for one in told["variants"]:
+    """A report without models and states can be read."""
+    report_data = report().model_dump(mode="json")
+    del report_data["state_length"]
+    for variant_data in report_data["variants"]:
         for key in ("models", "state_bytes", "kv_cache_bytes"):
-            del one[key]
-    before = AblationReport.model_validate(told)
+            del variant_data[key]
+    before = AblationReport.model_validate(report_data)
     assert (before.state_length, before.variants[0].models, before.variants[0].state_bytes) == (None, {}, None)

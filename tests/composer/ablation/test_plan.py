@@ -1,4 +1,4 @@
-"""Steps have the same name exactly where the same is done: what decides a result is in it, names and papers are not."""
+"""Two steps have the same name only if they do the same: settings that decide the result count, names and papers do not."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {kind for kind in before if before[kind] != after[kind]}
 
 
-def one(spec: str, request: Request, folder: Path, *overrides: str) -> dict[str, str]:
-    """The keys of a single spec's steps with the first seed."""
+def keys_of_single_spec(spec: str, request: Request, folder: Path, *overrides: str) -> dict[str, str]:
+    """Return the keys of a single spec's steps with the first seed."""
     return names(next(iter(chains_of([spec], request, folder, *overrides).values())))
 
 
-def test_variants_that_differ_in_the_second_stage_share_the_first(asked: Request, tmp_path: Path) -> None:
-    chains = chains_of([write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)], asked, tmp_path)
+def test_variants_that_differ_in_the_second_stage_share_the_first(ablation_request: Request, tmp_path: Path) -> None:
+    chains = chains_of([write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)], ablation_request, tmp_path)
     assert [step.kind for step in chains["tiny-slow", 0].steps] == ["build", "transfer", "compare", "finetune", "evaluate"]
     assert changed(names(chains["tiny-slow", 0]), names(chains["tiny-fast", 0])) == {"finetune", "evaluate"}
 
@@ -54,10 +54,15 @@ RECIPES: dict[str, tuple[list[str], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_of_the_spec_decides(asked: Request, tmp_path: Path, name: str) -> None:
+def test_what_of_the_spec_decides(ablation_request: Request, tmp_path: Path, name: str) -> None:
     overrides, expected = RECIPES[name]
     spec = write_spec(tmp_path / "s.yaml")
-    assert changed(one(spec, asked, tmp_path), one(spec, asked, tmp_path, *overrides)) == expected
+    assert (
+        changed(
+            keys_of_single_spec(spec, ablation_request, tmp_path), keys_of_single_spec(spec, ablation_request, tmp_path, *overrides)
+        )
+        == expected
+    )
 
 
 REQUESTS: dict[str, tuple[dict[str, Any], set[str]]] = {
@@ -76,13 +81,19 @@ REQUESTS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_of_the_request_decides(asked: Request, texts: Path, tmp_path: Path, name: str) -> None:
+def test_what_of_the_request_decides(ablation_request: Request, texts: Path, tmp_path: Path, name: str) -> None:
     changes, expected = REQUESTS[name]
     for key in ("data", "held_out"):
         if key in changes:
-            changes = changes | {key: tuple(said.replace("DATA", str(texts)) for said in changes[key])}
+            changes = changes | {key: tuple(value.replace("DATA", str(texts)) for value in changes[key])}
     spec = write_spec(tmp_path / "s.yaml")
-    assert changed(one(spec, asked, tmp_path), one(spec, replace(asked, **changes), tmp_path)) == expected
+    assert (
+        changed(
+            keys_of_single_spec(spec, ablation_request, tmp_path),
+            keys_of_single_spec(spec, replace(ablation_request, **changes), tmp_path),
+        )
+        == expected
+    )
 
 
 def _weights(teacher: Path) -> None:
@@ -101,7 +112,7 @@ FILES: dict[str, tuple[Callable[[Path, Path], object], set[str]]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, name: str) -> None:
-    """Their contents do, under the same names."""
+    """Files are compared by their contents."""
     own = shutil.copytree(teacher, tmp_path / "teacher")
     shutil.copy(texts, tmp_path / "data.jsonl")
     for text in ("text.txt", "own.txt"):
@@ -114,53 +125,67 @@ def test_what_of_the_files_decides(teacher: Path, texts: Path, tmp_path: Path, n
         text=tmp_path / "text.txt",
     )
     spec = write_spec(tmp_path / "s.yaml")
-    before = one(spec, request, tmp_path)
+    before = keys_of_single_spec(spec, request, tmp_path)
     change, expected = FILES[name]
     change(own, tmp_path)
-    assert changed(before, one(spec, request, tmp_path)) == expected
+    assert changed(before, keys_of_single_spec(spec, request, tmp_path)) == expected
 
 
-def test_versions_decide(asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another torch has computed is not mixed with what this one does."""
+def test_versions_decide(ablation_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of different torch versions are not mixed."""
     spec = write_spec(tmp_path / "s.yaml")
-    before = one(spec, asked, tmp_path)
+    before = keys_of_single_spec(spec, ablation_request, tmp_path)
     monkeypatch.setattr(plan_module, "versions_of", lambda packages: dict.fromkeys(packages, "2"))
-    assert changed(before, one(spec, asked, tmp_path)) == ALL
+    assert changed(before, keys_of_single_spec(spec, ablation_request, tmp_path)) == ALL
 
 
-def test_another_teacher_decides(asked: Request, tmp_path: Path) -> None:
+def test_another_teacher_decides(ablation_request: Request, tmp_path: Path) -> None:
     spec, other = write_spec(tmp_path / "s.yaml"), make_teacher(tmp_path / "other", seed=1)
-    assert changed(one(spec, asked, tmp_path), one(spec, replace(asked, teacher=str(other)), tmp_path)) == TRAINED
-    assert changed(one(spec, asked, tmp_path), one(spec, replace(asked, teacher=asked.source), tmp_path)) == set()
+    assert (
+        changed(
+            keys_of_single_spec(spec, ablation_request, tmp_path),
+            keys_of_single_spec(spec, replace(ablation_request, teacher=str(other)), tmp_path),
+        )
+        == TRAINED
+    )
+    assert (
+        changed(
+            keys_of_single_spec(spec, ablation_request, tmp_path),
+            keys_of_single_spec(spec, replace(ablation_request, teacher=ablation_request.source), tmp_path),
+        )
+        == set()
+    )
 
 
-def test_what_is_left_out_is_no_step(asked: Request, tmp_path: Path) -> None:
+def test_what_is_left_out_is_no_step(ablation_request: Request, tmp_path: Path) -> None:
     spec = write_spec(tmp_path / "s.yaml")
-    assert set(one(spec, replace(asked, data=()), tmp_path)) == {"build", "evaluate"}
-    assert set(one(spec, replace(asked, tasks=()), tmp_path)) == ALL - {"evaluate"}
-    assert set(one(spec, replace(asked, share=0.0), tmp_path)) == ALL - {"compare"}
-    assert set(one(spec, asked, tmp_path, "recipe.transfer=null")) == ALL - {"transfer"}
-    assert set(one(spec, asked, tmp_path, "recipe.finetune=null")) == ALL - {"finetune"}
+    assert set(keys_of_single_spec(spec, replace(ablation_request, data=()), tmp_path)) == {"build", "evaluate"}
+    assert set(keys_of_single_spec(spec, replace(ablation_request, tasks=()), tmp_path)) == ALL - {"evaluate"}
+    assert set(keys_of_single_spec(spec, replace(ablation_request, share=0.0), tmp_path)) == ALL - {"compare"}
+    assert set(keys_of_single_spec(spec, ablation_request, tmp_path, "recipe.transfer=null")) == ALL - {"transfer"}
+    assert set(keys_of_single_spec(spec, ablation_request, tmp_path, "recipe.finetune=null")) == ALL - {"finetune"}
 
 
-def test_a_sweep_over_a_stage_and_none(asked: Request, tmp_path: Path) -> None:
-    """`null` leaves the first stage out; the variant with it shares its steps with the spec that says it."""
+def test_a_sweep_over_a_stage_and_none(ablation_request: Request, tmp_path: Path) -> None:
+    """`null` removes the first stage. The variant that keeps it shares its steps with a spec that states the same stage."""
     vary = {"grid": {"recipe.transfer": [None, {"lr": 0.05}]}}
-    chains = chains_of([write_spec(tmp_path / "s.yaml", vary=vary)], asked, tmp_path)
+    chains = chains_of([write_spec(tmp_path / "s.yaml", vary=vary)], ablation_request, tmp_path)
     assert [chain.variant.values for chain in chains.values()] == [{"recipe.transfer": None}, {"recipe.transfer": {"lr": 0.05}}]
     without, with_it = map(names, chains.values())
     assert "transfer" not in without
     assert without["build"] == with_it["build"]
-    assert with_it == one(write_spec(tmp_path / "alone.yaml"), asked, tmp_path, "recipe.transfer.lr=0.05")
+    assert with_it == keys_of_single_spec(
+        write_spec(tmp_path / "alone.yaml"), ablation_request, tmp_path, "recipe.transfer.lr=0.05"
+    )
 
 
 def test_from_nothing(texts: Path, teacher: Path, tmp_path: Path) -> None:
     request = Request(source=None, data=(str(texts),), tokenizer=str(teacher))
     spec = write_spec(tmp_path / "s.yaml", trunk=TRUNK, recipe={"sequence": 16, "train": {"lr": 1e-2, "steps": 2}})
-    before = one(spec, request, tmp_path)
+    before = keys_of_single_spec(spec, request, tmp_path)
     assert set(before) == {"build", "train"}
-    assert changed(before, one(spec, request, tmp_path, "recipe.train.lr=1")) == {"train"}
-    assert changed(before, one(spec, request, tmp_path, "trunk.layers=2")) == {"build", "train"}
+    assert changed(before, keys_of_single_spec(spec, request, tmp_path, "recipe.train.lr=1")) == {"train"}
+    assert changed(before, keys_of_single_spec(spec, request, tmp_path, "trunk.layers=2")) == {"build", "train"}
 
 
 def test_single_specs_and_variants_of_sweeps_by_name(tmp_path: Path) -> None:
@@ -172,13 +197,13 @@ def test_single_specs_and_variants_of_sweeps_by_name(tmp_path: Path) -> None:
 
 
 def test_what_settings_complete_is_good(tmp_path: Path) -> None:
-    trunk = {key: said for key, said in TRUNK.items() if key != "vocabulary"}
+    trunk = {key: value for key, value in TRUNK.items() if key != "vocabulary"}
     specs = [
         write_spec(tmp_path / "s.yaml", trunk=trunk, vary=SECOND_STAGES),
         write_spec(tmp_path / "t.yaml", name="x", trunk=trunk),
     ]
-    said = read_variants(specs, ["trunk.vocabulary=100"])
-    assert [(variant.name, variant.spec.trunk and variant.spec.trunk.vocabulary) for variant in said] == [
+    variants = read_variants(specs, ["trunk.vocabulary=100"])
+    assert [(variant.name, variant.spec.trunk and variant.spec.trunk.vocabulary) for variant in variants] == [
         ("tiny-slow", 100), ("tiny-fast", 100), ("x", 100),
     ]  # fmt: skip
     for spec in specs:
@@ -186,14 +211,22 @@ def test_what_settings_complete_is_good(tmp_path: Path) -> None:
             read_variants([spec])
 
 
-def test_nothing_to_train_is_no_mistake(asked: Request, tmp_path: Path) -> None:
-    """A head without parameters of its own needs no recipe, nor does one whose parameters the source has trained."""
+def test_nothing_to_train_is_no_mistake(ablation_request: Request, tmp_path: Path) -> None:
+    """Heads without fresh parameters need no recipe, nor do heads whose parameters the source has trained."""
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
-    assert set(one(write_spec(tmp_path / "s.yaml", softmax), asked, tmp_path)) == {"build", "compare", "evaluate"}
-    assert set(one(write_spec(tmp_path / "t.yaml", SPEC), asked, tmp_path, "recipe={}")) == {"build", "compare", "evaluate"}
+    assert set(keys_of_single_spec(write_spec(tmp_path / "s.yaml", softmax), ablation_request, tmp_path)) == {
+        "build",
+        "compare",
+        "evaluate",
+    }
+    assert set(keys_of_single_spec(write_spec(tmp_path / "t.yaml", SPEC), ablation_request, tmp_path, "recipe={}")) == {
+        "build",
+        "compare",
+        "evaluate",
+    }
     words = write_spec(tmp_path / "w.yaml", {**SPEC, "recipe": {"data": "web text"}})
-    for said in ("recipe.data=null", "recipe.transfer=null"):
-        assert set(one(words, asked, tmp_path, said)) == {"build", "compare", "evaluate"}
+    for override in ("recipe.data=null", "recipe.transfer=null"):
+        assert set(keys_of_single_spec(words, ablation_request, tmp_path, override)) == {"build", "compare", "evaluate"}
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
@@ -235,11 +268,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(asked: Request, teacher: Path, tmp_path: Path, name: str) -> None:
-    said, changes, kind, message = MISTAKES[name]
+def test_mistakes(ablation_request: Request, teacher: Path, tmp_path: Path, name: str) -> None:
+    specs, changes, kind, message = MISTAKES[name]
     if changes.get("tokenizer"):
         changes = changes | {"tokenizer": str(teacher)}
     with pytest.raises(kind) as raised:
-        chains_of([write_spec(tmp_path / "s.yaml", TINY | said)], replace(asked, **changes), tmp_path)
+        chains_of([write_spec(tmp_path / "s.yaml", TINY | specs)], replace(ablation_request, **changes), tmp_path)
     assert message in str(raised.value)
     assert not (tmp_path / "steps").exists()

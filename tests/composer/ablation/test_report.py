@@ -1,4 +1,4 @@
-"""Figures of a report are those of its steps: means and spreads over seeds, perplexities of losses, a message for what failed."""
+"""A report has means and spreads over seeds, perplexities of losses, and a message for each failure."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ CELL = {"task": "recall", "length": 2048, "scored": "tokens", "mean": 0.25}
 
 
 @pytest.fixture
-def chains(asked: Request, tmp_path: Path) -> list[Chain]:
-    """Two variants, two seeds each."""
+def chains(ablation_request: Request, tmp_path: Path) -> list[Chain]:
+    """Return two variants with two seeds each."""
     spec = write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)
-    return list(chains_of([spec], replace(asked, seeds=(0, 1)), tmp_path).values())
+    return list(chains_of([spec], replace(ablation_request, seeds=(0, 1)), tmp_path).values())
 
 
 def figures_of(step: Any) -> Figures:
-    """What each step could have found."""
+    """Return possible figures of each step."""
     seed = step.seed
     faster = step.variant.name == "tiny-fast"
-    found: dict[str, Figures] = {
+    figures: dict[str, Figures] = {
         "build": {"spec_hash": "abc"},
         "transfer": {"loss": None, "teacher_loss": None},
         "compare": {"loss": math.log(10 + seed), "teacher_loss": math.log(2), "layers": LAYERS},
         "finetune": {"loss": math.log(4 + 2 * seed + faster), "teacher_loss": math.log(2)},
         "evaluate": {"cells": [CELL, CELL | {"task": "stories", "scored": "loss", "mean": math.log(3)}]},
     }
-    return {**found[step.kind], "seconds": 1.0}
+    return {**figures[step.kind], "seconds": 1.0}
 
 
 def results_of(chains: list[Chain], **instead: Figures) -> dict[str, Figures]:
@@ -81,7 +81,7 @@ def test_the_spread_is_a_samples_standard_deviation(numbers: list[float]) -> Non
     figure = report._figure(dict(enumerate(numbers)))
     mean = sum(numbers) / len(numbers)
     assert figure.mean == pytest.approx(mean)
-    assert figure.spread == pytest.approx(math.sqrt(sum((one - mean) ** 2 for one in numbers) / (len(numbers) - 1)), abs=1e-9)
+    assert figure.spread == pytest.approx(math.sqrt(sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)), abs=1e-9)
 
 
 def test_heads_without_weights_have_no_divergence(chains: list[Chain]) -> None:
@@ -94,7 +94,7 @@ def test_heads_without_weights_have_no_divergence(chains: list[Chain]) -> None:
 
 
 def test_what_failed(chains: list[Chain]) -> None:
-    """The message once, also where it stopped all that comes after; what came before stands."""
+    """A failure's message appears once although later steps did not run. Earlier figures stay."""
     failed = {FAILURE: "layer 1 diverged"}
     report = report_of(chains, finetune_1=failed, evaluate_1=failed)
     slow = report.variants[0]
@@ -107,9 +107,9 @@ def test_what_failed(chains: list[Chain]) -> None:
     assert set(partly.variants[0].figures["stories 2,048 perplexity"].values) == {0}
 
 
-def test_without_a_second_stage_the_model_is_the_one_compared(asked: Request, tmp_path: Path) -> None:
+def test_without_a_second_stage_the_model_is_the_one_compared(ablation_request: Request, tmp_path: Path) -> None:
     spec = write_spec(tmp_path / "s.yaml")
-    chains = list(chains_of([spec], replace(asked, seeds=(0, 1)), tmp_path, "recipe.finetune=null").values())
+    chains = list(chains_of([spec], replace(ablation_request, seeds=(0, 1)), tmp_path, "recipe.finetune=null").values())
     (variant,) = report_of(chains).variants
     assert variant.figures["perplexity"] == variant.figures["perplexity before stage 2"]
     assert variant.trained == ("transfer",)
@@ -170,7 +170,7 @@ def test_values_of_a_sweep_in_a_cell(chains: list[Chain]) -> None:
 
 
 def test_the_picture(chains: list[Chain], tmp_path: Path) -> None:
-    """A panel for each column, and none where there is nothing to show."""
+    """The picture has a panel for each column, and none for a column without figures."""
     report = report_of(chains)
     draw_all(report, tmp_path)
     few = report.model_copy(update={"columns": report.columns[:1]})

@@ -1,4 +1,4 @@
-"""Steps run once, each behind the one before it; processes end with whoever started them."""
+"""Steps run once, each after the step that it depends on, and child processes end with their parent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(composer.__file__).parent.parent
 
 
 class Recorded:
-    """Ends steps in the order in which they were started, or against it."""
+    """An executor that ends steps in the order in which they started, or in reverse."""
 
     def __init__(self, *, backwards: bool = False, failing: str = "", done: str = "", at_once: float = math.inf) -> None:
         self.at_once = at_once
@@ -51,19 +51,19 @@ class Recorded:
 
 
 @pytest.fixture
-def chains(asked: Request, tmp_path: Path) -> list[Chain]:
-    return list(chains_of([write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)], asked, tmp_path).values())
+def chains(ablation_request: Request, tmp_path: Path) -> list[Chain]:
+    return list(chains_of([write_spec(tmp_path / "s.yaml", vary=SECOND_STAGES)], ablation_request, tmp_path).values())
 
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_each_once_and_in_order(chains: list[Chain], tmp_path: Path, backwards: bool) -> None:
-    workers, told = Recorded(backwards=backwards), []
-    results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: told.append((step, done, total)))
+    workers, messages = Recorded(backwards=backwards), []
+    results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: messages.append((step, done, total)))
     names = {step.name for chain in chains for step in chain.steps}
     assert len(names) == 7
     assert sorted(step.name for step in workers.ran) == sorted(names)
     assert results == {name: {"of": name} for name in names}
-    assert told == [(None, 0, 7), *((step, done, 7) for done, step in enumerate(workers.ran, 1))]
+    assert messages == [(None, 0, 7), *((step, done, 7) for done, step in enumerate(workers.ran, 1))]
 
 
 def test_what_is_behind_a_failure_is_not_run(chains: list[Chain], tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_what_is_behind_a_failure_is_not_run(chains: list[Chain], tmp_path: Path
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_one_chain_is_done_before_the_next_begins(chains: list[Chain], tmp_path: Path, at_once: int) -> None:
-    """As far as there are steps of it to run: a stop leaves whole chains."""
+    """A chain is completed before the next one begins, so that a stop leaves whole chains."""
     workers = Recorded(at_once=at_once)
     run_chains(chains, tmp_path, workers)
     ran, own = [step.name for step in workers.ran], [step.name for step in chains[0].steps]
@@ -90,10 +90,10 @@ def test_what_is_found_done_is_not_run(chains: list[Chain], tmp_path: Path) -> N
     figures = {"seconds": 1.0, "spec_hash": "0a"}
     (tmp_path / f"{name}.json").write_text(json.dumps(figures))
     (tmp_path / name).mkdir()
-    workers, told = Recorded(done=name), []
-    results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: told.append(done))
+    workers, messages = Recorded(done=name), []
+    results = run_chains(chains, tmp_path, workers, lambda step, _, done, total: messages.append(done))
     assert results[name] == figures
-    assert told == [1, 2, 3, 4, 5, 6, 7]
+    assert messages == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_is_told(chains: list[Chain], tmp_path: Path, m
 
 
 def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
-    """A program whose processes are at work is killed: they end, too."""
+    """If a program is killed, its worker processes end, too."""
     code = (
         "import sys, time; from composer.ablation import runner\n"
         "runner.LIBRARIES = ('torch',)\n"
@@ -146,14 +146,14 @@ def test_none_is_left_behind(chains: list[Chain], tmp_path: Path) -> None:
 
 
 def test_ctrl_c_waits_while_processes_are_started() -> None:
-    """And reaches none of these: they would print where they were interrupted, each by itself."""
-    asked = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    """Ctrl-C is delayed while processes start, and does not reach them, so they print no traceback."""
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     before, started = signal.getsignal(signal.SIGINT), []
 
     def start() -> None:
         with runner._interrupts_held():
             os.kill(os.getpid(), signal.SIGINT)
-            started.append(subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True, check=True).stdout)
+            started.append(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout)
 
     with pytest.raises(KeyboardInterrupt):
         start()
@@ -179,18 +179,18 @@ def _threads(process: int) -> int:
         return 0
 
 
-def test_warnings_are_told_as_their_step_ends(asked: Request, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Steps run in other processes, so their warnings come with their figures, and each variant tells of the same once."""
+def test_warnings_are_told_as_their_step_ends(ablation_request: Request, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Warnings of a step in another process appear when the step ends, once for each variant."""
     texts = tmp_path / "unknown.jsonl"
     texts.write_text('{"text": "once qwx zzz xyz a time vvv kkk jjj"}\n' * 24)
-    unknown = replace(asked, data=(str(texts),), tasks=(), lengths=())
+    unknown = replace(ablation_request, data=(str(texts),), tasks=(), lengths=())
     made = list(chains_of([write_spec(tmp_path / "s.yaml")], unknown, tmp_path).values())
     steps_of = {step.kind: step.name for chain in made for step in chain.steps}
     (tmp_path / MARK).touch()
     with caplog.at_level("WARNING", "composer"), one_process() as workers:
         results = run_chains(made, tmp_path, workers)
-    (said,) = [what for what in results[steps_of["transfer"]][WARNINGS] if "are the tokenizer's token for unknown text" in what]
-    assert said in results[steps_of["finetune"]][WARNINGS]
+    (warning,) = [what for what in results[steps_of["transfer"]][WARNINGS] if "are the tokenizer's token for unknown text" in what]
+    assert warning in results[steps_of["finetune"]][WARNINGS]
     assert WARNINGS not in results[steps_of["build"]]
-    assert [one.getMessage() for one in caplog.records].count(f"tiny, transfer: {said}") == 1
-    assert sum(said in one.getMessage() for one in caplog.records) == 1
+    assert [record.getMessage() for record in caplog.records].count(f"tiny, transfer: {warning}") == 1
+    assert sum(warning in record.getMessage() for record in caplog.records) == 1

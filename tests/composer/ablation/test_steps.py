@@ -1,4 +1,4 @@
-"""A step is done once, whoever asks; what is left of one that was stopped does no harm; a failure is no result."""
+"""A step is done once for all processes, resumes after a stop, and a failure is not a result."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def steps(asked: Request, tmp_path: Path) -> Steps:
-    (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], asked, tmp_path).values()
+def steps(ablation_request: Request, tmp_path: Path) -> Steps:
+    (chain,) = chains_of([write_spec(tmp_path / "s.yaml")], ablation_request, tmp_path).values()
     return {step.kind: step for step in chain.steps}
 
 
@@ -72,7 +72,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 def kept(step: AblationStep, folder: Path, text: str) -> Any:
-    """The figures of a step whose file has this text."""
+    """Return the figures of a step whose file has this text."""
     (folder / step.name).mkdir(exist_ok=True)
     (folder / f"{step.name}.json").write_bytes(text.encode(errors="surrogateescape"))
     return finished(step, folder)
@@ -92,7 +92,7 @@ def test_figures_are_read_by_the_schema_of_their_step(steps: Steps, folder: Path
             with pytest.raises(AblationError, match=r"\.json is damaged: .*\. Remove it: the step is then run again\."):
                 kept(step, folder, json.dumps(good | {name: bad}))
         with pytest.raises(AblationError, match=f"is damaged: {name}: the field is missing"):
-            kept(step, folder, json.dumps({key: one for key, one in good.items() if key != name}))
+            kept(step, folder, json.dumps({key: value for key, value in good.items() if key != name}))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_figures_that_are_not_finite_are_a_failure(steps: Steps, folder: Path, m
 
 
 def test_a_kill_between_a_result_and_its_figures(steps: Steps, folder: Path) -> None:
-    """The same is done once more, over what stands there."""
+    """After a kill between the result and its figures, the step runs again over its files."""
     first = {kind: run_step(steps[kind], folder) for kind in ("build", "transfer")}
     weights = {kind: (folder / steps[kind].name / "fresh.safetensors").read_bytes() for kind in first}
     for kind, figures in first.items():
@@ -166,7 +166,7 @@ def test_a_failure_is_tried_again(steps: Steps, folder: Path, monkeypatch: pytes
 
 
 def test_a_cell_that_fails_leaves_the_others(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their scores are figures, and the step is tried again."""
+    """A failed cell keeps the scores of other cells, and the step is tried again."""
     step = steps["evaluate"]
     step = replace(step, after=steps["build"], request=replace(step.request, lengths=(8, 12)))
     run_step(steps["build"], folder)
@@ -191,7 +191,7 @@ def test_a_cell_that_fails_leaves_the_others(steps: Steps, folder: Path, monkeyp
 
 
 def test_who_comes_later_waits_and_finds_it_done(steps: Steps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process works on the same step: it is not done at the same time, and not twice."""
+    """A second process waits for a running step and then uses its result."""
     step, reading, writing = steps["build"], *os.pipe()
 
     def slow(*_: Any) -> dict[str, Any]:

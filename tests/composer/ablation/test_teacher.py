@@ -1,4 +1,4 @@
-"""The teacher's scores are kept by all that decides them: the contents of files, too."""
+"""The teacher's scores are cached by everything that decides them, the contents of files included."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def folders(steps: Path) -> set[str]:
 
 
 def test_a_text_that_changed_is_scored_anew(teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """No option replaces an evaluation in an ablation's folder, so none must be needed."""
+    """A changed text is scored again. An ablation has no option that replaces an evaluation."""
     steps, here = tmp_path / "steps", tmp_path / "own.txt"
     steps.mkdir()
     here.write_text("once upon a time there was a cat and it slept " * 9)
 
-    def asked(text: Path) -> Request:
+    def make_request(text: Path) -> Request:
         return request_for(teacher, texts, tasks=("perplexity",), text=text)
 
-    first, failure = teacher_scores(asked(here), steps)
+    first, failure = teacher_scores(make_request(here), steps)
     assert (list(first), failure) == ([TASK], None)
-    assert teacher_scores(asked(here), steps) == (first, None)
+    assert teacher_scores(make_request(here), steps) == (first, None)
     assert len(folders(steps)) == 1
     here.write_text("a dog ran home and the cat slept there once upon a time " * 9)
-    changed, failure = teacher_scores(asked(here), steps)
+    changed, failure = teacher_scores(make_request(here), steps)
     assert failure is None
     assert changed[TASK] != first[TASK]
     assert len(folders(steps)) == 2
 
 
 def test_another_version_of_what_scores(teacher: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The packages are those that an evaluation names."""
+    """The versions of the packages that an evaluation records decide."""
     steps = tmp_path / "steps"
     steps.mkdir()
     teacher_scores(request_for(teacher, texts), steps)

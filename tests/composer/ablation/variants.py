@@ -25,7 +25,7 @@ SECOND_STAGES = {"grid": {"recipe.finetune.lr": [1e-2, 2e-2]}, "names": ["slow",
 
 
 def write_spec(path: Path, document: dict[str, Any] | None = None, **changes: Any) -> str:
-    """A YAML file, as the functions take one. changes: of its top."""
+    """Write a YAML spec and return its path. changes: top-level fields."""
     path.write_text(yaml.safe_dump((document or TINY) | changes, sort_keys=False))
     return str(path)
 
@@ -36,23 +36,23 @@ def request_for(source: Path | None, texts: Path, **changes: Any) -> Request:
 
 
 def chains_of(specs: Sequence[str], request: Request, folder: Path, *overrides: str) -> dict[tuple[str, int], Chain]:
-    """By variant and seed."""
+    """Return the chains by variant and seed."""
     chains = plan(read_variants(specs, overrides), request, folder / STEPS)
     return {(chain.variant.name, chain.seed): chain for chain in chains}
 
 
 def names(chain: Chain) -> dict[str, str]:
-    """The keys of its steps, by kind."""
+    """Return the keys of the steps by kind."""
     return {step.kind: step.key for step in chain.steps}
 
 
 def timeless(value: Any) -> Any:
-    """Without what no two runs have alike."""
+    """Remove the fields that differ between runs."""
     if isinstance(value, dict):
-        return {key: timeless(one) for key, one in value.items() if key != "seconds"}
-    return [timeless(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: timeless(value) for key, value in value.items() if key != "seconds"}
+    return [timeless(value) for value in value] if isinstance(value, list | tuple) else value
 
 
 def stored(out: Path) -> Any:
-    """The report of a folder, without its times."""
+    """Return the report of a folder without its times."""
     return timeless(json.loads((out / REPORT).read_text()))

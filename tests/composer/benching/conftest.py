@@ -19,7 +19,7 @@ def _quiet() -> None:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The teacher, LAWCAT and LoLCATs, none of which can read a word."""
+    """Return the folders of the teacher, LAWCAT and LoLCATs, without tokenizers."""
     folder = tmp_path_factory.mktemp("models")
     teacher = llama(folder / "teacher")
     for path in teacher.glob("tokenizer*"):

@@ -1,4 +1,4 @@
-"""A report whose figures are known."""
+"""A report with known figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def setting(**changes: Any) -> BenchSetting:
 
 
 def report(taken: int | None = None, **changes: Any) -> BenchReport:
-    """The student takes half the teacher's time, and the teacher has no room at 128 tokens with a batch of 8."""
+    """Return a report in which the student needs half the teacher's time, and the teacher runs out of memory at 128 tokens with
+    a batch of 8.
+    """
     cells = []
     for batch in (1, 8):
         for workload in (Workload("prefill", 64, batch), Workload("prefill", 128, batch), Workload("decode", 2048, batch)):

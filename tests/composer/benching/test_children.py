@@ -1,4 +1,4 @@
-"""A model's memory is measured in a process of its own, which may be ended by the system, and says why it cannot begin."""
+"""A model's memory is measured in a child process. If the system kills it, or if it cannot start, the reason is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_peaks_of_a_model(folders: list[Path]) -> None:
 
 
 def said_by(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Another program in the place of the one that measures."""
+    """Run another program in place of the measuring process."""
     original = memory.subprocess.Popen
     monkeypatch.setattr(memory.subprocess, "Popen", lambda command, **how: original([sys.executable, "-c", script], **how))
 

@@ -1,4 +1,4 @@
-"""A folder is taken only where nothing else stands, before anything is timed, and what is written is the report."""
+"""A folder is checked for other files before anything is timed, and receives the report."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_bench_is_not_added_to(tmp_path: Path) -> None:
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    """Whether or not the second one would replace what stands there."""
+    """A second bench of one folder is refused, with and without --force."""
     with STORE.opened(tmp_path, force=False):
         for force in (False, True):
             with pytest.raises(BenchError, match="Another bench writes to .*Wait until it has ended, or choose another --out"):

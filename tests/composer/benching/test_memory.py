@@ -1,4 +1,4 @@
-"""Gauges count what a run holds at most, what its cache holds included, and nothing that was there before."""
+"""Gauges measure the peak memory of a run, its cache included and earlier memory excluded."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def test_nothing_is_measured() -> None:
 
 @pytest.mark.skipif(not can_tell_resident(), reason="this system does not report resident memory")
 def test_what_is_resident() -> None:
-    """16 and 16 MiB at once, beside a cache of 4, each time; 8 were there before. To a MiB or so."""
+    """Two blocks of 16 MiB beside a cache of 4 MiB are measured each time, without the earlier 8 MiB, within about a MiB."""
     done = subprocess.run([sys.executable, "-c", RUN], env=os.environ | AT_ONCE, capture_output=True, text=True, check=True)
-    *found, (answer, least) = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
-    assert [one for one, _ in found] == [2 << 18] * 3
-    assert all(35 * MIB < peak < 38 * MIB for _, peak in found), found
+    *held, (answer, least) = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+    assert [size for size, _ in held] == [2 << 18] * 3
+    assert all(35 * MIB < peak < 38 * MIB for _, peak in held), held
     assert answer == 7
     assert 5 <= least < 2 * MIB
 
 
 def test_a_cache_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors stand where others stood before: nothing more is resident."""
+    """Small tensors reuse freed memory, so the gauge reports at least the cache."""
     monkeypatch.setattr(memory, "bytes_of", lambda _: 1000)
     monkeypatch.setattr(memory, "CLEAR", type("Nowhere", (), {"write_text": lambda *_: None}))
     assert resident(lambda: None, 300) == (None, 300)
@@ -65,8 +65,8 @@ def test_what_is_allocated() -> None:
     before, cache = (torch.ones(size << 18, device="cuda") for size in (8, 4))
 
     def run() -> int:
-        one = torch.ones(16 << 18, device="cuda")
-        del one
+        block = torch.ones(16 << 18, device="cuda")
+        del block
         return 7
 
     assert allocated("cuda")(run, cache.nbytes) == (7, 20 * MIB)

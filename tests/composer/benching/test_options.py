@@ -1,4 +1,4 @@
-"""Lengths and batches are taken once each and in order, or refused."""
+"""Lengths and batch sizes are sorted without duplicates, or rejected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.errors import BenchError
 def test_each_once_and_in_order(numbers: list[int]) -> None:
     kept = ordered(numbers, "--batch")
     assert set(kept) == set(numbers)
-    assert all(one < other for one, other in pairwise(kept))
+    assert all(option < other for option, other in pairwise(kept))
 
 
 def test_what_no_machine_holds_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Pictures show what the report says: a line a model, a mark a cell, nothing where there was no room."""
+"""Pictures show the report: a line per model, a mark per cell, and nothing for cells without memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ from composer.benching.rendering import pictures
 from composer.benching.report import BenchReport
 from composer.runs.report import write_pictures
 from tests.composer.benching.made_up import report
-from tests.composer.legible import assert_legible, kept_open
+from tests.composer.legible import assert_legible
 
 pytestmark = pytest.mark.drawn
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the names of their files, kept open."""
-    return kept_open(monkeypatch)
 
 
 def draw(report: BenchReport, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tables say what the report says, and the lines below what they do not."""
+"""The tables show the report's figures, and the lines below them add remarks."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_one_model_has_nobody_to_be_compared_with() -> None:
 
 
 def test_remarks() -> None:
-    def said(**changes: object) -> str:
+    def remarks_of(**changes: object) -> str:
         return "\n".join(remarks(report(**changes)))  # pyright: ignore[reportArgumentType]
 
-    assert "as fast as teacher" in said()
-    assert "compare the speeds" in said()
-    assert "compare the speeds" not in said(device="cuda")
-    assert "peak: " not in said()
-    assert "in a separate process" in said(peak="resident")
-    assert "CUDA tensors" in said(peak="allocated", device="cuda:1")
-    assert "b has an adapter that is not merged" in said(models=(facts("a"), facts("b", adapter=True)))
-    assert "--dtype sets one for all" in said(models=(facts("a"), facts("b", dtype="bfloat16")))
+    assert "as fast as teacher" in remarks_of()
+    assert "compare the speeds" in remarks_of()
+    assert "compare the speeds" not in remarks_of(device="cuda")
+    assert "peak: " not in remarks_of()
+    assert "in a separate process" in remarks_of(peak="resident")
+    assert "CUDA tensors" in remarks_of(peak="allocated", device="cuda:1")
+    assert "b has an adapter that is not merged" in remarks_of(models=(facts("a"), facts("b", adapter=True)))
+    assert "--dtype sets one for all" in remarks_of(models=(facts("a"), facts("b", dtype="bfloat16")))
     assert remarks(report().model_copy(update={"remarks": ("something else",)}))[-1] == "something else"
 
 
@@ -64,8 +64,8 @@ def test_markdown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [(0.0, "0.00 µs"), (3.14159e-5, "31.4 µs"), (1e-3, "1.00 ms"), (0.5, "500 ms"), (1.0, "1.00 s"), (1234.5, "1,234 s")],
 )
-def test_seconds(value: float, said: str) -> None:
-    assert seconds(value) == said
+def test_seconds(value: float, text: str) -> None:
+    assert seconds(value) == text

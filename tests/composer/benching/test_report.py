@@ -1,4 +1,4 @@
-"""A cell is what its rounds say: medians, rates, and ratios that are taken round by round."""
+"""A cell has the medians and rates of its rounds, and ratios computed round by round."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_figures() -> None:
     )
     assert (first.median, first.fastest, first.slowest, first.speed) == (3.0, 2.0, 8.0, 1.0)
     assert (own.speed, own.tokens_per_second) == (3.0, 400.0)
-    assert [(one.state_bytes, one.peak_bytes) for one in (first, own)] == [(7, 9), (5, 11)]
+    assert [(figures.state_bytes, figures.peak_bytes) for figures in (first, own)] == [(7, 9), (5, 11)]
     (token,) = make_cells(DECODE, {"a": Measurement((0.5,))}, {})
     assert token.tokens_per_second == 8.0
 
 
 def test_ratios_are_the_rounds_own() -> None:
-    """A machine that is ten times slower for two rounds does not show."""
+    """Two rounds at a tenth of the speed do not change the ratio."""
     _, own = make_cells(PREFILL, {"a": Measurement((2.0, 20.0, 20.0)), "b": Measurement((1.0, 10.0, 10.0))}, {})
     assert own.speed == 2.0
     _, drifting = make_cells(PREFILL, {"a": Measurement((1.0, 2.0, 9.0)), "b": Measurement((9.0, 1.0, 3.0))}, {})
@@ -36,8 +36,8 @@ def test_ratios_are_the_rounds_own() -> None:
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e3)] * 2), min_size=1, max_size=9))
 def test_any_rounds(rounds: list[tuple[float, float]]) -> None:
     first, own = zip(*rounds, strict=True)
-    one, other = make_cells(DECODE, {"a": Measurement(first), "b": Measurement(own)}, {})
-    assert one.speed == 1.0
+    first_cell, other = make_cells(DECODE, {"a": Measurement(first), "b": Measurement(own)}, {})
+    assert first_cell.speed == 1.0
     assert other.speed == statistics.median(a / b for a, b in rounds)
     assert other.fastest is not None
     assert other.median is not None

@@ -1,4 +1,4 @@
-"""The whole bench: every model on every workload, in a report that says what ran; mistakes are told before anything is timed."""
+"""A bench runs every model on every workload, reports the setting, and finds mistakes before timing."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def test_the_report(folders: list[Path], tmp_path: Path) -> None:
     assert (setting.prefill, setting.decode, setting.batches) == ((16, 32), (8,), (1, 2))
     assert (setting.repeats, setting.steps, setting.seed, setting.threads, setting.peak) == (2, 2, 5, 1, None)
     assert (setting.device, bool(setting.device_name), "torch" in setting.versions) == ("cpu", True, True)
-    assert [(one.label, one.attention, one.dtype) for one in setting.models] == [
+    assert [(model_report.label, model_report.attention, model_report.dtype) for model_report in setting.models] == [
         *(("teacher", "sdpa", "float32"), ("lawcat", "composed", "float32"), ("lolcats", "composed", "float32")),
     ]
     model = composer.load(folders[1])
-    assert setting.models[1].parameters == sum(one.numel() for one in model.parameters())
+    assert setting.models[1].parameters == sum(model_report.numel() for model_report in model.parameters())
     assert setting.models[1].weight_bytes == 4 * setting.models[1].parameters
     assert setting.models[1].spec_hash == json.loads((folders[1] / "config.json").read_text())["spec_hash"]
     workloads = [
         Workload(kind, length, batch) for batch in (1, 2) for kind, length in (("prefill", 16), ("prefill", 32), ("decode", 8))
     ]
     assert [(cell.workload, cell.model) for cell in report.cells] == [
-        (workload, one.label) for workload in workloads for one in setting.models
+        (workload, model_report.label) for workload in workloads for model_report in setting.models
     ]
     assert all(cell.failure is None and len(cell.seconds) == 2 and cell.speed is not None for cell in report.cells)
     assert all(cell.peak_bytes is None for cell in report.cells)
     assert report.cell("lawcat", "prefill", 32, 2).state_bytes == 2 * composer.explain("lawcat", folders[0]).state_bytes
-    assert [(one.what, one.done, one.total) for one in heard] == [
+    assert [(step.what, step.done, step.total) for step in heard] == [
         (workload.in_words, done, 6) for done, workload in enumerate(workloads)
     ]
 
 
 def test_lengths_beyond_what_the_source_was_made_for(folders: list[Path]) -> None:
-    """Rotary positions go on; how well is not what is asked here."""
+    """Rotary positions may exceed the source's trained length. Quality is not measured here."""
     longest = 2 * SIZES["max_position_embeddings"] + 1
     report = bench(folders[:2], [longest], [longest], BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None] * 4
@@ -63,28 +63,28 @@ def test_labels_of_ones_own_and_the_same_model_twice(folders: list[Path]) -> Non
     assert [(cell.model, cell.state_bytes) for cell in report.cells] == [("one", 8 * 2 * 2 * 2 * 8 * 2)] * 1 + [
         ("two", 8 * 2 * 2 * 2 * 8 * 2)
     ]
-    assert {one.dtype for one in report.setting.models} == {"bfloat16"}
+    assert {model_report.dtype for model_report in report.setting.models} == {"bfloat16"}
     assert report.setting.models[0].weight_bytes == 2 * report.setting.models[0].parameters
 
 
 def test_what_runs_on_another_backend_is_told(folders: list[Path]) -> None:
-    """The teacher has no heads, and PyTorch has forms of all parts."""
+    """The report names parts that run on another backend. The teacher has no heads, and PyTorch has forms of all parts."""
     options = {"wanted": BenchOptions(**QUICK, backend="triton"), "everywhere": BenchOptions(**QUICK, backend="torch")}
-    said = {name: bench(folders[:2], [8], options=how).remarks for name, how in options.items()}
-    assert said == {
+    remarks_by_backend = {name: bench(folders[:2], [8], options=how).remarks for name, how in options.items()}
+    assert remarks_by_backend == {
         "wanted": ("lawcat: state ran on torch, not on triton; run `compose explain --backend triton` for the reasons.",),
         "everywhere": (),
     }
 
 
 def test_vocabularies_may_differ(folders: list[Path], tmp_path: Path) -> None:
-    """All read ids that each of them knows."""
+    """Models with different vocabularies read ids that all of them have."""
     report = bench([llama(tmp_path / "small", vocab_size=16), folders[0]], [64], options=BenchOptions(**QUICK))
     assert [cell.failure for cell in report.cells] == [None, None]
 
 
 def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What processes of their own say stands in the cells; what they cannot, is said beside."""
+    """Figures of child processes are in the cells, and their failures in the remarks."""
 
     def peaks(folder: Path, options: BenchOptions, trial: Any, tell: Any) -> dict[Workload, int | None]:
         known = list(trial.workloads())[: 1 if folder.name == "lawcat" else 2]
@@ -98,7 +98,7 @@ def test_memory_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> N
     assert report.setting.peak == "resident"
     assert [cell.peak_bytes for cell in report.cells] == [8000, 8000, 16000, None]
     assert report.remarks == ("lawcat: the system ended the process that measures its memory, at decode 16.",)
-    assert [(one.what, one.done, one.total) for one in heard] == [
+    assert [(step.what, step.done, step.total) for step in heard] == [
         *(("memory of teacher, prefill 8", 0, 6), ("memory of teacher, decode 16", 1, 6), ("memory of lawcat, prefill 8", 2, 6)),
         *(("prefill 8", 4, 6), ("decode 16", 5, 6)),
     ]

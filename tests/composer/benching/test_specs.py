@@ -1,4 +1,4 @@
-"""A spec in the place of a model is built for the bench, on the model beside it; where there is none, the message says how."""
+"""A spec in place of a model is built for the bench from the model beside it. Without one, the error tells how to name it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Copy:
-    """In the place of ``subprocess.Popen``: a copy of this process measures the memory, which has imported all already."""
+    """A replacement for ``subprocess.Popen`` that measures memory in a fork of this process, where all imports are done."""
 
     def __init__(self, command: list[str], *, stderr: IO[str], **_: Any) -> None:
         assert command[:3] == [sys.executable, "-m", memory.__name__]
@@ -60,8 +60,8 @@ def test_specs_beside_a_model(compose: Compose, source: Path, tmp_path: Path, mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     report = composer.bench([source, "lawcat", "ablations/lawcat-rope:rope"], prefill=8, repeats=1, steps=1, memory=True)
-    assert [one.label for one in report.setting.models] == ["source", "lawcat", "lawcat-rope-rope"]
-    assert [one.reference for one in report.setting.models][1:] == [
+    assert [spec_name.label for spec_name in report.setting.models] == ["source", "lawcat", "lawcat-rope-rope"]
+    assert [spec_name.reference for spec_name in report.setting.models][1:] == [
         f"the spec lawcat on {source}",
         f"the spec ablations/lawcat-rope:rope on {source}",
     ]
@@ -97,6 +97,6 @@ def test_what_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(FRESH)
     Path("lolcats").mkdir()
-    said = ("lawcat", "lawcat.yaml", "ablations/lawcat-rope", "ablations/lawcat-rope:rope", "mine.yaml", "mine.yaml:a")
-    assert all(map(names_a_spec, said))
+    names = ("lawcat", "lawcat.yaml", "ablations/lawcat-rope", "ablations/lawcat-rope:rope", "mine.yaml", "mine.yaml:a")
+    assert all(map(names_a_spec, names))
     assert not any(map(names_a_spec, ("lolcats", "nothing", "nothing.yaml", "owner/name", "owner/name@main")))

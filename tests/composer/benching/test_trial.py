@@ -1,5 +1,5 @@
-"""What a bench runs: caches are what `compose explain` says, positions are reached as one pass would, and one model that comes to
-the end of the memory leaves the others.
+"""Caches have the size that `compose explain` computes, positions are reached as in one pass, and a model without memory leaves
+the others.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ def trial(**changes: Any) -> Trial:
 @pytest.mark.parametrize("spec", CAUSAL)
 def test_state_bytes_are_what_explain_says(spec: str) -> None:
     model = student(spec, "trunk=null")
-    asked = trial(prefill=(70,), decode=(5, 70), batches=(2,), repeats=1, steps=1)
-    found = dict(run_trial([Contestant("it", model)], asked))
-    for workload, measured in found.items():
-        told = explain_resolved(model.config.resolved(), sequence=workload.length, dtype="float64")
-        assert measured["it"].state_bytes == 2 * told.state_bytes, workload.in_words
+    plan = trial(prefill=(70,), decode=(5, 70), batches=(2,), repeats=1, steps=1)
+    measurements = dict(run_trial([Contestant("it", model)], plan))
+    for workload, measured in measurements.items():
+        explained = explain_resolved(model.config.resolved(), sequence=workload.length, dtype="float64")
+        assert measured["it"].state_bytes == 2 * explained.state_bytes, workload.in_words
 
 
 def test_a_source_keeps_its_keys_and_values() -> None:
-    asked = trial(prefill=(33,), decode=(33, 65), batches=(1, 3))
-    told = explain_resolved(student("lawcat").config.resolved(), sequence=1, dtype="float64")
-    for workload, measured in run_trial([Contestant("it", llama())], asked):
-        assert measured["it"].state_bytes == workload.batch * workload.length * told.kv_cache_bytes
+    plan = trial(prefill=(33,), decode=(33, 65), batches=(1, 3))
+    explained = explain_resolved(student("lawcat").config.resolved(), sequence=1, dtype="float64")
+    for workload, measured in run_trial([Contestant("it", llama())], plan):
+        assert measured["it"].state_bytes == workload.batch * workload.length * explained.kv_cache_bytes
 
 
 def test_a_model_whose_cache_is_none_of_keys_and_values_is_refused() -> None:
-    """An RWKV's states are no `past_key_values`: how far it has read cannot be told."""
+    """An RWKV has states instead of `past_key_values`, so the number of read tokens is unknown."""
     sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 32}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **sizes)).eval()
     for kind in ("prefill", "decode"):
@@ -59,15 +59,15 @@ def test_a_model_whose_cache_is_none_of_keys_and_values_is_refused() -> None:
 
 
 def test_places_are_in_order() -> None:
-    asked = trial(prefill=(8, 16), decode=(4,), batches=(1, 2))
-    assert list(asked.workloads()) == [
+    plan = trial(prefill=(8, 16), decode=(4,), batches=(1, 2))
+    assert list(plan.workloads()) == [
         *(Workload("prefill", 8, 1), Workload("prefill", 16, 1), Workload("decode", 4, 1)),
         *(Workload("prefill", 8, 2), Workload("prefill", 16, 2), Workload("decode", 4, 2)),
     ]
 
 
 class Listening:
-    """A model that keeps which tokens it was given in which call, beside the length of the cache before them."""
+    """A model that records the tokens of each call and the length of the cache before it."""
 
     def __init__(self, label: str, calls: list[tuple[str, int, tuple[int, ...]]], most: int = 10**9) -> None:
         self.label, self.calls, self.most, self.model = label, calls, most, student("lolcats")
@@ -89,17 +89,17 @@ def listening(**most: int) -> tuple[list[Contestant], list[tuple[str, int, tuple
 
 
 def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompt by prompt, and several tokens at a time."""
+    """Models alternate prompt by prompt, and after several decoded tokens."""
     monkeypatch.setattr(trial_module, "IN_A_ROW", 2)
     models, calls = listening(a=10**9, b=10**9)
-    (_, found), (_, decoded) = run_trial(models, trial(prefill=(8,), decode=(4,), batches=(3,), steps=4))
+    (_, measurements), (_, decoded) = run_trial(models, trial(prefill=(8,), decode=(4,), batches=(3,), steps=4))
     assert [(label, shape) for label, _, shape in calls[:6]] == [(label, (3, 8)) for label in "ababab"]
     assert calls[6:] == [
         *(("a", 0, (3, 4)), ("a", 4, (3, 1)), ("b", 0, (3, 4)), ("b", 4, (3, 1))),
         *((label, seen, (3, 1)) for turn in ((5, 6), (7, 8)) for label in "ab" for seen in turn),
     ]
-    assert [len(one.seconds) for one in (*found.values(), *decoded.values())] == [2, 2, 4, 4]
-    assert all(min(one.seconds) > 0 for one in (*found.values(), *decoded.values()))
+    assert [len(value.seconds) for value in (*measurements.values(), *decoded.values())] == [2, 2, 4, 4]
+    assert all(min(value.seconds) > 0 for value in (*measurements.values(), *decoded.values()))
 
 
 def test_positions_go_on_with_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,48 +126,52 @@ def test_pieces_are_small_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("spec", ["lola", "latte-macchiato", "softmax"])
 def test_pieces_come_to_what_one_pass_does(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "ROW", 7)
-    asked, one = trial(), Contestant("it", student(spec))
+    plan, contestant = trial(), Contestant("it", student(spec))
     with torch.no_grad():
-        one.reach(30, 2, asked)
-        ids = torch.cat([asked.tokens(2, start, min(7, 30 - start)) for start in range(0, 30, 7)], dim=1)
-        whole = one.prefill(ids)
-        after = [one.model(tokens(2, 1), past_key_values=cache).logits for cache in (one.cache, whole)]
+        contestant.reach(30, 2, plan)
+        ids = torch.cat([plan.tokens(2, start, min(7, 30 - start)) for start in range(0, 30, 7)], dim=1)
+        whole = contestant.prefill(ids)
+        after = [contestant.model(tokens(2, 1), past_key_values=cache).logits for cache in (contestant.cache, whole)]
     torch.testing.assert_close(*after)
-    assert cache_bytes(one.cache) == cache_bytes(whole)
+    assert cache_bytes(contestant.cache) == cache_bytes(whole)
 
 
 def test_tokens_are_the_same_for_all_and_for_ever() -> None:
-    asked = trial(seed=3, vocabulary=5)
-    assert torch.equal(asked.tokens(2, 10, 6), asked.tokens(2, 10, 6))
-    assert not torch.equal(asked.tokens(2, 10, 60), asked.tokens(2, 11, 60))
-    assert set(asked.tokens(1, 0, 200).flatten().tolist()) == set(range(5))
+    plan = trial(seed=3, vocabulary=5)
+    assert torch.equal(plan.tokens(2, 10, 6), plan.tokens(2, 10, 6))
+    assert not torch.equal(plan.tokens(2, 10, 60), plan.tokens(2, 11, 60))
+    assert set(plan.tokens(1, 0, 200).flatten().tolist()) == set(range(5))
 
 
 def test_what_has_no_room_leaves_the_others() -> None:
-    """The model called b has room for 40 tokens."""
+    """Model b has memory for 40 tokens."""
     models, calls = listening(a=10**9, b=40, c=10**9)
-    found = dict(run_trial(models, trial(prefill=(64,), decode=(8, 48, 64), batches=(1, 2), repeats=1, steps=1)))
-    lost = {workload for workload, measured in found.items() if measured["b"].failure == "out of memory"}
-    assert lost == set(found) - {Workload("decode", 8, 1), Workload("decode", 8, 2)}
-    assert all(measured[one].failure is None and len(measured[one].seconds) == 1 for measured in found.values() for one in "ac")
-    assert all(found[workload]["b"] == Measurement(failure="out of memory") for workload in lost)
+    measurements = dict(run_trial(models, trial(prefill=(64,), decode=(8, 48, 64), batches=(1, 2), repeats=1, steps=1)))
+    lost = {workload for workload, measured in measurements.items() if measured["b"].failure == "out of memory"}
+    assert lost == set(measurements) - {Workload("decode", 8, 1), Workload("decode", 8, 2)}
+    assert all(
+        measured[workload].failure is None and len(measured[workload].seconds) == 1
+        for measured in measurements.values()
+        for workload in "ac"
+    )
+    assert all(measurements[workload]["b"] == Measurement(failure="out of memory") for workload in lost)
     beyond = [(seen, shape) for label, seen, shape in calls if label == "b" and (seen + shape[1]) * shape[0] > 40]
     assert beyond == [(0, (1, 64)), (10, (1, 38)), (0, (2, 64)), (10, (2, 38))], "no attempt at 64 once there was no room at 48"
     assert models[1].cache is None
 
 
 def test_out_of_memory_between_rounds() -> None:
-    """The last of the tokens that are decoded is one too many."""
+    """Memory runs out at the last decoded token."""
     models, _ = listening(a=10**9, b=10)
-    ((_, found),) = run_trial(models, trial(decode=(8,)))
-    assert (found["a"].failure, found["b"]) == (None, Measurement(failure="out of memory"))
+    ((_, measurements),) = run_trial(models, trial(decode=(8,)))
+    assert (measurements["a"].failure, measurements["b"]) == (None, Measurement(failure="out of memory"))
     assert models[1].full
 
 
 def test_tokens_that_nobody_has_room_for() -> None:
     models, calls = listening(a=10**9, b=10**9)
-    ((_, found),) = run_trial(models, trial(prefill=(LARGEST,), batches=(LARGEST,)))
-    assert [one.failure for one in found.values()] == ["out of memory"] * 2
+    ((_, measurements),) = run_trial(models, trial(prefill=(LARGEST,), batches=(LARGEST,)))
+    assert [measurement.failure for measurement in measurements.values()] == ["out of memory"] * 2
     assert calls == []
 
 
@@ -180,20 +184,20 @@ def test_warming_leaves_nothing_behind() -> None:
 
 def test_nothing_keeps_a_gradient() -> None:
     model = student("lawcat").requires_grad_()
-    one = Contestant("it", model)
-    list(run_trial([one], trial(decode=(8,))))
-    assert not any(tensor.requires_grad for tensor in one.cache.state(0).tensors.values())
+    contestant = Contestant("it", model)
+    list(run_trial([contestant], trial(decode=(8,))))
+    assert not any(tensor.requires_grad for tensor in contestant.cache.state(0).tensors.values())
 
 
 def test_steps_are_recorded_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of each position and batch; what has been recorded goes with the cache."""
+    """Each position and batch size is recorded as a CUDA graph before it is timed. The recording is freed with its cache."""
     on_a_cpu(monkeypatch, trial_module)
     model, made = student("lolcats"), []
     whole = model.recording
     monkeypatch.setattr(model, "recording", lambda cache: made.append(whole(cache)) or made[-1])
     contestant = Contestant("it", model, graph=True)
-    for _, found in run_trial([contestant], trial(decode=(5, 70), batches=(1, 2), steps=3)):
-        assert len(found["it"].seconds) == 3
+    for _, measurements in run_trial([contestant], trial(decode=(5, 70), batches=(1, 2), steps=3)):
+        assert len(measurements["it"].seconds) == 3
         assert made[-1].replays
         assert made[-1] is contestant.cache.recorder
     assert len(made) == 2

@@ -1,4 +1,4 @@
-"""Contestants take turns; their times are the clock's; one without room leaves the others."""
+"""Models alternate, are timed by the clock, and one that runs out of memory leaves the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.benching.trial import in_turn
 
 
 class Clock:
-    """Stands still but for what a run takes."""
+    """A clock that advances only by the time of a run."""
 
     def __init__(self) -> None:
         self.now, self.heard = 100.0, []
@@ -74,7 +74,7 @@ def test_what_a_run_returns_is_gone_before_the_next() -> None:
         pass
 
     def run() -> Large:
-        assert all(one() is None for one in held)
+        assert all(reference() is None for reference in held)
         large = Large()
         held.append(weakref.ref(large))
         return large

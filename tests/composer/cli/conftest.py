@@ -25,14 +25,14 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 @pytest.fixture
 def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compose:
-    """Runs ``compose …`` in an empty folder."""
+    """Run ``compose …`` in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments, stdin=None: CliRunner().invoke(app, list(map(str, arguments)), input=stdin, prog_name="compose")
 
 
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of two layers and four heads, whose tokenizer knows eleven words."""
+    """A random Llama of two layers and four heads with a tokenizer of eleven words."""
     folder = llama(tmp_path_factory.mktemp("teacher"))
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -43,7 +43,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def student(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LoLCATs on the teacher."""
+    """A LoLCATs student of the teacher."""
     folder = tmp_path_factory.mktemp("students") / "lolcats"
     result = CliRunner().invoke(app, ["build", "lolcats", "--from", str(teacher), "-o", str(folder)])
     assert result.exit_code == 0, result.output

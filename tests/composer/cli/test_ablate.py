@@ -1,4 +1,4 @@
-"""`compose ablate` prints the table or JSON, refuses mistakes before anything runs, and exits with 1 where a variant failed."""
+"""`compose ablate` prints a table or JSON, rejects mistakes before it runs anything, and exits with 1 if a variant failed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SWEEP, DATA = "sweep.yaml", ("--data", "texts.jsonl", "--share", "0.2")
 
 @pytest.fixture
 def inputs(compose: Compose, tmp_path: Path, teacher: Path) -> Path:
-    """A sweep and data in the folder that the command runs in; the teacher beside."""
+    """A sweep and data in the working folder, and the teacher."""
     (tmp_path / "teacher").symlink_to(teacher)
     write_spec(tmp_path / SWEEP, vary=SECOND_STAGES)
     write_texts(tmp_path / "texts.jsonl", 24)
@@ -53,11 +53,11 @@ def test_the_table(compose: Compose, inputs: Path) -> None:
         figures = [f"{variant['figures'][column]['mean']:.3g}" for column in titles(report)]
         assert line[2:] == [*figures, f"variants/{variant['name']}"]
     assert "The teacher's own perplexity on the held-out rows is" in result.stdout
-    told = result.stderr.splitlines()
-    ended = [line for line in told[:-1] if not line.startswith("tiny-")]
+    lines = result.stderr.splitlines()
+    ended = [line for line in lines[:-1] if not line.startswith("tiny-")]
     assert [line.split()[:2] for line in ended] == [[f"{done}/7", kind] for done, kind in enumerate(ORDER, 1)]
-    assert told[2].startswith("tiny-slow, transfer: "), "a warning follows its step"
-    assert told[-1] == "Scoring the teacher, teacher"
+    assert lines[2].startswith("tiny-slow, transfer: "), "a warning follows its step"
+    assert lines[-1] == "Scoring the teacher, teacher"
     again = compose(*arguments, "--json")
     assert (again.exit_code, again.stderr, json.loads(again.stdout)) == (0, "", report)
 
@@ -70,7 +70,7 @@ def titles(report: dict[str, Any]) -> list[str]:
 
 
 def test_options_reach_the_steps(compose: Compose, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --jobs, a step for each core at a time. What several processes come to is the runner's test."""
+    """Without --jobs, one step per core runs at a time. The runner's tests cover several processes."""
     counts: list[int] = []
     monkeypatch.setattr(runner, "processes", lambda count: (counts.append(count), runner.one_process)[1])
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
@@ -165,7 +165,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "a device": ([SWEEP, "--from", "teacher", *DATA, "--device", "abacus", "-o", "out"], 'no device "abacus"'),
     "jobs of a cluster": (
         [SWEEP, "--from", "teacher", *DATA, "--ray", "local", "--jobs", "2", "-o", "out"],
-        "leave one of them out",
+        "Remove one of the two options",
     ),
     "a stranger": ([SWEEP, "--from", "teacher", *DATA, "-o", "other"], "other holds no steps/.lock, so no ablation wrote it"),
     "a file there": ([SWEEP, "--from", "teacher", *DATA, "-o", "texts.jsonl"], "texts.jsonl is a file"),
@@ -196,7 +196,7 @@ def test_a_mistake(compose: Compose, inputs: Path, wider: Path, name: str) -> No
 
 
 def test_nothing_is_trained_before_all_is_checked(compose: Compose, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake in what comes last is told first."""
+    """A mistake in the last variant is reported before the first one is trained."""
     monkeypatch.setattr(TransferCourse, "__init__", None)
     result = compose("ablate", SWEEP, "--from", "teacher", *DATA, "--tasks", "mqar,pears=2", "--lengths", 12, "-o", "out")
     assert (result.exit_code, stands()) == (2, [])
@@ -221,7 +221,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shipped_teacher(compose: Compose, tmp_path: Path) -> None:
-    """A head alone, on tasks alone: it is built and scored."""
+    """A spec without training is built and scored on tasks alone."""
     arguments = ["--from", TEACHER, "--tasks", "recall", "--lengths", "128,96", "--samples", 2, "-o", "out", "--jobs", 1]
     result = compose("ablate", "softmax", *arguments)
     assert result.exit_code == 0, result.output

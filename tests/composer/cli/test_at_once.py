@@ -1,4 +1,4 @@
-"""Two commands that would write the same: one does, the other is refused and leaves it whole. Without locks all of them work."""
+"""If two commands write one output, the second is refused and leaves it unchanged. Without file locks, commands still work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ JOBS = {"ablate": ("--jobs", 2)}
 
 @pytest.fixture(scope="module")
 def made(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands read."""
+    """Make the inputs of the commands."""
     folder = tmp_path_factory.mktemp("made")
     write_texts(folder / "texts.jsonl", 24)
     (folder / "teacher").symlink_to(teacher)
@@ -57,7 +57,7 @@ def made(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(compose: Compose, made: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The same in the folder that the command runs in."""
+    """Copy the inputs into the working folder."""
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     if "merge" in request.node.callspec.params.values():
@@ -75,7 +75,7 @@ def lock_of(command: str) -> Path:
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "ablate"])
 def test_the_second_is_told(compose: Compose, here: Path, command: str) -> None:
-    """An ablation waits instead: both do the same steps."""
+    """The second command is refused, except that a second ablation waits and shares the steps."""
     with exclusive_lock(lock_of(command), None):
         before = fingerprint(here)
         for more in ((), ("--force",)):
@@ -90,7 +90,7 @@ def test_the_second_is_told(compose: Compose, here: Path, command: str) -> None:
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_two_builds_at_once(compose: Compose, here: Path, monkeypatch: pytest.MonkeyPatch, guarded: bool) -> None:
-    """Both have found the place free."""
+    """Both builds have seen that the output did not exist."""
     check_space = building.check_space
 
     def both_are_here(*arguments: Any) -> None:
@@ -117,8 +117,8 @@ def test_two_builds_at_once(compose: Compose, here: Path, monkeypatch: pytest.Mo
     first, second = sorted(codes, key=lambda spec: codes[spec])
     assert verify(Path("out")).ok
     assert json.loads(Path("out/composition.json").read_text())["resolved"]["name"] == first
-    told = Path(f"{second}.told").read_text()
-    assert "Another build is at work on " in told or "Use --force to replace it, or choose another folder." in told
+    message = Path(f"{second}.told").read_text()
+    assert "Another build is at work on " in message or "Use --force to replace it, or choose another folder." in message
     assert not [path for path in here.iterdir() if path.name.startswith(".")]
 
 
@@ -131,13 +131,13 @@ def test_a_file_system_without_locks(compose: Compose, here: Path, monkeypatch: 
     monkeypatch.setattr(locks, "_unguarded", set())
     result = compose(*COMMANDS[command], *JOBS.get(command, ()))
     assert result.exit_code == 0, result.output
-    told = [line for line in result.stderr.splitlines() if line.startswith("Nothing guards ")]
-    assert len(told) == 1
-    assert told[0].endswith(" against a second run: its file system has no locks (Operation not supported).")
+    message = [line for line in result.stderr.splitlines() if line.startswith("Nothing guards ")]
+    assert len(message) == 1
+    assert message[0].endswith(" against a second run: its file system has no locks (Operation not supported).")
 
 
 def test_a_bench_that_came_meanwhile_stays(compose: Compose, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing has kept it out."""
+    """An output that another command wrote without a lock is not overwritten."""
     run = benching._run
 
     def slow(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What one meets at the keyboard: a first line before all that takes seconds, `--quiet` wherever there is progress, completion."""
+"""Slow commands print a first line at once, commands with progress accept `--quiet`, and shells complete names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def tiny(compose: Compose, teacher: Path) -> Path:
 @pytest.mark.parametrize("command", WITH_PROGRESS)
 def test_every_command_that_shows_progress_can_be_quiet(command: str) -> None:
     parameters = typer.main.get_command(app).commands[command].params  # pyright: ignore[reportAttributeAccessIssue]
-    assert [one.name for one in parameters if "--quiet" in one.opts and "-q" in one.opts] == ["quiet"]
+    assert [parameter.name for parameter in parameters if "--quiet" in parameter.opts and "-q" in parameter.opts] == ["quiet"]
 
 
 def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
-    """Results are printed as ever, and warnings would be."""
+    """With --quiet, results and warnings are printed, progress is not."""
     for arguments in (
         ("distill", tiny, "--data", "texts.jsonl", *SHORT),
         ("eval", tiny, "--tasks", "mqar,pairs=2", "--lengths", 12, "--samples", 2),
@@ -48,12 +48,12 @@ def test_quiet_training_and_scoring(compose: Compose, tiny: Path) -> None:
 
 
 def test_the_first_line_comes_before_what_takes_seconds(compose: Compose, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal, and only there: what is redirected has none."""
-    told: list[str] = []
+    """The line appears on a terminal only."""
+    messages: list[str] = []
 
     def at_once(what: str, *, quiet: bool) -> None:
         if not quiet:
-            told.append(what)
+            messages.append(what)
             raise KeyboardInterrupt
 
     for module in ("distill", "eval"):
@@ -62,7 +62,7 @@ def test_the_first_line_comes_before_what_takes_seconds(compose: Compose, tiny: 
     monkeypatch.setitem(sys.modules, "composer.evaluation.runner", None)
     assert compose("distill", tiny, "--data", "texts.jsonl").exit_code == 130
     assert compose("eval", tiny, "--tasks", "recall", "--lengths", 64).exit_code == 130
-    assert told == ["Distilling tiny", "Reading the models and their tasks"]
+    assert messages == ["Distilling tiny", "Reading the models and their tasks"]
 
 
 def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         ("compose dist", ["distill"]),
         ("compose distill --held", ["--held-out-rows", "--held-out"]),
@@ -81,8 +81,8 @@ def test_the_first_line_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsy
         ("compose build law", [name for name in shipped_specs() if name.startswith("law")]),
     ],
 )
-def test_a_shell_completes(words: str, found: list[str]) -> None:
-    """Without torch, which would take seconds at each press of the key."""
+def test_a_shell_completes(words: str, completions: list[str]) -> None:
+    """Completion does not import torch, which would take seconds at each key press."""
     environment = {"_COMPOSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = f"""
         import os, sys
@@ -95,4 +95,4 @@ def test_a_shell_completes(words: str, found: list[str]) -> None:
             print(leaving.code or 0, {{"torch", "transformers"}} & sys.modules.keys())
     """
     *completed, last = printed_behind("import composer.cli.main", program).splitlines()
-    assert (completed, last) == (found, "0 set()")
+    assert (completed, last) == (completions, "0 set()")

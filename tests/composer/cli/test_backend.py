@@ -1,4 +1,4 @@
-"""`--backend` means the same in every command that runs a model: it reaches the heads, and a name that nobody has is refused."""
+"""`--backend` reaches the heads in every command that runs a model, and unknown names are rejected."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture
-def asked(compose: Compose, teacher: Path, student: Path) -> Any:
-    """Runs one of the commands, with more behind."""
+def run_command(compose: Compose, teacher: Path, student: Path) -> Any:
+    """Run one of the commands with further arguments."""
     write_texts(Path("texts.jsonl"))
     Path("text.txt").write_text("once upon a time there was a cat and it slept " * 20, encoding="utf-8")
     models = {"STUDENT": student, "TEACHER": teacher}
@@ -53,8 +53,8 @@ def asked(compose: Compose, teacher: Path, student: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_unknown_backend_is_refused_before_anything_is_written(asked: Any, name: str) -> None:
-    result = asked(name, "--backend", "tritn")
+def test_an_unknown_backend_is_refused_before_anything_is_written(run_command: Any, name: str) -> None:
+    result = run_command(name, "--backend", "tritn")
     assert result.exit_code == 2, result.output
     assert 'there is no backend "tritn"; there are auto, fla, reference, torch, triton' in " ".join(result.stderr.split())
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt", "texts.jsonl"]
@@ -71,10 +71,10 @@ def test_a_student_that_is_looked_into_and_a_source_that_writes_refuse_it_too(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_it_reaches_the_heads(asked: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also beside a teacher that has no form on it; and what is written says it."""
+def test_it_reaches_the_heads(run_command: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It also works beside a teacher without forms on the backend, and the output records it."""
     with own_backend(monkeypatch) as calls:
-        result = asked(name, "--backend", NAME)
+        result = run_command(name, "--backend", NAME)
         assert result.exit_code == 0, result.output
         assert calls
     written = {"eval": "results.json", "bench": "bench.json"}.get(name)
@@ -88,15 +88,15 @@ def test_it_reaches_the_heads(asked: Any, name: str, monkeypatch: pytest.MonkeyP
         assert f"backend {NAME}" in result.stdout
 
 
-def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(asked: Any) -> None:
-    """One that was begun before it could be said had `auto`."""
-    assert asked("eval").exit_code == 0
+def test_an_evaluation_goes_on_with_the_backend_that_it_began_with(run_command: Any) -> None:
+    """An evaluation from before the option existed continues with `auto`."""
+    assert run_command("eval").exit_code == 0
     path = Path("out/run.json")
     begun = json.loads(path.read_text())
     assert begun.pop("backend") == "auto"
     path.write_text(json.dumps(begun))
-    assert asked("eval").exit_code == 0
-    result = asked("eval", "--backend", "reference")
+    assert run_command("eval").exit_code == 0
+    result = run_command("eval", "--backend", "reference")
     assert result.exit_code == 2
     assert "backend: was auto, now reference" in result.stderr
 
@@ -111,11 +111,11 @@ def test_a_run_of_training_does_too(tmp_path: Path) -> None:
         STORE.check_same(tmp_path, settings.model_copy(update={"backend": "torch"}))
 
 
-def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_runs_nothing_here_is_told_in_a_plain_line(run_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_warned", set())
     with own_backend(monkeypatch, lambda _: "it fits nowhere"):
-        result = asked("generate", "--prompt", "once upon a time", "--backend", NAME)
+        result = run_command("generate", "--prompt", "once upon a time", "--backend", NAME)
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith(f"backend {NAME} is set, but no part of a head (`"), result.stderr
     assert "FallsBack" not in result.stderr
-    assert asked("generate", "--backend", "torch").stderr == ""
+    assert run_command("generate", "--backend", "torch").stderr == ""

@@ -1,4 +1,4 @@
-"""Bars move on a terminal, and nothing of them is in what is redirected; where training is quiet, warnings alone are printed."""
+"""Progress bars appear on a terminal and not in redirected output. With --quiet, training prints warnings only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_quiet_commands_print_warnings_alone(compose: Compose, monkeypatch: pyte
         raise TrainingError("So much for that.")
 
     monkeypatch.setattr(training, f"run_{command}", learn)
-    asked = (command, "student", "--data", "passkey", "-o", "out")
-    loud, quiet = (compose(*asked, *more).stderr.splitlines() for more in ((), ("-q",)))
+    arguments = (command, "student", "--data", "passkey", "-o", "out")
+    loud, quiet = (compose(*arguments, *more).stderr.splitlines() for more in ((), ("-q",)))
     assert loud == ["Evaluating on some rows.", "The data are few.", "So much for that."]
     assert quiet == loud[1:]

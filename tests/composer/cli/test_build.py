@@ -1,4 +1,4 @@
-"""`compose build` prints the plan and what became of it; --json is the report, --dry-run writes nothing."""
+"""`compose build` prints the plan and the result. --json prints the report, and --dry-run writes nothing."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ TRUNK = "trunk: {width: 32, layers: 2, heads: 4, vocabulary: 64}\n"
 
 @pytest.fixture
 def whole(compose: Compose) -> str:
-    """A spec with a trunk of its own."""
+    """A spec with its own trunk."""
     Path("whole.yaml").write_text(f"compose: 1\nname: whole\nextends: lawcat\n{TRUNK}")
     return "whole.yaml"
 
@@ -130,7 +130,7 @@ def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> Non
     for arguments, message in (
         (
             [whole, "--from", teacher],
-            "whole.yaml:4:8  trunk: this spec has a trunk of its own, which the source's would contradict",
+            "whole.yaml:4:8  trunk: this spec has its own trunk, which the source's would contradict",
         ),
         (["lawcat", "--fresh"], "this spec has no `trunk` to build from random weights"),
         ([whole, "--fresh", "--from", teacher], "from a source (--from) or from nothing (--fresh), not both"),
@@ -145,7 +145,7 @@ def test_a_source_or_nothing(compose: Compose, whole: str, teacher: Path) -> Non
 
 
 def test_quiet_leaves_the_plan_out(compose: Compose, teacher: Path) -> None:
-    """Where it was built, and what to know of it, are said; a dry run has nothing but the plan."""
+    """With --quiet the output folder and notes are printed. A dry run still prints its plan."""
     result = compose("build", "lawcat", "--from", teacher, "-o", "out", "--quiet")
     assert result.exit_code == 0
     assert result.stdout.startswith("Built out\n")

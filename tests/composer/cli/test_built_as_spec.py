@@ -1,4 +1,4 @@
-"""The folder of a built model is a spec wherever one is asked for: the one that it was built from."""
+"""Wherever a command accepts a spec, it accepts the folder of a built model as the spec of that model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.composer.cli.conftest import Compose
 
 @pytest.fixture
 def here(compose: Compose, student: Path, teacher: Path) -> Path:
-    """`model` and `teacher` in the folder that commands run in."""
+    """Put `model` and `teacher` into the working folder."""
     for name, folder in (("model", student), ("teacher", teacher)):
         Path(name).symlink_to(folder)
     return Path("model")
@@ -55,18 +55,18 @@ def test_a_copy_and_a_child(compose: Compose, here: Path) -> None:
 def test_a_locked_spec_through_a_file(compose: Compose, here: Path) -> None:
     text = compose("show", "lolcats", "--from", "teacher").stdout
     Path("locked.yaml").write_text(text)
-    found = text.splitlines()[0].rpartition(" ")[2]
+    named_hash = text.splitlines()[0].rpartition(" ")[2]
     assert compose("show", "locked.yaml", "--from", "teacher").stdout == text
     (answer,) = json.loads(compose("check", "locked.yaml", "--json").stdout)
-    assert (answer["ok"], answer["hash"]) == (True, found)
-    assert json.loads(compose("explain", "locked.yaml", "--json").stdout)["hash"] == found
+    assert (answer["ok"], answer["hash"]) == (True, named_hash)
+    assert json.loads(compose("explain", "locked.yaml", "--json").stdout)["hash"] == named_hash
     result = compose("build", "locked.yaml", "--fresh")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "this spec has no `trunk`" in result.stderr
 
 
 def test_nothing_has_to_be_named_that_is_said_already(compose: Compose, here: Path) -> None:
-    """By a built model, by a spec that was resolved, and by one with a trunk: `explain`, `show --code` and `draw` take it alike."""
+    """`explain`, `show --code` and `draw` need no --from for a built model, a resolved spec or a spec with a trunk."""
     Path("locked.yaml").write_text(compose("show", "lolcats", "--from", "teacher").stdout)
     trunk = "trunk: {width: 32, layers: 2, heads: 4, key_heads: 2, vocabulary: 64}"
     Path("whole.yaml").write_text(f"compose: 1\nname: lolcats\nextends: lolcats\n{trunk}\n")
@@ -84,11 +84,11 @@ def test_nothing_has_to_be_named_that_is_said_already(compose: Compose, here: Pa
     assert "Llama-3.2-1B" not in drawn
     assert "Llama-3.2-1B" in composer.draw("lolcats").svg
     refused = compose("show", "lolcats", "--code")
-    assert (refused.exit_code, "name a source, --from SOURCE" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "Add a source: --from SOURCE" in refused.stderr) == (2, True)
 
 
 def test_a_model_whose_record_is_gone(compose: Compose, here: Path) -> None:
-    """Its config has the heads all the same, resolved."""
+    """Without a record, the config still has the resolved heads."""
     shutil.copytree(here.resolve(), "alone")
     Path("alone/composition.json").unlink()
     record = read_record(here)
@@ -98,7 +98,7 @@ def test_a_model_whose_record_is_gone(compose: Compose, here: Path) -> None:
 
 
 def test_a_shipped_spec_keeps_its_name(compose: Compose, student: Path) -> None:
-    """A folder beside it is meant with a slash alone."""
+    """A folder with a shipped spec's name is used only if it is written with a slash."""
     Path("lawcat").symlink_to(student)
     assert load_spec("lawcat").name == "lawcat"
     assert load_spec("./lawcat").name == "lolcats"

@@ -1,4 +1,4 @@
-"""`compose chat` reads lines and streams answers, from a terminal and from a pipe, and ends in words."""
+"""`compose chat` reads lines and streams answers on a terminal and in a pipe, and ends without a traceback."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_model_without_a_template(compose: Compose, student: Path) -> None:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Run the command at a terminal with these lines typed, and return what the model was asked. An exception stands for a key."""
+    """Run the command on a terminal with these typed lines, and return the model's prompts. An exception stands for a key."""
 
     def run(chatty: Path, *lines: str | type[BaseException]) -> list[str]:
         from composer.cli import chat
@@ -62,11 +62,11 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 return line
             raise line
 
-        asked: list[str] = []
+        prompts: list[str] = []
         before = Chat.say
 
         def say(self: Chat, text: str, on_text: Any = None) -> Any:
-            asked.append(text)
+            prompts.append(text)
             if text == "stop":
                 raise KeyboardInterrupt
             return before(self, text, on_text)
@@ -77,7 +77,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         names = ("system", "temperature", "top_p", "seed", "device", "backend", "graph", "parts")
         left_out = dict.fromkeys(names)
         chat.chat.callback(model=str(chatty), max_new_tokens="4", **left_out)
-        return asked
+        return prompts
 
     return run
 

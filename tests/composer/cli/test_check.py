@@ -1,4 +1,4 @@
-"""`compose check` finds every mistake of every spec, says where it stands, and passes what is good."""
+"""`compose check` finds every mistake of every spec with its place, and accepts valid specs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_map_may_keep_any_dimension_until_there_is_a_source(compose: Compose, 
 
 
 def test_a_head_that_rules_leave_without_a_layer_is_said_so(compose: Compose, teacher: Path) -> None:
-    """It is no mistake: the next source may have more layers."""
+    """A head that no layer of this source uses is a note and not an error: another source may have more layers."""
     Path("all.yaml").write_text(BEFORE + "extends: hybrid\nlayers: [{at: all, use: exact}]\n")
     assert compose("check", "all.yaml").stdout.splitlines()[0].endswith("head: window → state; exact: full")
     assert compose("check", "all.yaml", "--from", teacher).stdout.endswith("head: window → state (in no layer); exact: full\n")
@@ -107,7 +107,7 @@ def test_what_no_source_mends_is_told_with_a_source_and_without(compose: Compose
 
 
 def test_all_that_is_wrong_is_told_in_one_go(compose: Compose, teacher: Path) -> None:
-    """Two heads that no source mends, two rules that this one's sizes do not allow, each once."""
+    """Two heads that are wrong on every source and two rules that are wrong for this source are each reported once."""
     Path("wrong.yaml").write_text(
         BEFORE + "head: {memory: [window]}\n"
         "heads:\n  one: {memory: [{kind: state}]}\n  two: {memory: [{kind: latents, size: 6}]}\n"
@@ -116,8 +116,8 @@ def test_all_that_is_wrong_is_told_in_one_go(compose: Compose, teacher: Path) ->
     alone = [line.partition("  ")[2].partition(": ")[0] for line in compose("check", "wrong.yaml").stderr.splitlines()[:-1]]
     assert alone == ["head.memory[0]", "heads.one.memory[0]"]
     on_source = compose("check", "wrong.yaml", "--from", teacher).stderr.splitlines()[:-1]
-    told = [line.partition("  ")[2].partition(": ")[0] for line in on_source]
-    assert told == [*alone, "layers[0].at", "layers[1].use"]
+    paths = [line.partition("  ")[2].partition(": ")[0] for line in on_source]
+    assert paths == [*alone, "layers[0].at", "layers[1].use"]
 
 
 def test_what_heads_share_out_needs_their_number(compose: Compose, teacher: Path) -> None:
@@ -211,19 +211,19 @@ def test_a_trunk_of_its_own_is_checked_without_a_source(compose: Compose, teache
     assert "layers.yaml:4:15  layers[0].at: layer 7 is not there: the model has 2 layers" in result.stderr
     result = compose("check", "whole.yaml", "--from", teacher)
     assert result.exit_code == 2
-    assert "whole.yaml:4:8  trunk: this spec has a trunk of its own" in result.stderr
+    assert "whole.yaml:4:8  trunk: this spec has its own trunk" in result.stderr
 
 
 def test_mistakes_have_their_place_in_fields(compose: Compose) -> None:
-    """What is printed is the same, put together."""
+    """The JSON fields together equal the printed message."""
     Path("wrong.yaml").write_text(BEFORE + "head: {memory: [{kind: window, sise: 3}], read: sharde}\n")
     (answer,) = json.loads(compose("check", "wrong.yaml", "--json").stdout)
     first, second = answer["mistakes"]
     assert first.pop("message").startswith('unknown key "sise"; did you mean "size"?')
     assert first == {"file": "wrong.yaml", "line": 3, "column": 32, "path": "head.memory[0].sise"}
     assert (second["line"], second["column"], second["path"]) == (3, 49, "head.read.kind")
-    told = compose("check", "wrong.yaml").stderr.splitlines()
-    assert told[1] == f"wrong.yaml:3:49  head.read.kind: {second['message']}"
+    paths = compose("check", "wrong.yaml").stderr.splitlines()
+    assert paths[1] == f"wrong.yaml:3:49  head.read.kind: {second['message']}"
     Path("tab.yaml").write_text(BEFORE + "head:\n\tmemory: [full]\n")
     (answer,) = json.loads(compose("check", "tab.yaml", "--json").stdout)
     assert answer["mistakes"] == [
@@ -247,8 +247,8 @@ def test_settings(compose: Compose, teacher: Path) -> None:
     result = compose("check", "lolcats", "lawcat", "--set", "head.memory.0.sise=8")
     assert result.exit_code == 2
     assert result.stderr.count('--set head.memory.0.sise=8  head.memory[0].sise: unknown key "sise"') == 2
-    (one,) = json.loads(compose("check", "ablations/lawcat-rope", "--set", "head.conv.kernel=0", "--json").stdout)
-    assert (one["spec"], one["ok"]) == ("ablations/lawcat-rope", False)
+    (variant,) = json.loads(compose("check", "ablations/lawcat-rope", "--set", "head.conv.kernel=0", "--json").stdout)
+    assert (variant["spec"], variant["ok"]) == ("ablations/lawcat-rope", False)
 
 
 def test_what_settings_complete_is_good(compose: Compose) -> None:
@@ -256,9 +256,9 @@ def test_what_settings_complete_is_good(compose: Compose) -> None:
         "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk: {width: 8, layers: 1, heads: 2, mlp: {kind: gated, width: 8}}\n"
     )
     Path("y.yaml").write_text(Path("x.yaml").read_text() + "vary: {grid: {trunk.layers: [1, 2]}}\n")
-    said = ["--set", "trunk.vocabulary=100"]
-    assert compose("show", "x.yaml", *said).exit_code == 0
-    result = compose("check", "x.yaml", "y.yaml", *said)
+    overrides = ["--set", "trunk.vocabulary=100"]
+    assert compose("show", "x.yaml", *overrides).exit_code == 0
+    result = compose("check", "x.yaml", "y.yaml", *overrides)
     assert (result.exit_code, result.stdout.count("ok ")) == (0, 3), result.stdout
     result = compose("check", "x.yaml", "y.yaml")
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""`compose diff` compares meanings: names and spelling are nothing, every complete head is everything, and the hash agrees."""
+"""`compose diff` compares meanings: names and spelling do not count, every resolved head does, and the hashes agree."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ layers: [{at: "0:", use: mine}]
 
 
 def rows(compose: Compose, *arguments: object) -> list[list[str]]:
-    """The table, its columns split."""
+    """Return the table with split columns."""
     result = compose("diff", *arguments)
     assert result.exit_code == 0, result.stderr
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()]
 
 
 def test_two_specs_differ_exactly_where_their_hashes_do() -> None:
-    """Every spec beside a quarter of the others, and beside those with its hash."""
+    """Each shipped spec is compared with a quarter of the others, and with all that have its hash."""
     specs = {name: load_spec(name, ["trunk=null"]) for name in SHIPPED}
     resolved = {name: resolve(spec, SIZE) for name, spec in specs.items()}
     hashes = {name: spec.hash for name, spec in resolved.items()}
     same = 0
-    for (at, one), (to, other) in combinations(enumerate(SHIPPED), 2):
-        alike = hashes[one] == hashes[other]
+    for (at, first_spec), (to, other) in combinations(enumerate(SHIPPED), 2):
+        alike = hashes[first_spec] == hashes[other]
         if (at + to) % 4 and not alike:
             continue
-        found = differences_on_source(resolved[one], resolved[other])
-        assert (not found) is alike, (one, other)
-        if not differences_of_specs(specs[one], specs[other]):
+        differences = differences_on_source(resolved[first_spec], resolved[other])
+        assert (not differences) is alike, (first_spec, other)
+        if not differences_of_specs(specs[first_spec], specs[other]):
             assert alike
             same += 1
     assert same
@@ -70,14 +70,14 @@ def test_on_a_source_layer_by_layer(compose: Compose, teacher: Path) -> None:
     Path("last.yaml").write_text(
         "compose: 1\nname: last\nextends: lawcat\nheads: {exact: {memory: [full]}}\nlayers: [{at: -1, use: exact}]\n"
     )
-    found = rows(compose, "lawcat", "last.yaml", "--from", teacher)
-    assert found[1:4] == [
+    rows_of = rows(compose, "lawcat", "last.yaml", "--from", teacher)
+    assert rows_of[1:4] == [
         ["layer 1", "head.conv", "causal → null"],
         ["layer 1", "head.feature_map", "{kind: hedgehog, dim: 8, share: qk} → null"],
         ["layer 1", "head.memory", "[{kind: state, position: none, gate: {kind:"],
     ]
-    found = rows(compose, "lawcat", "ablations/lawcat-gate-rank:full", "--from", teacher)
-    assert found[1:] == [["layers 0 to 1", "head.memory[0].gate.rank", "32 → full"]]
+    rows_of = rows(compose, "lawcat", "ablations/lawcat-gate-rank:full", "--from", teacher)
+    assert rows_of[1:] == [["layers 0 to 1", "head.memory[0].gate.rank", "32 → full"]]
 
 
 def test_names_recipes_and_spelling_mean_nothing(compose: Compose, teacher: Path) -> None:
@@ -104,23 +104,23 @@ def test_groups_inside_a_layer(compose: Compose, teacher: Path) -> None:
     Path("swapped.yaml").write_text(text.format("swapped", "b", "[{head: head, heads: 2}, {head: b, heads: 2}]"))
     assert "the same meaning" in compose("diff", "one.yaml", "other.yaml").stdout
     assert "the same meaning" in compose("diff", "one.yaml", "other.yaml", "--from", teacher).stdout
-    found = rows(compose, "one.yaml", "swapped.yaml", "--from", teacher)
-    assert found[1] == ["layer 0", "groups[0].head.feature_map", "null → {kind: hedgehog, dim: 64}"]
+    rows_of = rows(compose, "one.yaml", "swapped.yaml", "--from", teacher)
+    assert rows_of[1] == ["layer 0", "groups[0].head.feature_map", "null → {kind: hedgehog, dim: 64}"]
     assert rows(compose, "one.yaml", "swapped.yaml")[1][0] == "layers[0].use[0].head.feature_map"
     assert rows(compose, "one.yaml", "lolcats")[1][0] == "layers"
 
 
 def test_json(compose: Compose, teacher: Path) -> None:
-    def said(*arguments: object) -> Any:
+    def differences_of(*arguments: object) -> Any:
         return json.loads(compose("diff", *arguments, "--json").stdout)
 
     names = ["lawcat", "ablations/lawcat-convolution:without"]
     change = {"path": "head.conv", "first": {"kind": "causal"}, "second": None}
-    assert said(*names) == {"specs": names, "same": False, "hashes": None, "differences": [change | {"layers": None}]}
-    found = said(*names, "--from", teacher)
-    assert found["differences"] == [change | {"layers": [0, 1]}]
-    assert len(set(found["hashes"])) == 2
-    same = said("lawcat", "ablations/lawcat-convolution:complete", "--from", teacher)
+    assert differences_of(*names) == {"specs": names, "same": False, "hashes": None, "differences": [change | {"layers": None}]}
+    difference = differences_of(*names, "--from", teacher)
+    assert difference["differences"] == [change | {"layers": [0, 1]}]
+    assert len(set(difference["hashes"])) == 2
+    same = differences_of("lawcat", "ablations/lawcat-convolution:complete", "--from", teacher)
     assert (same["same"], same["differences"], len(set(same["hashes"]))) == (True, [], 1)
 
 
@@ -148,9 +148,9 @@ def test_mistakes(compose: Compose, teacher: Path, text: str, message: str, on_s
 
 def test_the_second_may_be_changed(compose: Compose, teacher: Path) -> None:
     for source in ([], ["--from", teacher]):
-        found = rows(compose, "lolcats", "lolcats", "--set", "head.position=none", *source)
-        assert found[0][0].startswith("lolcats → lolcats --set head.position=none")
-        assert sum("head.memory[0].position" in row for row in found) == 1
+        rows_of = rows(compose, "lolcats", "lolcats", "--set", "head.position=none", *source)
+        assert rows_of[0][0].startswith("lolcats → lolcats --set head.position=none")
+        assert sum("head.memory[0].position" in row for row in rows_of) == 1
     result = compose("diff", "lolcats", "lolcats", "--set", "head.positoin=none")
     assert result.exit_code == 2
     assert "--set head.positoin=none" in result.stderr

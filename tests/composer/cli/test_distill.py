@@ -1,4 +1,4 @@
-"""`compose distill` trains and says what came of it; a mistake ends in one clear message, exit code 2 and nothing on the disk."""
+"""`compose distill` trains and prints its result. A mistake gives one message, exit code 2, and no files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = ("--set", "recipe.transfer.steps=2", "--set", "recipe.finetune.steps=2")
 
 @pytest.fixture(scope="module")
 def models(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Students by what is peculiar about them."""
+    """Students by their special property."""
     folder = tmp_path_factory.mktemp("models")
     tiny = SPEC | {"recipe": RECIPE}
     softmax = {"compose": 1, "name": "softmax", "head": {"position": "rope", "memory": ["full"]}}
@@ -38,7 +38,7 @@ def models(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture
 def texts(compose: Compose, tmp_path: Path) -> Path:
-    """In the folder that the command runs in."""
+    """Write texts into the working folder."""
     return write_texts(tmp_path / "texts.jsonl")
 
 
@@ -65,14 +65,14 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     merged = compose("merge", "tiny-distilled", "-o", "merged")
     assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
     assert "Loading weights" not in result.stderr + merged.stderr, "bars are for terminals"
-    told = compose("merge", "tiny-distilled", "-o", "told", "--json")
-    assert json.loads(told.stdout) == {"out": "told", "spec_hash": record.spec_hash}, told.output
+    report = compose("merge", "tiny-distilled", "-o", "told", "--json")
+    assert json.loads(report.stdout) == {"out": "told", "spec_hash": record.spec_hash}, report.output
     refused = compose("merge", "told", "-o", "again", "--json")
     assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
 
 
 def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the student's headers are read once, of which the run is told."""
+    """--json prints the report. The student's file headers are read once."""
     opened: list[Path] = []
     monkeypatch.setattr(student, "open_model", lambda folder: opened.append(folder) or open_model(folder))
     result = compose("distill", models["tiny"], "--data", texts, "--stage", "transfer", *QUICK, "-o", "deep/out", "--json")
@@ -87,8 +87,8 @@ def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Pa
 def test_options_reach_the_run(
     compose: Compose, models: dict[str, Path], teacher: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(training, "prepare", lambda student, options: asked.append(options.gradient_checkpointing))
+    requested: list[bool] = []
+    monkeypatch.setattr(training, "prepare", lambda student, options: requested.append(options.gradient_checkpointing))
     other = write_texts(Path("held-out.jsonl"), 5, seed=1)
     arguments = ["--held-out", other, "--seed", 3, "--teacher", teacher, "--merge", "--bfloat16", "-o", "out"]
     arguments.append("--gradient-checkpointing")
@@ -99,11 +99,11 @@ def test_options_reach_the_run(
     assert {(stage.seed, stage.teacher) for stage in record.training} == {(3, str(teacher))}
     assert json.loads(result.stdout)["data"]["references"][0]["documents"] == 60, "nothing of the data is held out"
     assert not Path("out/adapter").exists()
-    assert asked == [True]
+    assert requested == [True]
 
 
 def test_nothing_held_out(compose: Compose, models: dict[str, Path], texts: Path) -> None:
-    """With --share 0; training from nothing prints the same way, and no bars either."""
+    """With --share 0 nothing is held out. Training from nothing prints the same way, without bars."""
     options = ("--set", "recipe.train.lr=1e-3", "--set", "recipe.train.steps=2", "--set", "recipe.train.batch=4")
     result = compose("train", models["tiny"], "--data", texts, "--share", 0, *options)
     assert result.exit_code == 0, result.output
@@ -173,7 +173,7 @@ def test_a_mistake(compose: Compose, models: dict[str, Path], texts: Path, name:
 
 
 def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that stopped is gone on with or begun anew, as one says; a result is only replaced where one says so."""
+    """A stopped run needs --resume or --force, and a finished one needs --force."""
 
     class StoppedError(Exception):
         pass
@@ -201,7 +201,7 @@ def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Pat
 
 
 def test_a_strangers_folder_is_not_replaced(compose: Compose, models: dict[str, Path], texts: Path) -> None:
-    """--force is for what a run wrote."""
+    """--force replaces only what a run has written."""
     Path("out.run").mkdir()
     Path("out.run/thesis.txt").write_text("the only copy")
     result = compose("distill", models["tiny"], "--data", texts, *QUICK, "-o", "out", "--force")

@@ -1,4 +1,4 @@
-"""`compose draw` and `compose diff --draw` write pictures of specs and of built models; mistakes are told in words."""
+"""`compose draw` and `compose diff --draw` write pictures of specs and of built models, and report mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.shipped import SHIPPED
 
 
 def words(svg: str) -> list[str]:
-    return [one.text or "" for one in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
 def test_a_spec_is_drawn_to_stdout_or_to_a_file(compose: Compose, teacher: Path) -> None:
@@ -37,8 +37,8 @@ def test_settings_show(compose: Compose, teacher: Path) -> None:
 
 
 def test_without_a_source_it_says_whose_sizes_it_takes(compose: Compose) -> None:
-    found = words(compose("draw", "lawcat").stdout)
-    assert "on the sizes of Llama-3.2-1B · 16 layers" in found[1]
+    shown = words(compose("draw", "lawcat").stdout)
+    assert "on the sizes of Llama-3.2-1B · 16 layers" in shown[1]
     own = next(name for name in SHIPPED if load_spec(name).trunk is not None)
     assert not [word for word in words(compose("draw", own).stdout) if "Llama" in word]
 

@@ -1,4 +1,4 @@
-"""`compose eval` prints tables or JSON, refuses mistakes in one message, and goes on from a SIGKILL."""
+"""`compose eval` prints tables or JSON, rejects mistakes in one message, and resumes after SIGKILL."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ def test_tables(compose: Compose) -> None:
 
 @pytest.mark.parametrize("making", [True, False])
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(compose: Compose, monkeypatch: pytest.MonkeyPatch, making: bool) -> None:
-    """As samples are made, which has a line of its own, and as they are scored."""
-    told: list[EvaluationProgress] = []
-    asked = ("eval", TEACHER, *QUICK, "--batch-tokens", "1")
+    """Ctrl-C is tested while samples are made, which has its own progress line, and while they are scored."""
+    reports: list[EvaluationProgress] = []
+    arguments = ("eval", TEACHER, *QUICK, "--batch-tokens", "1")
 
     def interrupt(progress: EvaluationProgress) -> None:
-        told.append(progress)
+        reports.append(progress)
         if progress.making is making and progress.done == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as pressed:
         pressed.setattr(eval_module, "watching", lambda *, quiet: contextlib.nullcontext(interrupt))
-        alone, kept = compose(*asked), compose(*asked, "-o", "out")
-    assert {one.making for one in told} == {True, making}
+        alone, kept = compose(*arguments), compose(*arguments, "-o", "out")
+    assert {report.making for report in reports} == {True, making}
     assert (alone.exit_code, kept.exit_code) == (130, 130)
     assert alone.stderr == "Interrupted, and nothing is kept: with a folder (-o FOLDER), samples are kept as they are scored.\n"
     nothing = "Interrupted while samples were made: nothing was scored yet. Run the same command again to start over.\n"
     assert kept.stderr == (
         nothing if making else "Interrupted: out keeps 2 scored samples. Run the same command again to continue.\n"
     )
-    again = compose(*asked, "-o", "out")
+    again = compose(*arguments, "-o", "out")
     assert again.exit_code == 0, again.output
     assert again.stderr.splitlines()[0] == "Making the samples …"
     assert len((Path("out") / SAMPLES).read_text().splitlines()) == 12
-    assert "Making" not in compose(*asked, "-o", "out", "--quiet").stderr
+    assert "Making" not in compose(*arguments, "-o", "out", "--quiet").stderr
 
 
 def test_json_is_the_report(compose: Compose) -> None:
@@ -136,7 +136,7 @@ def test_a_mistake(compose: Compose, name: str) -> None:
 
 
 def test_killed_from_outside(compose: Compose, tmp_path: Path) -> None:
-    """A program of its own, killed when its first line is on the disk, and said again, comes to what it would have come to."""
+    """A command that is killed after its first line on disk and run again has the results of an uninterrupted one."""
     tasks = ["--tasks", "passkey,stories", "--lengths", "128,256", "--samples", "24", "--batch-tokens", "256"]
     arguments = ["eval", str(TEACHER), *tasks, "-o", "killed"]
     with open(os.devnull, "w") as nothing:

@@ -1,4 +1,4 @@
-"""`compose explain` prints what `composer.explain` finds: every group of heads, every part, every figure."""
+"""`compose explain` prints what `composer.explain` returns: every group of heads, every part and every figure."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_where_nothing_is_kept(compose: Compose, teacher: Path) -> None:
 
 
 def test_projections_that_nothing_looks_at(compose: Compose, teacher: Path) -> None:
-    said = "q_proj, k_proj kept as they are, and not used by these heads"
+    line = "q_proj, k_proj kept as they are, and not used by these heads"
     for spec, count in (("latte", 1), ("latte-macchiato", 0), ("lolcats", 0)):
-        assert " ".join(compose("explain", spec, "--from", teacher).stdout.split()).count(said) == count
+        assert " ".join(compose("explain", spec, "--from", teacher).stdout.split()).count(line) == count
 
 
 def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:

@@ -1,4 +1,4 @@
-"""`compose generate` goes on from a prompt: greedily as the model itself would, or sampled from a seed."""
+"""`compose generate` continues a prompt, greedily as the model itself does, or sampled from a seed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_seed_is_repeatable(compose: Compose, student: Path) -> None:
 
 
 def test_every_token_may_be_drawn(student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only the likeliest fifty, which transformers draws from where nobody says how many."""
+    """Sampling uses all tokens, and not the fifty most likely ones, which is transformers' default."""
 
     def few(top_k: int, **_: object) -> None:
         raise AssertionError(f"the likeliest {top_k} are drawn from")
@@ -108,7 +108,7 @@ def test_a_model_that_nobody_has_composed_writes_as_transformers_has_it(compose:
 
 
 def test_a_prompt_that_is_no_text(compose: Compose, student: Path) -> None:
-    """Bytes of another encoding, as argv and stdin hand them on."""
+    """Invalid UTF-8 in argv and stdin is rejected."""
     result = compose("generate", student, "--prompt", "caf\udce9")
     assert result.exit_code == 2
     assert "the prompt in --prompt is not in the terminal's encoding, from character 4 on" in " ".join(result.stderr.split())
@@ -162,7 +162,7 @@ def test_other_errors_are_not_taken_for_it(compose: Compose, student: Path, monk
 
 
 def test_what_is_built_from_nothing(compose: Compose) -> None:
-    """Without a tokenizer, or as a classifier, it cannot go on from a text, and says so."""
+    """A model without a tokenizer and a classifier cannot continue a text, and the error says so."""
     Path("whole.yaml").write_text(
         "compose: 1\nname: whole\nextends: lawcat\ntrunk: {width: 32, layers: 2, heads: 4, vocabulary: 64}\n"
     )
@@ -177,7 +177,7 @@ def test_what_is_built_from_nothing(compose: Compose) -> None:
 
 
 def test_the_command_says_how_it_is_written(compose: Compose, student: Path) -> None:
-    """Not the settings that the source came with: beams, for example, each of which has a state of its own."""
+    """The source's generation settings, such as beams, are ignored."""
     expected = generated(compose, student)["text"]
     shutil.copytree(student, "greedy")
     settings = {

@@ -1,4 +1,4 @@
-"""`compose inspect` prints a line a head, or JSON, and refuses mistakes in one message."""
+"""`compose inspect` prints a line per head, or JSON, and rejects mistakes in one message."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_json_is_all_that_was_found(compose: Compose, student: Path, tmp_path: P
     (tmp_path / "text.txt").write_text("once upon a time")
     result = compose("inspect", student, "--text", "text.txt", "--alone", "--layers", "-1", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
-    found = json.loads(result.stdout)
-    assert [head["layer"] for head in found["heads"]] == [1]
-    assert found["tokens"] == ["once", "upon", "a", "time"]
+    findings = json.loads(result.stdout)
+    assert [head["layer"] for head in findings["heads"]] == [1]
+    assert findings["tokens"] == ["once", "upon", "a", "time"]
 
 
 def test_mistakes(compose: Compose, student: Path) -> None:

@@ -1,4 +1,4 @@
-"""A file of somebody else may be a pipe, a device, a folder, a link or unreadable: every command refuses it in words, at once."""
+"""If a file is a pipe, a device, a folder, a link or unreadable, every command rejects it at once with a message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHILD = "compose: 1\nname: child\nextends: spec.yaml\n"
 
 @pytest.fixture(scope="module")
 def originals(teacher: Path, student: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source in one file, one in several, a student, a student with adapters, specs and a text: each test takes copies."""
+    """A source in one file, a source in shards, a student, a student with adapters, specs and a text, to copy."""
     folder = tmp_path_factory.mktemp("originals")
     shutil.copytree(teacher, folder / "source")
     llama(folder / "sharded", sharded=True)
@@ -86,7 +86,7 @@ READS = {
 
 
 def refused(result: Any, name: str) -> str:
-    """The message of a command that has refused a file."""
+    """Return the message of a command that rejected a file."""
     assert result.exit_code == 2, (result.exit_code, result.output, result.exception)
     assert isinstance(result.exception, SystemExit)
     assert Path(name).name in result.stderr
@@ -142,7 +142,7 @@ def test_the_origin_in_a_record_may_be_any_path(
     Path("student/composition.json").write_text(json.dumps(record))
     with no_waiting():
         result = compose("verify", "student", "--json")
-    (check,) = [one for one in json.loads(result.stdout)["checks"] if (one["what"], one["subject"]) == ("contents", linked)]
+    (check,) = [entry for entry in json.loads(result.stdout)["checks"] if (entry["what"], entry["subject"]) == ("contents", linked)]
     assert check["outcome"] == "unknown"
     assert "no longer the file that was linked" in check["detail"]
 
@@ -169,7 +169,7 @@ def test_a_tokenizer_has_a_bounded_size(compose: Compose, originals: Path) -> No
 
 
 def test_a_folder_that_may_not_be_searched(compose: Compose, originals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file there fails where no reader expects it: it is told in words all the same."""
+    """A file in an unsearchable folder fails in an unexpected place, and still gives a message."""
     shutil.copytree(originals / "student", "student")
 
     def refuse(path: Path) -> bool:
@@ -184,7 +184,7 @@ Damaged = Callable[[str, str], Any]
 
 @pytest.fixture(scope="module")
 def stopped(originals: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that were stopped, in a folder with their data: of stage 1, and of stage 1 layer by layer."""
+    """Return stopped runs of stage 1, in memory and layer by layer, with their data."""
     from composer.training import checkpoint, streamed
 
     folder = tmp_path_factory.mktemp("stopped")
@@ -268,5 +268,5 @@ def evaluated(originals: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def evaluation(originals: Path, out: str) -> Any:
-    asked = ["--tasks", f"perplexity,text={originals / 'text.txt'}", "--lengths", "8", "--samples", "2", "-o", out]
-    return CliRunner().invoke(app, ["eval", str(originals / "student"), *asked])
+    arguments = ["--tasks", f"perplexity,text={originals / 'text.txt'}", "--lengths", "8", "--samples", "2", "-o", out]
+    return CliRunner().invoke(app, ["eval", str(originals / "student"), *arguments])

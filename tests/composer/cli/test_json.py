@@ -1,4 +1,4 @@
-"""docs/json.md is what the schemas are, names every command that prints JSON, and what commands print has the keys that it says."""
+"""docs/json.md equals the schemas, names every command with JSON output, and commands print its keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_the_page_is_what_the_schemas_are() -> None:
 
 def test_every_command_that_prints_json_is_on_it() -> None:
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
-    assert sorted(PRINTED) == sorted(name for name, one in commands.items() if any("--json" in what.opts for what in one.params))
+    assert sorted(PRINTED) == sorted(
+        name for name, command in commands.items() if any("--json" in what.opts for what in command.params)
+    )
 
 
 @pytest.mark.parametrize("command", RUN)
@@ -50,15 +52,15 @@ def test_what_is_printed_is_what_the_page_says(compose: Compose, student: Path, 
     Path("text.txt").write_text("once upon a time there was a cat")
     result = compose(*RUN[command], "--json")
     assert result.exit_code == 0, result.output
-    found: Any = json.loads(result.stdout)
+    printed: Any = json.loads(result.stdout)
     shape = PRINTED[command][1]
     if isinstance(shape, tuple):
-        assert tuple(found[0] if isinstance(found, list) else found) == shape
+        assert tuple(printed[0] if isinstance(printed, list) else printed) == shape
     else:
         assert shape is not None
-        found.pop("ok", None)
-        assert found.keys() <= shape.model_fields.keys()
-        assert {name for name, field in shape.model_fields.items() if field.is_required()} <= found.keys()
+        printed.pop("ok", None)
+        assert printed.keys() <= shape.model_fields.keys()
+        assert {name for name, field in shape.model_fields.items() if field.is_required()} <= printed.keys()
 
 
 NOT_OURS = {"config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -102,19 +104,19 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_is_json_too(compose: Compose, case: str) -> None:
     Path("wrong.yaml").write_text("compose: 1\nname: wrong\nhead: {memory: [full], colour: red}\n")
-    plain, told = compose(*REFUSED[case]), compose(*REFUSED[case], "--json")
-    assert (plain.exit_code, told.exit_code) == (2, 2)
+    plain, as_json = compose(*REFUSED[case]), compose(*REFUSED[case], "--json")
+    assert (plain.exit_code, as_json.exit_code) == (2, 2)
     assert plain.stdout == ""
-    assert told.stderr == plain.stderr
-    (mistake,) = json.loads(told.stdout)["mistakes"]
+    assert as_json.stderr == plain.stderr
+    (mistake,) = json.loads(as_json.stdout)["mistakes"]
     assert mistake.keys() == {"message", "file", "line", "column", "path"}
-    assert mistake["message"].split("\n")[0] in told.stderr
+    assert mistake["message"].split("\n")[0] in as_json.stderr
     if case == "a spec":
         assert (mistake["file"], mistake["line"], mistake["column"], mistake["path"]) == ("wrong.yaml", 3, 24, "head.colour")
 
 
 def test_check_with_a_source_that_is_not_there(compose: Compose) -> None:
-    """Of each spec, beside what is wrong with itself."""
+    """If the source does not exist, this is reported for each spec beside its own mistakes."""
     Path("wrong.yaml").write_text("compose: 1\nname: wrong\nhead: {memory: [full], colour: red}\n")
     result = compose("check", "lolcats", "wrong.yaml", "--from", "nowhere/at/all", "--json")
     assert result.exit_code == 2
@@ -122,4 +124,4 @@ def test_check_with_a_source_that_is_not_there(compose: Compose) -> None:
     assert (good["spec"], good["ok"], good["hash"]) == ("lolcats", False, None)
     (mistake,) = good["mistakes"]
     assert "neither a folder here nor" in mistake["message"]
-    assert [one["path"] for one in wrong["mistakes"]] == ["head.colour", None]
+    assert [mistake["path"] for mistake in wrong["mistakes"]] == ["head.colour", None]

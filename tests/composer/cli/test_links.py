@@ -1,4 +1,4 @@
-"""A link that leads to itself, or to nothing, is told of as what it is, whatever it stands for; nobody asks the Hub for it."""
+"""A link to itself or to nothing is reported as such in any place, and the Hub is not queried for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every command: help says what each option is, mistakes are messages and exit codes, never tracebacks."""
+"""Every command has help for each option, and reports mistakes as messages with exit codes, never as tracebacks."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ MISTAKES = [
 
 
 def test_a_source_without_its_option(compose: Compose) -> None:
-    """Where a command has one; JSON says the same."""
+    """A misplaced source gives a hint if the command has --from, also in JSON."""
     result = compose("build", "lawcat", "teacher", "--json")
-    said = "Got unexpected extra argument(s) (teacher). Name a source with --from."
+    message = "Got unexpected extra argument(s) (teacher). Name a source with --from."
     assert result.exit_code == 2
-    assert said in result.stderr
-    assert said in result.stdout
+    assert message in result.stderr
+    assert message in result.stdout
     other = compose("parts", "state", "teacher")
     assert "unexpected extra argument" in other.stderr
     assert "--from" not in other.stderr

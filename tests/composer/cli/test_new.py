@@ -1,4 +1,4 @@
-"""`compose new` writes a spec that loads as it stands, and never over a file that is there."""
+"""`compose new` writes a spec that loads unchanged, and never overwrites a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.composer.cli.conftest import Compose
 
 
 def uncommented(text: str) -> str:
-    """The spec with its commented-out keys brought in."""
+    """Return the spec with its commented-out keys included."""
     keys = ("conv:", "heads:", "  exact:", "layers:", "  - ", "recipe:", "  transfer:", "  finetune:")
     lines = []
     for line in text.splitlines():

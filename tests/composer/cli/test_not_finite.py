@@ -1,4 +1,4 @@
-"""NaN and infinity in weights are an error wherever weights are read first, which names the file, the tensor and the count."""
+"""NaN and infinity in weights are an error at the first read, with the file, the tensor and the count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUICK = ("recipe.sequence=16", "recipe.transfer.steps=1", "recipe.transfer.batch
 
 
 def spoil(file: Path, name: str, value: float, count: int = 1) -> None:
-    """Set so many values of a stored tensor."""
+    """Set some values of a stored tensor."""
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name].view(-1)[:count] = value

@@ -1,4 +1,4 @@
-"""A gate and a memory of another package go through all commands. Where they are missing, one sentence names the package."""
+"""A gate and a memory of another package work in all commands. Without the package, the error names it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """A file with a gate, and a spec that names it."""
+    """A file with a gate, and a spec that uses it."""
     (tmp_path / "slow.yaml").write_text(SLOW, encoding="utf-8")
     path = tmp_path / "mine.py"
     path.write_text(GATE, encoding="utf-8")
@@ -73,7 +73,7 @@ def test_every_command_takes_parts() -> None:
 
 
 def test_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
-    """Check, explain, draw, build, show, save, load, generate, inspect, lock, export and verify."""
+    """The commands are check, explain, draw, build, show, save, load, generate, inspect, lock, export and verify."""
     (tmp_path / "mine.yaml").write_text(SPEC, encoding="utf-8")
     source = ("mine.yaml", "--from", teacher)
     assert "window → own_part_strided → state" in run(compose, "check", *source, *OWN)
@@ -106,7 +106,7 @@ def test_all_commands(compose: Compose, teacher: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_part_of_a_spec(compose: Compose, mine: Path) -> None:
-    """The message has file, line and column, and says what is probably missing."""
+    """The message has the file, the line, the column and the likely missing package."""
     result = compose("check", "slow.yaml")
     assert result.exit_code == 2
     assert 'slow.yaml:3:55  head.memory[0].gate.kind: the part "mine.slow" is not registered. ' in result.output
@@ -134,7 +134,7 @@ def test_a_fault_is_one_sentence(compose: Compose, mine: Path) -> None:
 
 
 def test_files_do_not_name_code(compose: Compose, mine: Path, tmp_path: Path) -> None:
-    """A spec has no key that would import a file beside it, and a record's parts are not imported."""
+    """No key of a spec imports a file, and the parts named in a record are not imported."""
     (tmp_path / "slow.yaml").write_text(f"parts: [mine.py]\n{SLOW}", encoding="utf-8")
     result = compose("check", "slow.yaml")
     assert result.exit_code == 2
@@ -144,7 +144,7 @@ def test_files_do_not_name_code(compose: Compose, mine: Path, tmp_path: Path) ->
 
 @pytest.fixture
 def built(compose: Compose, mine: Path, teacher: Path, tmp_path: Path) -> Path:
-    """A model whose gate is of a file, built in a registry of its own."""
+    """A model with a gate from a file, built in a separate registry."""
     with restored():
         run(compose, "build", "slow.yaml", "--from", teacher, "-o", "built", "--parts", mine)
         run(compose, "lock", "slow.yaml", "--from", teacher, "-o", "slow.lock.yaml")
@@ -190,7 +190,7 @@ def test_a_lock_holds_its_parts(compose: Compose, built: Path, mine: Path, teach
 
 
 def test_another_process_sees_installed_parts(tmp_path: Path, built: Path, mine: Path) -> None:
-    """``from_pretrained`` of transformers in a new process, with the part in an installed package."""
+    """``from_pretrained`` of transformers works in a new process if the part's package is installed."""
     record = tmp_path / "site"
     record.mkdir()
     fake_distribution(record, "faked-gates", "faked", GATE)
@@ -204,7 +204,7 @@ def test_another_process_sees_installed_parts(tmp_path: Path, built: Path, mine:
 
 
 def test_processes_get_the_files(compose: Compose, built: Path, mine: Path) -> None:
-    """The bench's process loads the model, and a step on its way to a cluster registers the file before it is read."""
+    """The bench's child process and a pickled step register the file before they read the model."""
     with restored():
         composer.load(built, parts=mine)
         step: Any = GATES["mine.slow"]()
@@ -213,14 +213,14 @@ def test_processes_get_the_files(compose: Compose, built: Path, mine: Path) -> N
     assert not GATES.outside
     assert pickle.loads(sent).step == GATES["mine.slow"]()
     trial = Trial(prefill=(4,), decode=(), batches=(1,), repeats=1, steps=1, seed=0, vocabulary=11, device="cpu")
-    asked = {"folder": str(built), "dtype": "float32", "backend": "auto", "threads": 1, "parts": named}
+    request = {"folder": str(built), "dtype": "float32", "backend": "auto", "threads": 1, "parts": named}
     with restored(), redirect_stdout(io.StringIO()) as output:
-        memory.main({**asked, "trial": trial.model_dump()})
+        memory.main({**request, "trial": trial.model_dump()})
     assert output.getvalue().startswith('["prefill", 4, 1,')
 
 
 def test_the_command_of_typer_has_the_option() -> None:
-    """On the command line it may be repeated."""
+    """The option exists in Typer's command and may be repeated."""
     from composer.cli.main import app
 
     command: Any = typer.main.get_command(app)

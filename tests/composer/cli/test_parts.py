@@ -1,4 +1,4 @@
-"""`compose parts` shows the whole catalogue, and of each part all that its schema has."""
+"""`compose parts` lists the whole catalogue, and shows the full schema of a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compose read` reads a text once, and `compose generate --state` continues it as if the model had read all of it just now."""
+"""`compose read` reads a text once, and `compose generate --state` continues as if the model had just read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT = "there was a cat"
 
 @pytest.fixture
 def folder(compose: Compose, student: Path) -> Path:
-    """A copy of the student, whose tokenizer writes a BOS token before a text; beside it, the text."""
+    """A copy of the student whose tokenizer adds a BOS token, and a text."""
     shutil.copytree(student, "mine")
     tokenizer = Tokenizer.from_file("mine/tokenizer.json")
     tokenizer.post_processor = TemplateProcessing(single=f"{WORDS[1]} $A", special_tokens=[(WORDS[1], 1)])
@@ -40,7 +40,7 @@ def ids_of(folder: Path, text: str, *, start: bool) -> torch.Tensor:
 
 @torch.no_grad()
 def greedy(folder: Path, *pieces: torch.Tensor, count: int) -> list[int]:
-    """The tokens that the model itself takes after some pieces of a text."""
+    """Return the model's greedy tokens after the pieces of a text."""
     model, written = composer.load(folder), []
     cache = new_cache(model.config)
     (*earlier, last) = pieces
@@ -74,9 +74,9 @@ def test_a_prompt_continues_the_text(compose: Compose, folder: Path) -> None:
 
 
 def test_in_python(folder: Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = composer.read(folder, "book.txt", "book.state", progress=lambda done, length: told.append((done, length)))
-    assert told == [(221, 221)]
+    progress: list[tuple[int, int]] = []
+    report = composer.read(folder, "book.txt", "book.state", progress=lambda done, length: progress.append((done, length)))
+    assert progress == [(221, 221)]
     assert (report.tokens, report.growing_layers) == (221, ())
     assert report.state_bytes == composer.explain("lolcats", folder, sequence=221).state_bytes
     assert report.file_bytes == Path("book.state").stat().st_size > report.state_bytes
@@ -88,7 +88,7 @@ def test_in_python(folder: Path) -> None:
 
 
 def test_a_state_after_generated_text(compose: Compose, folder: Path) -> None:
-    """It has all of the text, the last token that was written as well: two calls are as one text."""
+    """The state includes the last generated token, so two calls equal one text."""
     assert compose("read", folder, "--text", "book.txt", "-o", "book.state").exit_code == 0
     first = answered(
         compose, folder, "--state", "book.state", "--prompt", PROMPT, "--max-new-tokens", 5, "--state-out", "later.state"
@@ -132,7 +132,7 @@ def refused(compose: Compose, *arguments: object) -> str:
 
 
 def test_states_of_other_models(compose: Compose, folder: Path, teacher: Path) -> None:
-    """Other heads, other weights, another tokenizer. A chat template that was added makes no other model."""
+    """Other heads, weights or tokenizers are rejected. An added chat template is not another model."""
     assert compose("read", folder, "--text", "book.txt", "-o", "book.state").exit_code == 0
     contents = Path("book.state").read_bytes()
     continued = ("--state", "book.state", "--prompt", PROMPT, "--max-new-tokens", 1)
@@ -187,7 +187,7 @@ def test_a_text_without_tokens(compose: Compose, student: Path) -> None:
 
 
 def test_learned_positions(compose: Compose, teacher: Path) -> None:
-    """A text may be as long as the positions, and its continuation counts with it. The last token is read for --state-out."""
+    """Text and continuation together may not exceed the learned positions. With --state-out the last token is read, too."""
     trunk = "{width: 32, layers: 1, heads: 4, vocabulary: 64, embedding: learned, length: 16}"
     Path("short.yaml").write_text(f"compose: 1\nname: short\nextends: lawcat\ntrunk: {trunk}\n")
     assert compose("build", "short.yaml", "--fresh", "-o", "short", "--tokenizer", teacher).exit_code == 0

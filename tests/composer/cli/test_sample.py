@@ -1,4 +1,4 @@
-"""`compose sample` writes a file that `--data` reads, whole or not at all."""
+"""`compose sample` writes a complete file that `--data` reads, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compose schema` prints the schema of specs, and nothing else."""
+"""`compose schema` prints only the schema of specs."""
 
 from __future__ import annotations
 

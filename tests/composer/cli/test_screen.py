@@ -1,4 +1,4 @@
-"""What a terminal cannot show ends no command, and what takes long is said at once."""
+"""Characters that a terminal cannot show stop no command, and slow steps are announced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_characters_that_the_encoding_lacks(encoding: str) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """A server that accepts and never answers."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         held = []
 
@@ -62,12 +62,12 @@ def silent() -> Iterator[str]:
         threading.Thread(target=accept, daemon=True).start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-        for one in held:
-            one.close()
+        for stream in held:
+            stream.close()
 
 
 def test_a_server_that_never_answers(silent: str, tmp_path: Path) -> None:
-    """A word at once, a limit, and how to set it."""
+    """A message appears at once, the wait is limited, and the message tells how to set the limit."""
     asking = started(
         *("build", "lolcats", "--from", "owner/name", "--dry-run"),
         HF_ENDPOINT=silent,
@@ -92,14 +92,14 @@ SHOWN = r"\x1b[31m\x9b1m\u202e\r\u200b"
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Lets stdout say whether it is a terminal."""
+    """Set whether stdout is a terminal."""
     return lambda is_terminal: monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
 
 
 def test_messages_tables_and_notices_are_escaped(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of other libraries, too, and wherever they go: a log is read on a terminal later."""
+    """Messages of other libraries are escaped, too, also in redirected output, since a log is read on a terminal later."""
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
     with screen.notices_shown():
@@ -162,15 +162,15 @@ def test_bars_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_output_passes_through_one_module() -> None:
-    """Whatever else prints would have to remember the escapes."""
-    found = {
+    """All output passes through one module, which escapes it."""
+    calls = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "composer").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("print", "typer.echo", "typer.secho", "sys.stdout.write", "sys.stderr.write")
     }
-    assert found == {
+    assert calls == {
         "composer/cli/screen.py",
         "composer/cli/entry.py",  # before any import
         "composer/benching/memory.py",  # to its parent process

@@ -1,4 +1,4 @@
-"""`compose select` writes a spec that builds, with its scores and a picture; mistakes are told before anything is built."""
+"""`compose select` writes a valid spec with its scores and a picture, and finds mistakes before it builds anything."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def ran(*words: str):
 @pytest.mark.drawn
 def test_a_spec_that_builds(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
-    done = ran(*asked, "--keep", "1")
+    arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
+    done = ran(*arguments, "--keep", "1")
     assert done.exit_code == 0, done.output
     assert (out / "layers.png").stat().st_size > 10_000
-    found = json.loads((out / "selection.json").read_text())
-    (kept,) = found["keep"]
-    assert found["rules"] == [{"at": kept, "use": "source"}]
-    assert max(found["scores"], key=lambda one: one["restored"])["layer"] == kept
-    assert found["kept_divergence"] == pytest.approx(found["divergence"] - found["scores"][kept]["restored"], abs=1e-6)
-    assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == found["state_bytes"]
-    assert ran(*asked, "--keep", "1").exit_code == 2, "what is there is not replaced"
+    selection = json.loads((out / "selection.json").read_text())
+    (kept,) = selection["keep"]
+    assert selection["rules"] == [{"at": kept, "use": "source"}]
+    assert max(selection["scores"], key=lambda score: score["restored"])["layer"] == kept
+    assert selection["kept_divergence"] == pytest.approx(selection["divergence"] - selection["scores"][kept]["restored"], abs=1e-6)
+    assert composer.explain(out / "spec.yaml", TEACHER).state_bytes == selection["state_bytes"]
+    assert ran(*arguments, "--keep", "1").exit_code == 2, "what is there is not replaced"
     learned = (out / "student" / "composition.json").stat().st_mtime_ns
     student = ["--student", str(out / "student")]
-    again = ran(*asked, "--budget", str(found["state_bytes"]), "--by", "swapped", *student, "--force", "--json")
+    again = ran(*arguments, "--budget", str(selection["state_bytes"]), "--by", "swapped", *student, "--force", "--json")
     assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["state_bytes"] == found["state_bytes"]
+    assert json.loads(again.stdout)["state_bytes"] == selection["state_bytes"]
     assert (out / "student" / "composition.json").stat().st_mtime_ns == learned, "it has learned already"
 
 
 def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
-    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
-    done = ran(*asked, *QUICK, "--share", "0.2", "--keep", "1", "--set", "recipe.transfer.at=model", "--json")
+    arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
+    done = ran(*arguments, *QUICK, "--share", "0.2", "--keep", "1", "--set", "recipe.transfer.at=model", "--json")
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["keep"]) == 1
     (stage,) = json.loads((tmp_path / "out" / "student" / "composition.json").read_text())["training"]
@@ -57,7 +57,7 @@ def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "Set --keep N, the number of layers to keep, or --budget BYTES"),
         (["--keep", "1", "--budget", "9"], "--keep and --budget exclude each other: leave one of them out."),
@@ -68,11 +68,11 @@ def test_a_student_that_learns_as_a_whole(tmp_path: Path) -> None:
         (["--keep", "1", "--student", str(TEACHER)], "it is not a built model"),
     ],
 )
-def test_mistakes(tmp_path: Path, words: list[str], told: str) -> None:
-    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
-    done = ran(*asked, *words)
+def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
+    arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
+    done = ran(*arguments, *words)
     assert done.exit_code == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "out" / "selection.json").exists()
 
 
@@ -85,21 +85,21 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_nothing_held_out_is_told_before_anything_is_built(tmp_path: Path) -> None:
-    asked = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
-    done = ran(*asked, *QUICK, "--share", "0", "--keep", "1")
+    arguments = ["lawcat", "--from", str(TEACHER), "--data", "stories,samples=20", "-o", str(tmp_path / "out")]
+    done = ran(*arguments, *QUICK, "--share", "0", "--keep", "1")
     assert done.exit_code == 2
     assert "Nothing is held out" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_selection_that_stopped_at_its_scores_keeps_its_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would make another student is told, and takes --force; what is asked of its scores may change."""
+    """Options that change the student need --force. Options that change only the scores do not."""
     out = tmp_path / "out"
-    asked = ["lawcat", "--from", str(TEACHER), "--share", "0.2", *QUICK, "-o", str(out)]
+    arguments = ["lawcat", "--from", str(TEACHER), "--share", "0.2", *QUICK, "-o", str(out)]
     data = ["--data", "stories,samples=20"]
     with monkeypatch.context() as broken:
         broken.setattr("composer.selection.runner.score_layers", lambda *_: (_ for _ in ()).throw(MemoryError("made up")))
-        ran(*asked, *data, "--keep", "1")
+        ran(*arguments, *data, "--keep", "1")
     record = out / "student" / "composition.json"
     learned = record.stat().st_mtime_ns
     assert not (out / "selection.json").exists()
@@ -110,28 +110,28 @@ def test_a_selection_that_stopped_at_its_scores_keeps_its_student(tmp_path: Path
         ([*data, "--set", "recipe.transfer.lr=0.01"], "recipe.transfer.lr: was 0.03, now 0.01"),
         ([*data, "--set", "head.conv.kernel=3"], "model.spec: was "),
     ):
-        other = ran(*asked, *words, "--keep", "1")
+        other = ran(*arguments, *words, "--keep", "1")
         assert other.exit_code == 2
         assert "was begun with other settings:\n" in other.stderr
         assert f"\n  {what}" in other.stderr
-    again = ran(*asked, *data, "--keep", "1", "--by", "swapped", "--json")
+    again = ran(*arguments, *data, "--keep", "1", "--by", "swapped", "--json")
     assert again.exit_code == 0, again.output
     assert "has learned already" in again.stderr
     assert record.stat().st_mtime_ns == learned
     assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == [
         "layers.png", "run.json", "selection.json", "spec.yaml", "student",
     ]  # fmt: skip
-    anew = ran(*asked, *data, "--keep", "1", "--seed", "1", "--force")
+    anew = ran(*arguments, *data, "--keep", "1", "--seed", "1", "--force")
     assert anew.exit_code == 0, anew.output
     assert record.stat().st_mtime_ns != learned
 
 
-def asked(out: Path, source: Path = TEACHER) -> list[str]:
+def selection_arguments(out: Path, source: Path = TEACHER) -> list[str]:
     return ["lawcat", "--from", str(source), "--data", "stories,samples=20", "--share", "0.2", *QUICK, "-o", str(out)]
 
 
 def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str):
-    """What comes of a command that SIGTERM reaches at its first step."""
+    """Run a command that SIGTERM reaches at its first step."""
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with monkeypatch.context() as sent:
         step = loop._StageRun._step
@@ -152,21 +152,21 @@ def stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch, *words: str):
 
 @pytest.mark.parametrize("how_many", [("--keep", "1"), ("--budget", "10000000")])
 def test_a_spec_of_two_heads(tmp_path: Path, how_many: tuple[str, str]) -> None:
-    """On two layers the one that is kept is all that one head has. A budget for both keeps one, and says so."""
+    """On two layers the kept layer takes a head's only layer. A budget for both keeps one and reports it."""
     out = tmp_path / "out"
-    done = ran("alternating-delta", *asked(out)[1:], *how_many)
+    done = ran("alternating-delta", *selection_arguments(out)[1:], *how_many)
     assert done.exit_code == 0, done.output
-    found = json.loads((out / "selection.json").read_text())
-    (kept,) = found["keep"]
+    selection = json.loads((out / "selection.json").read_text())
+    (kept,) = selection["keep"]
     heads = composer.explain(out / "spec.yaml", TEACHER)
-    assert heads.state_bytes == found["state_bytes"]
-    assert set(found["document"]["heads"]) == {("far", "near")[kept]}
-    assert found["all_fit"] is (how_many[0] == "--budget")
-    assert ("would allow to keep every layer" in done.stdout) is found["all_fit"]
+    assert heads.state_bytes == selection["state_bytes"]
+    assert set(selection["document"]["heads"]) == {("far", "near")[kept]}
+    assert selection["all_fit"] is (how_many[0] == "--budget")
+    assert ("would allow to keep every layer" in done.stdout) is selection["all_fit"]
 
 
 def test_quiet_keeps_warnings(tmp_path: Path) -> None:
-    """That the tokenizer cannot write the texts is told, and progress is not."""
+    """With --quiet the warning about unknown tokens is printed and progress is not."""
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat sat on zzqx qwzx\nthe cat sat on vvvv jjjj\n" * 12)
     words = ["lawcat", "--from", str(TEACHER), "--data", f"{texts},by=line", "--share", "0.2", *QUICK, "--keep", "1"]
@@ -179,16 +179,16 @@ def test_quiet_keeps_warnings(tmp_path: Path) -> None:
 
 
 def test_a_stopped_selection_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no --resume. One with --force goes on without it, as the old selection is gone by then, and not its student."""
+    """The command has no --resume. After --force it continues without --force, since the old selection is already removed."""
     out = tmp_path / "out"
-    stopped = stopped_by_a_signal(monkeypatch, *asked(out), "--keep", "1")
+    stopped = stopped_by_a_signal(monkeypatch, *selection_arguments(out), "--keep", "1")
     assert stopped.exit_code == 128 + signal.SIGTERM, stopped.output
     assert f"Checkpoint: {out / 'student.run'}. To continue, run the same command again." in stopped.stderr
-    done = ran(*asked(out), "--keep", "1")
+    done = ran(*selection_arguments(out), "--keep", "1")
     assert done.exit_code == 0, done.output
     assert "Continuing after step 1 of 2" in done.stderr
 
-    anew = [*asked(out), "--keep", "1", "--seed", "1"]
+    anew = [*selection_arguments(out), "--keep", "1", "--seed", "1"]
     stopped = stopped_by_a_signal(monkeypatch, *anew, "--force")
     assert "To continue, run the same command without --force." in stopped.stderr
     assert not {"selection.json", "spec.yaml", "layers.png"} & {path.name for path in out.iterdir()}
@@ -200,7 +200,7 @@ def test_a_stopped_selection_says_how_to_go_on(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its copies of weights that are too large to be hashed are those of the call before, also after one that was refused."""
+    """Copies of weights too large to hash are recognised on another file system, also after a refused call."""
 
     def elsewhere(*_: object, **__: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -209,36 +209,36 @@ def test_a_stopped_selection_goes_on_on_another_file_system(tmp_path: Path, monk
     out = tmp_path / "out"
     with monkeypatch.context() as apart:
         apart.setattr("os.link", elsewhere)
-        stopped_by_a_signal(monkeypatch, *asked(out), "--keep", "1")
-        refused = ran(*asked(out), "--keep", "1", "--set", "head.conv.kernel=3")
+        stopped_by_a_signal(monkeypatch, *selection_arguments(out), "--keep", "1")
+        refused = ran(*selection_arguments(out), "--keep", "1", "--set", "head.conv.kernel=3")
         assert "was begun with other settings" in refused.stderr
-        done = ran(*asked(out), "--keep", "1")
+        done = ran(*selection_arguments(out), "--keep", "1")
     assert done.exit_code == 0, done.output
     assert "Continuing after step 1 of 2" in done.stderr
 
 
 def test_a_student_of_another_source(tmp_path: Path) -> None:
-    """Its source may have moved; one with another config, or with other weights, is another one."""
+    """A moved source is the same source. Another config or other weights make it another one."""
     import torch
     from safetensors.torch import load_file, save_file
 
     moved, other, out = tmp_path / "moved", tmp_path / "other", tmp_path / "out"
     for folder in (moved, other):
         shutil.copytree(TEACHER, folder, copy_function=shutil.copyfile)
-    assert ran(*asked(out), "--keep", "1").exit_code == 0
+    assert ran(*selection_arguments(out), "--keep", "1").exit_code == 0
     student = ["--keep", "1", "--student", str(out / "student")]
-    done = ran(*asked(tmp_path / "again", moved), *student)
+    done = ran(*selection_arguments(tmp_path / "again", moved), *student)
     assert done.exit_code == 0, done.output
 
     weights = next(other.glob("*.safetensors"))
     tensors = load_file(weights)
     name = min(tensors)
     save_file({**tensors, name: torch.flip(tensors[name], (0,))}, weights, {"format": "pt"})
-    refused = ran(*asked(tmp_path / "not", other), *student)
+    refused = ran(*selection_arguments(tmp_path / "not", other), *student)
     assert refused.exit_code == 2
     assert f"it was built from {TEACHER.resolve()}, with other weights in {weights.name}" in refused.stderr
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    refused = ran(*asked(tmp_path / "not", other), *student)
+    refused = ran(*selection_arguments(tmp_path / "not", other), *student)
     assert "with another config.json. Leave it out" in refused.stderr
     assert not (tmp_path / "not").exists()

@@ -1,4 +1,4 @@
-"""`compose show` prints a spec that says the same by itself; on a source, the resolved document with nothing left open."""
+"""`compose show` prints an equivalent self-contained spec, and on a source the fully resolved document."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUES = st.recursive(
 
 
 def without_bare_words(value: object) -> object:
-    """A bare word and {kind: word} say the same, the innermost first."""
+    """Replace bare words by {kind: word}, from the inside out."""
     if isinstance(value, dict):
         inner = {key: without_bare_words(item) for key, item in value.items()}
         return inner["kind"] if inner.keys() == {"kind"} and isinstance(inner["kind"], str) else inner
@@ -68,8 +68,8 @@ def test_on_a_source(compose: Compose, teacher: Path) -> None:
 
 
 def test_json(compose: Compose, teacher: Path) -> None:
-    said = json.loads(compose("show", "lawcat", "--set", "head.conv.kernel=3", "--json").stdout)
-    assert load_spec(said) == load_spec("lawcat", ["head.conv.kernel=3"])
+    shown = json.loads(compose("show", "lawcat", "--set", "head.conv.kernel=3", "--json").stdout)
+    assert load_spec(shown) == load_spec("lawcat", ["head.conv.kernel=3"])
     resolved = json.loads(compose("show", "lawcat", "--from", teacher, "--json").stdout)
     assert resolved.pop("hash") == resolve_spec("lawcat", dimensions(describe_model(teacher).trunk)).hash
     assert resolved["layers"] == [[{"head": "head", "heads": 4, "key_heads": 2}]] * 2
@@ -90,8 +90,8 @@ def test_a_sweep_is_shown_as_it_is_written_or_expanded(compose: Compose, teacher
     specs = expand("ablations/lawcat-rope", ["head.conv.kernel=3"])
     for name, text in zip(specs, result.stdout.split("---\n"), strict=True):
         assert load_spec(plain(read_text(text, "shown"))) == specs[name]
-    said = json.loads(compose("show", "ablations/lawcat-rope", "--expand", "--set", "head.conv.kernel=3", "--json").stdout)
-    assert {name: load_spec(document) for name, document in said.items()} == specs
+    shown = json.loads(compose("show", "ablations/lawcat-rope", "--expand", "--set", "head.conv.kernel=3", "--json").stdout)
+    assert {name: load_spec(document) for name, document in shown.items()} == specs
     result = compose("show", "ablations/lawcat-rope", "--from", teacher)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "is a sweep of 2 specs" in result.stderr
@@ -100,8 +100,8 @@ def test_a_sweep_is_shown_as_it_is_written_or_expanded(compose: Compose, teacher
 def test_expanded_on_a_source(compose: Compose, teacher: Path) -> None:
     size = dimensions(describe_model(teacher).trunk)
     hashes = {name: resolve_spec(f"ablations/lawcat-rope:{name}", size).hash for name in ("rope", "none")}
-    said = json.loads(compose("show", "ablations/lawcat-rope", "--expand", "--from", teacher, "--json").stdout)
-    assert {name: document["hash"] for name, document in said.items()} == hashes
+    on_source = json.loads(compose("show", "ablations/lawcat-rope", "--expand", "--from", teacher, "--json").stdout)
+    assert {name: document["hash"] for name, document in on_source.items()} == hashes
     shown = compose("show", "ablations/lawcat-rope", "--expand", "--from", teacher).stdout
     assert [line.rpartition(" ")[2] for line in shown.splitlines() if line.startswith("#")] == list(hashes.values())
     assert shown.count("hash:") == 0
@@ -148,7 +148,7 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
     assert json.loads(compose("show", "whole.yaml", "--fresh", "--json").stdout)["hash"] == resolved.hash
     for arguments, message in (
         (["lawcat", "--fresh"], "this spec has no `trunk`"),
-        (["whole.yaml", "--from", teacher], "whole.yaml:4:8  trunk: this spec has a trunk of its own"),
+        (["whole.yaml", "--from", teacher], "whole.yaml:4:8  trunk: this spec has its own trunk"),
         (["whole.yaml", "--from", teacher, "--fresh"], "not both"),
         (["ablations/lawcat-rope", "--expand", "--fresh", "-o", "x"], "excludes --from and --fresh"),
     ):
@@ -188,15 +188,15 @@ def test_the_code_of_a_spec(compose: Compose, teacher: Path) -> None:
     assert "backend reference on cpu, bfloat16" in slow
     assert "reference: all pairs of a call, masked" in slow
     assert "in pieces" not in slow, "the reference takes a text as a whole"
-    (one,) = json.loads(compose("show", "lolcats", "--from", teacher, "--code", "--json").stdout)
-    assert [line.strip() for line in (*one["rotations"], *one["prefill"])] == [
+    (shown,) = json.loads(compose("show", "lolcats", "--from", teacher, "--code", "--json").stdout)
+    assert [line.strip() for line in (*shown["rotations"], *shown["prefill"])] == [
         line.strip() for line in result.stdout.splitlines()[4:12]
     ]
 
 
 def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
-    for arguments, said in (
-        (["lolcats", "--code"], "lolcats has no sizes of its own, and a program has sizes: name a source, --from SOURCE"),
+    for arguments, message in (
+        (["lolcats", "--code"], "lolcats has no sizes, which a program needs. Add a source: --from SOURCE"),
         (["ablations/lolcats", "--from", teacher, "--code", "--expand"], "name a variant, SWEEP:VARIANT, instead of --expand"),
         (["--code"], "no spec is named"),
         (["lolcats", "--from", teacher, "--backend", "torch"], "they need --code"),
@@ -207,4 +207,4 @@ def test_what_has_no_code(compose: Compose, teacher: Path) -> None:
     ):
         result = compose("show", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert said in " ".join(result.stderr.split())
+        assert message in " ".join(result.stderr.split())

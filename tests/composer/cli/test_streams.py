@@ -1,4 +1,4 @@
-"""Whatever stdin, stdout, stderr, the disk and the environment are, a command ends in its own exit code and in words."""
+"""Whatever stdin, stdout, stderr, the disk and the environment are, a command ends with its own exit code and a message."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def ended(
     closed: tuple[int, ...] = (),
     before: Callable[[], Any] = lambda: None,
 ) -> tuple[int, str, str]:
-    """The exit code of a command in a copy of this process, and what it prints. stdout: a descriptor; None: a file. closed:
-    the numbers of streams that are closed. before: is called in the copy before the command."""
+    """Return the exit code and the output of a command in a fork. stdout: a descriptor; None for a file. closed: the numbers of
+    closed streams. before: a function to call in the fork first.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors, open(os.devnull) as nothing:
 
         def child() -> None:
@@ -70,7 +71,7 @@ def ended(
 
 @contextmanager
 def without_reader() -> Iterator[int]:
-    """A pipe whose reader has gone."""
+    """Return a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -81,7 +82,7 @@ def without_reader() -> Iterator[int]:
 
 @pytest.mark.parametrize("command", QUICK)
 def test_every_command_on_any_streams(command: str, tmp_path: Path, student: Path) -> None:
-    arguments = [command, *(student if one == "STUDENT" else one for one in QUICK[command])]
+    arguments = [command, *(student if argument == "STUDENT" else argument for argument in QUICK[command])]
     for closed in ((0,), (1,), (2,), (0, 1, 2)) if command == "show" else ((0, 1, 2),):
         code, _, stderr = ended(tmp_path, *arguments, closed=closed)
         assert (code, "Traceback" in stderr) == (0, False), f"closed: {closed}: {stderr}"
@@ -95,7 +96,7 @@ def test_every_command_on_any_streams(command: str, tmp_path: Path, student: Pat
 
 
 def test_a_mismatch_is_one_where_nobody_reads_of_it(tmp_path: Path, student: Path) -> None:
-    """Exit code 1 means that a model does not match its record, and nothing else."""
+    """Exit code 1 of verify means a mismatch, even if nobody reads the output."""
     changed = tmp_path / "changed"
     changed.mkdir()
     for path in student.iterdir():
@@ -123,7 +124,7 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_removed(tmp_path: Path) -> None:
-    """What needs no folder runs; what needs one says so."""
+    """In a removed folder, commands that need no folder run, and others report it."""
 
     def remove() -> None:
         os.mkdir("gone")
@@ -138,7 +139,7 @@ def test_a_folder_that_was_removed(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    """Here a limit on the size of files; the error comes from the same call."""
+    """A limit on file sizes stands for a full disk, since the same call fails."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # noqa: E731
     for arguments in (
         ("new", "mine"),
@@ -152,7 +153,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (OSError(28, "No space left on device", "/x/y"), "/x/y: No space left on device\n"),
         (PermissionError(13, "Permission denied", b"z"), "z: Permission denied\n"),
@@ -162,13 +163,15 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_of_the_machine_are_messages(compose: Compose, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str) -> None:
+def test_errors_of_the_machine_are_messages(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, error: OSError, message: str
+) -> None:
     def broken(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(checking, "variants_of", broken)
     result = compose("check", "lolcats")
-    assert (result.exit_code, result.stderr) == (MISTAKE, said)
+    assert (result.exit_code, result.stderr) == (MISTAKE, message)
 
 
 ENVIRONMENTS: list[dict[str, str | None]] = [

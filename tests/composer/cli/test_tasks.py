@@ -1,4 +1,4 @@
-"""`compose tasks` lists every task that `eval` and training take, with the options that they take, and nothing else."""
+"""`compose tasks` lists exactly the tasks that `eval` and training accept, with their options."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def test_the_list(compose: Compose) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_one(compose: Compose, name: str) -> None:
-    """Each option that is listed is one that `--tasks` takes, with its default; samples, seed and length are for all tasks."""
-    (said,) = json.loads(compose("tasks", name, "--json").stdout)
+    """`--tasks` accepts each listed option with its default. samples, seed and length exist for all tasks."""
+    (from_json,) = json.loads(compose("tasks", name, "--json").stdout)
     result = compose("tasks", name)
     assert result.exit_code == 0
-    for option in said["options"]:
+    for option in from_json["options"]:
         assert f"\n  {option['name']}: " in result.stdout
         assert option["type"]
         default = option["default"]
         if default is not None and not option["required"]:
             text = str(default).lower() if isinstance(default, bool) else default
             file = "" if name != "perplexity" else ",text=x"
-            (asked,) = read_tasks([f"{name}{file},{option['name']}={text}"], EvaluationOptions())
-            assert asked.task.name == name
-    assert {option["name"] for option in said["options"]}.isdisjoint({"samples", "seed", "length", "kind"})
+            (from_options,) = read_tasks([f"{name}{file},{option['name']}={text}"], EvaluationOptions())
+            assert from_options.task.name == name
+    assert {option["name"] for option in from_json["options"]}.isdisjoint({"samples", "seed", "length", "kind"})
 
 
 def test_a_task_that_there_is_not(compose: Compose) -> None:
@@ -45,7 +45,7 @@ def test_a_task_that_there_is_not(compose: Compose) -> None:
 
 
 def test_it_answers_without_torch() -> None:
-    """As whatever only lists does."""
+    """The list is printed without torch."""
     program = "import sys; from composer.cli.main import app; import contextlib\n"
     program += "with contextlib.suppress(SystemExit): app(['tasks'])\n"
     program += "print('torch' in sys.modules, 'transformers' in sys.modules)"

@@ -1,4 +1,4 @@
-"""`compose verify` exits with 0 where a model matches its record, with 1 where it is not, with 2 where there is no record."""
+"""`compose verify` exits with 0 if a model matches its record, with 1 if it does not, and with 2 without a record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.composer.cli.conftest import Compose
 
 
 def damaged(student: Path) -> Path:
-    """A copy of the student with one bit of a fresh parameter turned."""
+    """A copy of the student with one bit of a fresh parameter changed."""
     copy = Path("damaged")
     shutil.copytree(student, copy)
     content = bytearray((copy / FRESH_FILE).read_bytes())

@@ -1,4 +1,4 @@
-"""Where several may stand, one may stand alone, and a spec is named in each way everywhere: over all signatures, and by calls."""
+"""Arguments that accept several values accept a single one, and specs are named in the same ways everywhere."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ DOCUMENT = {"compose": 1, "name": "own", "head": {"memory": ["full"]}}
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_signatures_let_one_stand_alone(name: str) -> None:
     for parameter in inspect.signature(inspect.unwrap(FUNCTIONS[name])).parameters.values():
-        kinds = [one.strip() for one in re.split(r"\|(?![^\[]*\])", parameter.annotation)]
-        several = [found for one in kinds if (found := re.fullmatch(r"Sequence\[(.*)\]", one))]
-        for found in several:
-            assert set(found[1].split(" | ")) <= set(kinds), f"{name}({parameter.name}: {parameter.annotation})"
+        kinds = [word.strip() for word in re.split(r"\|(?![^\[]*\])", parameter.annotation)]
+        several = [sequence for kind in kinds if (sequence := re.fullmatch(r"Sequence\[(.*)\]", kind))]
+        for sequence in several:
+            assert set(sequence[1].split(" | ")) <= set(kinds), f"{name}({parameter.name}: {parameter.annotation})"
         if parameter.name in ("overrides", "lengths", "length", "layers", "seeds", "prefill", "decode", "batch"):
             assert several or set(kinds) & OPEN.keys() or parameter.annotation in ("int", "TokenCount"), f"{name}({parameter.name})"
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "ablate": lambda said: composer.ablate("lawcat", TEACHER, out="out", tasks="mqar", lengths=64, overrides=said),
-    "build": lambda said: composer.build("lawcat", TEACHER, overrides=said),
-    "build_folder": lambda said: composer.build_folder("lawcat", TEACHER, "out", overrides=said),
-    "check": lambda said: composer.check("lawcat", overrides=said),
-    "code": lambda said: composer.code("lawcat", TEACHER, overrides=said),
-    "diff": lambda said: composer.diff("lawcat", "lawcat", overrides=said),
-    "distill": lambda said: composer.distill("built", "texts.jsonl", overrides=said),
-    "draw": lambda said: composer.draw("lawcat", overrides=said),
-    "expand": lambda said: composer.expand("ablations/lawcat-rope", overrides=said),
-    "explain": lambda said: composer.explain("lawcat", TEACHER, overrides=said),
-    "load_spec": lambda said: composer.load_spec("lawcat", said),
-    "lock": lambda said: composer.lock("lawcat", TEACHER, "out.lock.yaml", overrides=said),
-    "select": lambda said: composer.select("lawcat", TEACHER, "texts.jsonl", "out", keep=1, overrides=said),
-    "show": lambda said: composer.show("lawcat", overrides=said),
-    "train": lambda said: composer.train("built", "texts.jsonl", overrides=said),
+    "ablate": lambda overrides: composer.ablate("lawcat", TEACHER, out="out", tasks="mqar", lengths=64, overrides=overrides),
+    "build": lambda overrides: composer.build("lawcat", TEACHER, overrides=overrides),
+    "build_folder": lambda overrides: composer.build_folder("lawcat", TEACHER, "out", overrides=overrides),
+    "check": lambda overrides: composer.check("lawcat", overrides=overrides),
+    "code": lambda overrides: composer.code("lawcat", TEACHER, overrides=overrides),
+    "diff": lambda overrides: composer.diff("lawcat", "lawcat", overrides=overrides),
+    "distill": lambda overrides: composer.distill("built", "texts.jsonl", overrides=overrides),
+    "draw": lambda overrides: composer.draw("lawcat", overrides=overrides),
+    "expand": lambda overrides: composer.expand("ablations/lawcat-rope", overrides=overrides),
+    "explain": lambda overrides: composer.explain("lawcat", TEACHER, overrides=overrides),
+    "load_spec": lambda overrides: composer.load_spec("lawcat", overrides),
+    "lock": lambda overrides: composer.lock("lawcat", TEACHER, "out.lock.yaml", overrides=overrides),
+    "select": lambda overrides: composer.select("lawcat", TEACHER, "texts.jsonl", "out", keep=1, overrides=overrides),
+    "show": lambda overrides: composer.show("lawcat", overrides=overrides),
+    "train": lambda overrides: composer.train("built", "texts.jsonl", overrides=overrides),
 }
 
 
@@ -60,12 +60,12 @@ def test_these_are_all_that_take_overrides() -> None:
     assert sorted(CALLS) == [name for name in FUNCTIONS if "overrides" in inspect.signature(FUNCTIONS[name]).parameters]
 
 
-def told(call: Callable[[Any], Any], said: Any) -> str:
+def messages_of(call: Callable[[Any], Any], overrides: Any) -> str:
     try:
-        found = call(said)
+        report = call(overrides)
     except composer.ComposerError as error:
         return str(error)
-    return "\n".join(found.mistakes)
+    return "\n".join(report.mistakes)
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +78,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CALLS)
 def test_an_override_may_stand_alone(name: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(built.parent)
-    alone = told(CALLS[name], BAD)
+    alone = messages_of(CALLS[name], BAD)
     # Where a document is wrong, the place of an override is its text on the command line.
     assert (f"--set {BAD}" if name in ("check", "expand", "load_spec") else f'`overrides=["{BAD}"]`') in alone
-    assert alone == told(CALLS[name], [BAD])
+    assert alone == messages_of(CALLS[name], [BAD])
 
 
 def test_layers_and_checkpoints(tmp_path: Path) -> None:
-    for said, layers in ((0, [0]), ("0,-1", [0, 1]), ([-1], [1])):
-        found = composer.inspect(TEACHER, layers=said, length=16, text="Once upon a time there was a cat.", queries=2)
-        assert sorted({head.layer for head in found.heads}) == layers
+    for requested_layers, layers in ((0, [0]), ("0,-1", [0, 1]), ([-1], [1])):
+        actual = composer.inspect(TEACHER, layers=requested_layers, length=16, text="Once upon a time there was a cat.", queries=2)
+        assert sorted({head.layer for head in actual.heads}) == layers
     with pytest.raises(composer.ComposerError, match='layers: expected a whole number, such as 0,1,2, got "all"'):
         composer.inspect(TEACHER, layers="all")
     with pytest.raises(composer.ComposerError, match=r"model\.pt cannot be read"):
@@ -97,13 +97,15 @@ def test_layers_and_checkpoints(tmp_path: Path) -> None:
 def test_a_task_may_stand_alone() -> None:
     report = composer.evaluate(TEACHER, Passkey(samples=1), 128)
     assert {cell.task for cell in report.cells} == {"passkey"}
-    looked = [composer.inspect(TEACHER, tasks=said, length=[96], queries=2, layers=0) for said in ("passkey", [Passkey(samples=1)])]
+    looked = [
+        composer.inspect(TEACHER, tasks=tasks, length=[96], queries=2, layers=0) for tasks in ("passkey", [Passkey(samples=1)])
+    ]
     assert looked[0].tokens == looked[1].tokens
     assert looked[0].text == "passkey"
 
 
 def test_a_spec_is_named_in_each_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file as text or as a path, what stands in it, and what is loaded; one, and several."""
+    """A spec may be a file as text or as a path, its text, or a loaded spec; single or in a list."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump(DOCUMENT))
@@ -126,7 +128,7 @@ def test_a_sweep_that_is_loaded_is_one(tmp_path: Path) -> None:
     document = DOCUMENT | {"vary": {"grid": {"head.position": ["rope", "none"]}}}
     sweep = composer.load_spec(document)
     assert composer.expand(sweep) == composer.expand(document)
-    assert [one.name for one in read_variants([sweep])] == [one.name for one in read_variants([document])]
+    assert [variant.name for variant in read_variants([sweep])] == [variant.name for variant in read_variants([document])]
     assert len(read_variants([sweep])) == 2
 
 
@@ -138,7 +140,7 @@ def test_a_new_spec_by_its_path(tmp_path: Path) -> None:
 
 
 def test_labels_of_ones_own() -> None:
-    """Of models that are timed or scored; a spec among them is built as ever."""
+    """Models may have labels when they are timed or scored. A spec among them is built as usual."""
     timed = composer.bench({"before": TEACHER, "after": "lawcat"}, prefill=8, repeats=1, steps=1)
     assert [model.label for model in timed.setting.models] == ["before", "after"]
     scored = composer.evaluate({"mine": TEACHER}, "mqar,pairs=2", 16, samples=1)

@@ -1,4 +1,4 @@
-"""Numbers are read as they are meant, or refused with the option that they stand in; so are numbers of tokens in every command."""
+"""Numbers and numbers of tokens are read in one way in every command, or rejected with the name of the option."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ def test_numbers() -> None:
     assert numbers_of(7, "--prefill", BenchError) == (7,)
 
 
-@pytest.mark.parametrize("said", NONE)
-def test_what_is_no_number(said: str) -> None:
+@pytest.mark.parametrize("text", NONE)
+def test_what_is_no_number(text: str) -> None:
     with pytest.raises(
         BenchError, match='^--decode: expected a whole number of at least 1, such as 512,4k, where 4k is 4,096, got "'
     ):
-        numbers_of(said, "--decode", BenchError)
+        numbers_of(text, "--decode", BenchError)
 
 
-@pytest.mark.parametrize("said", [*NONE, "1k"])
-def test_what_is_no_seed(said: str) -> None:
+@pytest.mark.parametrize("text", [*NONE, "1k"])
+def test_what_is_no_seed(text: str) -> None:
     with pytest.raises(EvaluationError, match='^--seeds: expected a whole number of at least 1, such as 0,1,2, got "'):
-        numbers_of(said, "--seeds", EvaluationError, thousands=False)
+        numbers_of(text, "--seeds", EvaluationError, thousands=False)
 
 
 def test_tokens() -> None:
     assert [read_tokens(value) for value in ("4k", " 128K ", "512", 7)] == [4096, 131072, 512, 7]
 
 
-@pytest.mark.parametrize("said", [*NONE, "512,1k", True, 4.5, None])
-def test_what_is_no_number_of_tokens(said: object) -> None:
+@pytest.mark.parametrize("value", [*NONE, "512,1k", True, 4.5, None])
+def test_what_is_no_number_of_tokens(value: object) -> None:
     with pytest.raises(ValueError, match="^expected a whole number of at least 1, such as 4096 or 4k, got "):
-        read_tokens(said)  # pyright: ignore[reportArgumentType]
+        read_tokens(value)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("said", ["0", 0, -3])
-def test_too_few_tokens(said: str | int) -> None:
+@pytest.mark.parametrize("value", ["0", 0, -3])
+def test_too_few_tokens(value: str | int) -> None:
     with pytest.raises(ValueError, match=r"^expected a whole number of at least 1, got -?\d$"):
-        read_tokens(said)
+        read_tokens(value)
 
 
 class InMemory:
-    """Stands for a model in memory."""
+    """A placeholder for a model in memory."""
 
 
 OF_FOLDERS: dict[str, Callable[[Any], object]] = {
@@ -84,13 +84,13 @@ OF_FOLDERS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("name", OF_FOLDERS)
 def test_a_model_in_memory_where_a_folder_is_expected(name: str) -> None:
-    """It is told to be written to one; some functions (`build`, `draw`, `inspect`) do take models."""
+    """The error tells to write the model to a folder. `build`, `draw` and `inspect` do accept models."""
     with pytest.raises(ComposerError, match=r"^expected a folder, or the name of a model, got a InMemory\..*save_pretrained"):
         OF_FOLDERS[name](InMemory())
 
 
 def test_several_prompts() -> None:
-    """They are refused before a model is read."""
+    """Several prompts are rejected before a model is read."""
     with pytest.raises(ComposerError, match="^prompt: expected text, got a list$"):
         composer.generate("nothing", ["a", "b"])  # pyright: ignore[reportArgumentType]
 
@@ -98,9 +98,9 @@ def test_several_prompts() -> None:
 def test_every_command_takes_thousands_of_tokens(compose: Compose, teacher: Path) -> None:
     assert composer.explain("softmax", teacher, sequence="4k") == composer.explain("softmax", teacher, sequence=4096)
     assert composer.draw("softmax", teacher, sequence="128k").svg == composer.draw("softmax", teacher, sequence=131072).svg
-    said = compose("explain", "softmax", "--from", teacher, "--seq", "128k")
-    assert said.exit_code == 0
-    assert "131,072 tokens" in said.stdout
+    result = compose("explain", "softmax", "--from", teacher, "--seq", "128k")
+    assert result.exit_code == 0
+    assert "131,072 tokens" in result.stdout
     assert compose("draw", "softmax", "--seq", "128k").stdout == compose("draw", "softmax", "--seq", "131072").stdout
 
 
@@ -169,31 +169,31 @@ ANY = {"--layers", "--share", "--limit"}
 
 
 def test_these_are_all_options_that_are_numbers() -> None:
-    found = {
+    numeric = {
         command.name: {
-            one.flag
-            for one in options_of(command.options).values()
-            if not one.is_hidden and (one.kind in (int, float) or one.metavar in ("N", "N,…", "TOKENS"))
+            option.flag
+            for option in options_of(command.options).values()
+            if not option.is_hidden and (option.kind in (int, float) or option.metavar in ("N", "N,…", "TOKENS"))
         }
         for command in COMMANDS
         if isinstance(command, Command)
     }
-    assert {name: options - ANY for name, options in found.items() if options - ANY} == {
-        name: set(options) for name, (_, options) in NUMBERS.items() if name in found
+    assert {name: options - ANY for name, options in numeric.items() if options - ANY} == {
+        name: set(options) for name, (_, options) in NUMBERS.items() if name in numeric
     }
 
 
 @pytest.mark.parametrize(("command", "option"), [(name, option) for name, (_, options) in NUMBERS.items() for option in options])
 def test_numbers_that_are_too_small_are_told_in_one_way(compose: Compose, tmp_path: Path, command: str, option: str) -> None:
-    """Before anything is read or imported; nothing is written."""
+    """The check runs before anything is read or imported, and nothing is written."""
     needed, options = NUMBERS[command]
     least = options[option]
-    said = str(-5 if least > LEAST_SEED else int(least) - 1)
+    value = str(-5 if least > LEAST_SEED else int(least) - 1)
     words = [str(TEACHER) if word == "TEACHER" else word for word in needed]
-    result = compose(command, *words, option, said)
+    result = compose(command, *words, option, value)
     assert result.exit_code == 2
     bound = f"a number of at least {least:g}" if isinstance(least, float) else f"a whole number of at least {least:,}"
-    assert result.stderr.splitlines()[-1] == f"{option}: expected {bound}, got {said}"
+    assert result.stderr.splitlines()[-1] == f"{option}: expected {bound}, got {value}"
     assert not list(tmp_path.iterdir())
 
 
@@ -208,28 +208,28 @@ SEEDED = {
 
 @pytest.mark.parametrize("name", SEEDED)
 def test_seeds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest is taken; what no generator takes is told, and nothing is written."""
+    """The largest seed is accepted. A larger one is rejected, and nothing is written."""
     monkeypatch.chdir(tmp_path)
-    for said in (2**63, 2**70, -(2**63) - 1, 1.5, True):
+    for value in (2**63, 2**70, -(2**63) - 1, 1.5, True):
         with pytest.raises(ComposerError, match=r"^(--)?seed"):
-            SEEDED[name](said)
+            SEEDED[name](value)
     assert not list(tmp_path.iterdir())
     SEEDED[name](2**63 - 1)
 
 
 def test_dtypes_are_refused_in_the_same_words() -> None:
-    said: Any = "float46"
-    told = set()
+    value: Any = "float46"
+    messages = set()
     for call in (
-        lambda: composer.build("lolcats", TEACHER, dtype=said),
-        lambda: composer.build_folder("lolcats", TEACHER, dtype=said),
-        lambda: composer.explain("lolcats", dtype=said),
-        lambda: composer.load("nowhere", dtype=said),
-        lambda: composer.draw("lolcats", dtype=said),
-        lambda: composer.bench(TEACHER, prefill=8, dtype=said),
+        lambda: composer.build("lolcats", TEACHER, dtype=value),
+        lambda: composer.build_folder("lolcats", TEACHER, dtype=value),
+        lambda: composer.explain("lolcats", dtype=value),
+        lambda: composer.load("nowhere", dtype=value),
+        lambda: composer.draw("lolcats", dtype=value),
+        lambda: composer.bench(TEACHER, prefill=8, dtype=value),
     ):
         with pytest.raises(ComposerError) as caught:
             call()
-        told.add(str(caught.value))
-    (one,) = told
-    assert one.startswith('dtype: "float46" is unknown; did you mean "float64"')
+        messages.add(str(caught.value))
+    (message,) = messages
+    assert message.startswith('dtype: "float46" is unknown; did you mean "float64"')

@@ -1,4 +1,4 @@
-"""A chat answers as `generate` does on the whole conversation, and reads only what its cache does not have."""
+"""A chat answers as `generate` does on the whole conversation, and reads only tokens that are not in its cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def begin(folder: Path, template: str | None = None, **options: Any) -> Chat:
 
 
 def count_tokens(talk: Chat, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by the number of tokens of each call of the model."""
+    """Return a list that receives the number of tokens of each call of the model."""
     counts: list[int] = []
     before = talk._model.forward
 
@@ -52,7 +52,7 @@ def count_tokens(talk: Chat, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def answers_anew(talk: Chat) -> list[str]:
-    """What the model answers when each conversation is read whole, without a cache of earlier turns."""
+    """Return the answers of the model if it reads each conversation from the start without a cache."""
     texts = []
     for number, message in enumerate(talk.messages):
         if message["role"] == "assistant":
@@ -68,15 +68,15 @@ def answers_anew(talk: Chat) -> list[str]:
 @pytest.mark.parametrize("name", ["teacher", "student"])
 def test_answers_are_those_of_the_whole_conversation(models: dict[str, Path], name: str, template: str) -> None:
     talk = begin(models[name], template)
-    said = [talk.say(line).text for line in LINES]
-    assert [message["content"] for message in talk.messages[1::2]] == said
-    assert said == answers_anew(talk)
-    assert len(set(said)) == 3
+    answers = [talk.say(line).text for line in LINES]
+    assert [message["content"] for message in talk.messages[1::2]] == answers
+    assert answers == answers_anew(talk)
+    assert len(set(answers)) == 3
 
 
 @pytest.mark.parametrize("name", ["teacher", "student"])
 def test_the_first_answer_is_that_of_generate(models: dict[str, Path], name: str) -> None:
-    """Greedy and drawn, with a system's turn."""
+    """The answers match for greedy and sampled text, with a system message."""
     every: list[dict[str, Any]] = [{}, {"temperature": 1.5, "seed": 3}, {"system": "they said"}]
     for options in every:
         answer = begin(models[name], **options).say(LINES[0])
@@ -101,7 +101,7 @@ def test_of_a_turn_only_new_tokens_are_read(models: dict[str, Path], name: str, 
 
 @pytest.mark.parametrize("name", ["teacher", "student"])
 def test_a_cache_that_fits_is_kept_whole(models: dict[str, Path], name: str) -> None:
-    """Where the template writes an answer as the model did: all but its last token has been read."""
+    """If the template writes an answer as the model did, only the answer's last token must be read again."""
     talk = begin(models[name])
     first = talk.say(LINES[0])
     cache, known = talk._take_cache([*talk._seen, 5, 6])
@@ -110,17 +110,17 @@ def test_a_cache_that_fits_is_kept_whole(models: dict[str, Path], name: str) -> 
 
 
 def test_states_go_back_to_the_last_question(models: dict[str, Path]) -> None:
-    """They cannot be cut, so there is a copy of them from before the answer."""
+    """A state cannot be truncated, so a copy from before the answer is used."""
     talk = begin(models["student"])
     first = talk.say(LINES[0])
-    asked = talk._copied
-    assert len(asked) == first.tokens - 1
-    cache, known = talk._take_cache([*asked, 5, 6])
+    original_copy = talk._copied
+    assert len(original_copy) == first.tokens - 1
+    cache, known = talk._take_cache([*original_copy, 5, 6])
     assert known == cache.get_seq_length() == first.tokens - 1
 
 
 def test_an_answer_that_is_stopped(models: dict[str, Path]) -> None:
-    """What was written of it stays, and the next turn is answered as if nothing had happened."""
+    """The written part of a stopped answer stays, and the next turn is answered as usual."""
     talk = begin(models["student"])
     pieces: list[str] = []
 
@@ -155,13 +155,13 @@ def test_pieces_are_the_answer(models: dict[str, Path]) -> None:
 
 
 def test_each_answer_is_drawn_anew(models: dict[str, Path]) -> None:
-    def said(seed: int) -> list[str]:
+    def answers_with(seed: int) -> list[str]:
         talk = begin(models["student"], temperature=2.0, seed=seed)
         return [talk.say(LINES[0]).text for _ in range(2)]
 
-    assert said(1) == said(1) != said(2)
-    assert len(set(said(1))) == 2
-    assert len(said(2**63 - 1)) == 2
+    assert answers_with(1) == answers_with(1) != answers_with(2)
+    assert len(set(answers_with(1))) == 2
+    assert len(answers_with(2**63 - 1)) == 2
 
 
 def test_an_answer_ends_with_its_turn(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Where memory runs out, a command says so and what takes less; what it has reached stands, and is gone on with."""
+"""If memory runs out, the error suggests options that need less. A run keeps its progress and can be continued."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def raising(error: Exception, passing: int = 0, then: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A function that calls another a few times, and then raises the error."""
+    """Return a function that calls another one a few times and then raises the error."""
     left = passing
 
     def full(*arguments: Any, **options: Any) -> Any:
@@ -72,16 +72,16 @@ def test_a_run_goes_on_behind_its_last_step(folder: Path, tmp_path: Path, monkey
         ) as caught:
             distill(folder, tmp_path / "out")
     assert caught.value.__cause__ is ERRORS[error]
-    told: list[str] = []
-    distill(folder, tmp_path / "out", resume=True, tell=told.append)
-    assert any("Continuing after step 2 of 3" in said for said in told)
+    messages: list[str] = []
+    distill(folder, tmp_path / "out", resume=True, tell=messages.append)
+    assert any("Continuing after step 2 of 3" in message for message in messages)
     distill(folder, tmp_path / "whole")
-    found, wanted = weights(tmp_path / "out"), weights(tmp_path / "whole")
-    assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+    actual, wanted = weights(tmp_path / "out"), weights(tmp_path / "whole")
+    assert all(torch.equal(tensor, actual[name]) for name, tensor in wanted.items())
 
 
 def test_what_is_asked_for_already_is_not_named(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor what a command does not have."""
+    """Options that are already set, or that the command lacks, are not suggested."""
     monkeypatch.setattr(_StageRun, "_step", raising(ERRORS["cpu"]))
     with pytest.raises(ComposerError, match=r"Out of memory .*recipe.sequence.*`resume=True`") as caught:
         composer.train(fresh, "stories,samples=20", tmp_path / "out", gradient_checkpointing=True)
@@ -105,16 +105,16 @@ def test_commands_that_keep_nothing(folder: Path, tmp_path: Path, monkeypatch: p
 
 def test_a_selection_that_cannot_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = ["recipe={sequence: 64, transfer: {lr: 0.03, steps: 2, batch: 2, epochs: null, tokens: null}}"]
-    asked: Any = {"keep": 1, "share": 0.2, "rows": 2, "overrides": recipe}
+    options: Any = {"keep": 1, "share": 0.2, "rows": 2, "overrides": recipe}
     with monkeypatch.context() as patch:
         patch.setattr(runner, "score_layers", raising(ERRORS["cuda"]))
         with pytest.raises(
             ComposerError, match=r"Out of memory on cpu\. On a machine with more memory, the same command continues"
         ):
-            composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", **asked)
-    told: list[str] = []
-    composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", tell=told.append, **asked)
-    assert any("has learned already" in said for said in told)
+            composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", **options)
+    messages: list[str] = []
+    composer.select("lawcat", TEACHER, "stories,samples=20", tmp_path / "out", tell=messages.append, **options)
+    assert any("has learned already" in message for message in messages)
 
 
 def test_other_errors_pass(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Everything that the command line does is a public function, typed and documented, and a user's mistake is told in words."""
+"""Everything that the command line does is a public, typed and documented function that reports users' mistakes."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_every_command_is_a_function_with_its_options(info: Any) -> None:
 
 
 def _plain(default: object) -> object:
-    """Numbers may be said between commas on a command line, and in thousands."""
-    said = isinstance(default, str) and re.fullmatch(r"[\dk,]+", default)
-    return read_tokens(cast("str", default), least=0) if said else default
+    """Return whether a default may be compared as text: numbers may have thousands or commas on a command line."""
+    is_number = isinstance(default, str) and re.fullmatch(r"[\dk,]+", default)
+    return read_tokens(cast("str", default), least=0) if is_number else default
 
 
 def test_the_length_that_states_are_counted_at_has_one_name() -> None:
@@ -81,7 +81,11 @@ def test_the_length_that_states_are_counted_at_has_one_name() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_is_typed_and_documented(name: str) -> None:
     function = inspect.unwrap(FUNCTIONS[name])
-    untyped = [one.name for one in inspect.signature(function).parameters.values() if one.annotation is inspect.Parameter.empty]
+    untyped = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.annotation is inspect.Parameter.empty
+    ]
     assert not untyped
     assert inspect.signature(function).return_annotation is not inspect.Signature.empty
     assert function.__doc__
@@ -135,7 +139,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "serve device": (lambda: composer.serve(TEACHER, device="tpu"), "tpu"),
     "show": (lambda: composer.show("nothing"), "nothing"),
     "show fresh": (lambda: composer.show("lawcat", TEACHER, fresh=True), "leave one out"),
-    "code": (lambda: composer.code("lawcat"), "name a source, `source=SOURCE`"),
+    "code": (lambda: composer.code("lawcat"), "Add a source: `source=SOURCE`"),
     "check": (lambda: composer.check("lawcat", "nowhere"), "nowhere"),
     "diff": (lambda: composer.diff("lawcat", "nothing"), "nothing"),
     "diff draw": (lambda: composer.diff("lawcat", "lola", draw="both.png"), "pictures are SVG"),
@@ -155,8 +159,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("what", MISTAKES)
 def test_mistakes_are_told_in_words(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    call, said = MISTAKES[what]
+    call, message = MISTAKES[what]
     with pytest.raises(composer.ComposerError) as caught:
         call()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not list(tmp_path.iterdir())

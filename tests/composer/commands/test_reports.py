@@ -1,4 +1,4 @@
-"""What functions return can be read as it stands: as text, and in a notebook as HTML in which nothing of a user's is markup."""
+"""Results of functions can be read as text, and in a notebook as HTML in which users' text is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 class Tags(HTMLParser):
-    """The tags that are open, and all that ever were."""
+    """The open tags, and all tags so far."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Tags(HTMLParser):
 
 
 def looked_at(report: Readable) -> str:
-    """Its text; the HTML is well-formed, and has all of the text's words."""
+    """Return the text. The HTML is well-formed and has all words of the text."""
     text, html = repr(report), report._repr_html_()
     tags = Tags(html)
     assert not tags.open
@@ -51,40 +51,40 @@ def test_specs(teacher: Path) -> None:
     assert str(composer.show("lawcat", teacher).hash) in looked_at(composer.show("lawcat", teacher))
     assert "def head(hidden, query, key, value):" in looked_at(composer.code("lawcat", teacher))
     assert re.search(r"ok +lawcat +[0-9a-f]{12}… +head: state", looked_at(composer.check(["lawcat"], teacher)))
-    told = looked_at(composer.diff("lolcats", "lola", teacher))
-    assert "lolcats → lola" in told
-    assert "head.memory" in told
+    shown = looked_at(composer.diff("lolcats", "lola", teacher))
+    assert "lolcats → lola" in shown
+    assert "head.memory" in shown
     assert looked_at(composer.diff("lolcats", "lolcats")).endswith("\n\nthe same meaning on every source")
-    told = looked_at(composer.explain("lolcats", teacher))
-    assert "Why not faster:" in told
-    assert "The whole model" in told
+    shown = looked_at(composer.explain("lolcats", teacher))
+    assert "Why not faster:" in shown
+    assert "The whole model" in shown
 
 
 def test_one_part_or_task_shows_itself_in_full_and_several_are_listed() -> None:
     assert re.search(r"feature map +hedgehog +\S", looked_at(composer.parts("feature_map")))
-    told = looked_at(composer.parts("delta"))
-    assert told.startswith("delta (memory)\n")
-    assert re.search(r"\n  rate +learned +learned \| fixed +The write strength β of each pair\.\n", told)
+    shown = looked_at(composer.parts("delta"))
+    assert shown.startswith("delta (memory)\n")
+    assert re.search(r"\n  rate +learned +learned \| fixed +The write strength β of each pair\.\n", shown)
     assert re.search(r"passkey +written +form, depth\n", looked_at(composer.known_tasks()))
-    told = looked_at(composer.known_tasks("passkey"))
-    assert told.startswith("passkey, scored by written\n")
-    assert re.search(r"\n  depth +null +a number ≥ 0, ≤ 1 +Share of the filler", told)
+    shown = looked_at(composer.known_tasks("passkey"))
+    assert shown.startswith("passkey, scored by written\n")
+    assert re.search(r"\n  depth +null +a number ≥ 0, ≤ 1 +Share of the filler", shown)
     assert looked_at(composer.known_tasks("stories")).count("\n\n") == 1, "it has no options"
 
 
 def test_mistakes_of_a_spec_are_listed_not_raised() -> None:
-    found = composer.check({"compose": 1, "name": "wrong", "head": {"memory": [SCRIPT]}})
-    assert not found.ok
-    assert found.mistakes
-    assert "1 spec of 1 cannot be used" in looked_at(found)
+    report = composer.check({"compose": 1, "name": "wrong", "head": {"memory": [SCRIPT]}})
+    assert not report.ok
+    assert report.mistakes
+    assert "1 spec of 1 cannot be used" in looked_at(report)
 
 
 def test_what_users_write_is_no_markup(tmp_path: Path) -> None:
     path = tmp_path / "paper.yaml"
     path.write_text(f"compose: 1\nname: mine\npaper: {SCRIPT}\nextends: lawcat\n")
-    found = composer.show(path)
-    assert SCRIPT in looked_at(found)
-    assert SCRIPT not in found._repr_html_()
+    shown = composer.show(path)
+    assert SCRIPT in looked_at(shown)
+    assert SCRIPT not in shown._repr_html_()
     written = Generated(prompt=SCRIPT, text=f"{SCRIPT} & more", new_text=" & more", prompt_tokens=1, new_tokens=2, seconds=0.5)
     assert "1 + 2 tokens" in looked_at(written)
     assert "&lt;/script&gt;<b> &amp; more</b>" in written._repr_html_()
@@ -107,9 +107,9 @@ def test_models(teacher: Path, tmp_path: Path) -> None:
 
 def test_comparisons(teacher: Path, student: Path) -> None:
     scores = composer.evaluate({"first": teacher, "second": student}, "mqar,pairs=2", 12, samples=2)
-    told = looked_at(scores)
-    assert re.search(r"^  first +0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]$", told, re.MULTILINE)
-    assert "of 2 samples, seed 0" in told
+    shown = looked_at(scores)
+    assert re.search(r"^  first +0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]$", shown, re.MULTILINE)
+    assert "of 2 samples, seed 0" in shown
     assert [cell.model for cell in scores.cells] == ["first", "second"]
     times = composer.bench([teacher, student], prefill=8, repeats=1, steps=1)
     assert re.search(r"prefill, batch 1", looked_at(times))
@@ -121,19 +121,19 @@ def test_a_bench_of_which_cells_failed() -> None:
 
 
 def test_messages_are_those_of_a_log(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What makes one doubt a run is a warning, how it goes is not; and neither where somebody else listens."""
+    """Doubts about a run are warnings, progress is information, and neither is printed if the caller has set up logging."""
     caplog.set_level(logging.INFO, "composer")
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "once upon a time there was a cat and it slept"}\n' * 2)
     few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=30", "recipe.transfer.batch=1"]
     report = composer.distill(student, str(texts), tmp_path / "out", share=0.5, stage="transfer", overrides=few)
-    (doubted,) = [one for one in caplog.records if "it may memorise them" in one.message]
+    (doubted,) = [record for record in caplog.records if "it may memorise them" in record.message]
     assert doubted.levelno == logging.WARNING
-    assert all(one.levelno == logging.INFO for one in caplog.records if "Evaluating on" in one.message)
+    assert all(record.levelno == logging.INFO for record in caplog.records if "Evaluating on" in record.message)
     caplog.clear()
-    told: list[str] = []
-    composer.distill(student, str(texts), tmp_path / "again", share=0.5, stage="transfer", overrides=few, tell=told.append)
-    assert any("it may memorise them" in one for one in told)
-    assert not [one for one in caplog.records if one.name == "composer"]
+    messages: list[str] = []
+    composer.distill(student, str(texts), tmp_path / "again", share=0.5, stage="transfer", overrides=few, tell=messages.append)
+    assert any("it may memorise them" in message for message in messages)
+    assert not [record for record in caplog.records if record.name == "composer"]
     assert "transfer" in looked_at(report)
     assert report.stages[0].steps == 30

@@ -1,4 +1,4 @@
-"""``OWNER/NAME@REVISION`` is that state of a model of the Hub in every command that takes a model."""
+"""Every command that accepts a model accepts ``OWNER/NAME@REVISION`` for a revision on the Hub."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ CALLS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_fetched_in_that_state(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = set()
+    revisions = set()
 
     def fetch(*place: object, **_: object) -> tuple[Path, str]:
-        asked.add(place)
+        revisions.add(place)
         return ROOT / "examples" / "teacher", "c" * 40
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "fetch", fetch)
-    found = CALLS[name](tmp_path)
-    assert asked == {("owner/model", "v2")}
+    answer = CALLS[name](tmp_path)
+    assert revisions == {("owner/model", "v2")}
     if name == "build_folder":
-        assert (found.out / "composition.json").read_text().count('"revision": "v2"') == 1
+        assert (answer.out / "composition.json").read_text().count('"revision": "v2"') == 1
     if name == "inspect":
-        assert {head.layer for head in found.heads} == {0}
+        assert {head.layer for head in answer.heads} == {0}

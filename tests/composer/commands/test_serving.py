@@ -1,4 +1,4 @@
-"""A served model answers over HTTP what ``generate`` writes, whole and piece by piece, and several callers at once."""
+"""A served model answers over HTTP with the text of ``generate``, whole or streamed, also for several clients at once."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         served.close()
 
 
-def asked(server: Server, path: str, **body: Any) -> str:
-    """The answer to a request, as text."""
+def post(server: Server, path: str, **body: Any) -> str:
+    """Return the response to a request as text."""
     data = json.dumps({"model": server.model, "temperature": 0, "max_tokens": 6, **body}).encode()
     request = urllib.request.Request(f"{server.address}/v1/{path}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -58,28 +58,28 @@ def written(folder: Path, prompt: str, *, chat: bool = False) -> str:
 
 def test_it_writes_what_generate_writes_for_several_callers(server: Server, folder: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(lambda prompt: json.loads(asked(server, "completions", prompt=prompt)), PROMPTS))
+        answers = list(pool.map(lambda prompt: json.loads(post(server, "completions", prompt=prompt)), PROMPTS))
     texts = [answer["choices"][0]["text"].strip() for answer in answers]
     assert texts == [written(folder, prompt).strip() for prompt in PROMPTS]
     assert len(set(texts)) > 1
 
 
 def test_pieces_are_the_whole(server: Server) -> None:
-    lines = asked(server, "completions", prompt=PROMPTS[0], stream=True).splitlines()
+    lines = post(server, "completions", prompt=PROMPTS[0], stream=True).splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     pieces = [event["choices"][0].get("text") or "" for event in events if event.get("choices")]
-    whole = json.loads(asked(server, "completions", prompt=PROMPTS[0]))["choices"][0]["text"]
+    whole = json.loads(post(server, "completions", prompt=PROMPTS[0]))["choices"][0]["text"]
     assert "".join(pieces).strip() == whole.strip() != ""
 
 
 def test_it_holds_a_conversation(server: Server, folder: Path) -> None:
-    answer = json.loads(asked(server, "chat/completions", messages=[{"role": "user", "content": PROMPTS[0]}]))
+    answer = json.loads(post(server, "chat/completions", messages=[{"role": "user", "content": PROMPTS[0]}]))
     assert answer["choices"][0]["message"]["content"].strip() == written(folder, PROMPTS[0], chat=True).strip()
 
 
 def test_another_model_is_not_served(server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError, match="400"):
-        asked(server, "completions", prompt="one", model="another")
+        post(server, "completions", prompt="one", model="another")
 
 
 def test_mistakes_are_told_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

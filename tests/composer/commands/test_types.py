@@ -1,4 +1,4 @@
-"""Arguments of another type are refused in words by every public function, before it does anything."""
+"""Every public function rejects arguments of a wrong type with a message before it does anything."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ NEEDED: dict[str, tuple[Any, ...]] = {
 
 
 def anything(value: object) -> Any:
-    """The value, of a type that no type checker looks at."""
+    """Return the value with a type that type checkers do not check."""
     return value
 
 
 class Thing:
-    """It is nothing that any function takes."""
+    """An object that no function accepts."""
 
 
 def wrong(annotation: str) -> Iterator[Any]:
-    """Values that are not of these types."""
+    """Return values of other types."""
     is_path = any(word in annotation for word in ("Reference", "Path"))
     if "None" not in annotation and annotation != "Any":
         yield None
@@ -107,7 +107,7 @@ def test_wrong_types(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             continue
         with pytest.raises(ComposerError) as caught:
             FUNCTIONS[name](**{**arguments, parameter: value})
-        said = str(caught.value)
+        message = str(caught.value)
         known = (
             parameter,
             parameter.replace("_", "-"),
@@ -119,7 +119,7 @@ def test_wrong_types(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             "task",
             "lm-eval",
         )
-        assert any(word in said for word in known), f"{name}({parameter}={value!r}): {said}"
+        assert any(word in message for word in known), f"{name}({parameter}={value!r}): {message}"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -131,7 +131,7 @@ def test_names_that_are_unknown_are_type_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (
             lambda: composer.load_spec("lolcats", anything([None])),
@@ -143,7 +143,7 @@ def test_names_that_are_unknown_are_type_errors() -> None:
         (lambda: composer.verify("~nobody_has_this_name"), "model: there is no home folder for"),
     ],
 )
-def test_messages_say_what_was_expected(call: Any, said: str) -> None:
+def test_messages_say_what_was_expected(call: Any, message: str) -> None:
     with pytest.raises(ComposerError) as caught:
         call()
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Every command that tokenises for a model refuses tokens without an embedding in the same words, and a build notes them."""
+"""Every command that tokenises for a model rejects tokens without an embedding in the same words, and a build notes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = "once upon a time there was a castle "
 
 
 def with_more_tokens(folder: Path, **special: str) -> Path:
-    """Let the tokenizer of a folder have the tokens ``BEYOND``."""
+    """Add the tokens ``BEYOND`` to the tokenizer of a folder."""
     stored = json.loads((folder / "tokenizer.json").read_text())
     stored["model"]["vocab"] |= BEYOND
     (folder / "tokenizer.json").write_text(json.dumps(stored))

@@ -1,4 +1,4 @@
-"""Conversations, and their documents beside what transformers writes."""
+"""Conversations, and their documents compared with the text of transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CALLED: Messages = [
 
 def documents(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[Document]:
     made = drafts(DataRecord("here, record 1", fields), FileData(path="here", **options), tokenizer)
-    return [encode(one, tokenizer) for one in made]
+    return [encode(document, tokenizer) for document in made]
 
 
 def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> Document:
@@ -46,13 +46,13 @@ def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **optio
 
 
 def written(tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: Any) -> list[int]:
-    """The tokens that transformers writes."""
-    found: Any = tokenizer.apply_chat_template(messages, date_string=DAY, return_dict=False, **options)
-    return list(found)
+    """Return the tokens that transformers writes."""
+    encoded: Any = tokenizer.apply_chat_template(messages, date_string=DAY, return_dict=False, **options)
+    return list(encoded)
 
 
 def learned(made: Document, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The texts of the runs of tokens that are learned."""
+    """Return the texts of the runs of learned tokens."""
     texts: list[list[int]] = [[]]
     for token, of_assistant in zip(made.ids.tolist(), made.learned.tolist(), strict=True):
         if of_assistant:

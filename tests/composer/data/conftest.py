@@ -1,4 +1,4 @@
-"""The teacher's tokenizer, and a task that stands for those of the catalogue."""
+"""The teacher's tokenizer, and a task in place of the catalogue's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Write = Callable[[str, Any], str]
 
 
 class Echo(Closed):
-    """Sample i is BOS, a random token, and the same token as the answer; evaluation takes the upper half of the vocabulary."""
+    """Sample i is BOS, a random token, and the same token as the answer. Evaluation uses the upper half of the vocabulary."""
 
     samples: int = 4
     length: int | None = None
@@ -42,7 +42,7 @@ class Echo(Closed):
 
 
 class Quote(Echo):
-    """One that cannot do without a file."""
+    """A task that needs a file."""
 
     book: Path
 
@@ -59,7 +59,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def chatty() -> PreTrainedTokenizerBase:
-    """The same with a chat template."""
+    """The same tokenizer with a chat template."""
     tokenizer = AutoTokenizer.from_pretrained(TEACHER)
     tokenizer.chat_template = CHAT
     return tokenizer
@@ -67,7 +67,7 @@ def chatty() -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes text as it is, or records as JSON lines, and returns the path."""
+    """Write text, or records as JSON lines, and return the path."""
 
     def written(name: str, content: str | bytes | list[dict[str, Any]]) -> str:
         path = tmp_path / name

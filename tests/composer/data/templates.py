@@ -1,4 +1,4 @@
-"""Chat templates in the manner of well-known models, in words of this project's own, and a tokenizer for them."""
+"""Chat templates modelled on well-known ones in this project's own words, and a tokenizer for them."""
 
 from __future__ import annotations
 
@@ -131,9 +131,8 @@ SIGNS = (
 
 
 def tokenizer_with(template: str) -> PreTrainedTokenizerBase:
-    """A tokenizer of bytes, which loses nothing, with the control tokens of all templates, and one of these templates.
-
-    A few of its tokens are several letters, or a space and a letter.
+    """Return a lossless byte tokenizer with the control tokens of all templates, and one of these templates. A few tokens are
+    several letters, or a space and a letter.
     """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("r", "e"), ("Ġ", "a"), ("a", "s"), ("w", "as")]

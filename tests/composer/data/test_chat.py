@@ -1,4 +1,4 @@
-"""Conversations have the tokens of `apply_chat_template`, and the assistant's turns alone are learned, whatever the template."""
+"""Conversations have the tokens of `apply_chat_template`, and only the assistant's turns are learned, for any template."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_a_template_without_a_system_role_says_so() -> None:
 
 
 def test_the_templates_own_marks_are_the_mask() -> None:
-    """As `return_assistant_tokens_mask` has it."""
+    """The mask equals `return_assistant_tokens_mask`."""
     tokenizer = tokenizer_with("marked")
-    found: Any = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
-    assert document({"messages": TALK}, tokenizer).learned.tolist() == list(map(bool, found["assistant_masks"]))
+    encoded: Any = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    assert document({"messages": TALK}, tokenizer).learned.tolist() == list(map(bool, encoded["assistant_masks"]))
 
 
 def test_marks_that_mark_nothing_are_an_error() -> None:
@@ -70,15 +70,15 @@ def test_marks_that_mark_nothing_are_an_error() -> None:
 
 @pytest.mark.parametrize("talk", [TALK, THINKING])
 def test_a_template_that_rewrites_earlier_turns_gives_a_document_a_turn(talk: Messages) -> None:
-    """Each is what the model reads and writes when it answers: earlier thoughts are gone, and the last one is written."""
+    """Each document is what the model sees and writes when it answers: without earlier thoughts, with the last one."""
     tokenizer = tokenizer_with("qwen")
     first, second = documents({"messages": talk}, tokenizer)
     assert first.ids.tolist() == written(tokenizer, talk[:2])
     assert second.ids.tolist() == written(tokenizer, talk)
     for made, number in ((first, 1), (second, 3)):
-        asked = written(tokenizer, talk[:number], add_generation_prompt=True)
-        assert made.ids[: len(asked)].tolist() == asked
-        assert made.learned.tolist() == [False] * len(asked) + [True] * (len(made) - len(asked))
+        prompt = written(tokenizer, talk[:number], add_generation_prompt=True)
+        assert made.ids[: len(prompt)].tolist() == prompt
+        assert made.learned.tolist() == [False] * len(prompt) + [True] * (len(made) - len(prompt))
         thought = talk[number].get("reasoning_content", "")
         assert learned(made, tokenizer) == [f"<think>\n{thought}\n</think>\n\n{talk[number]['content']}<|im_end|>\n"]
 
@@ -89,7 +89,7 @@ def test_a_single_turn_of_such_a_template_is_one_document() -> None:
 
 
 def test_tools_before_the_last_question_alone() -> None:
-    """So that earlier turns are learned with the tools where the model sees them when it answers."""
+    """Earlier turns are learned with the tools in the place where the model sees them when it answers."""
     tokenizer = tokenizer_with("mistral")
     first, second = documents({"messages": TALK, "tools": [TOOL]}, tokenizer)
     assert first.ids.tolist() == written(tokenizer, TALK[:2], tools=[TOOL])
@@ -98,7 +98,7 @@ def test_tools_before_the_last_question_alone() -> None:
 
 
 def test_a_prompt_that_begins_a_thought() -> None:
-    """What is learned begins where the conversation and the prompt for an answer part."""
+    """Learning begins where the conversation differs from the generation prompt."""
     tokenizer = tokenizer_with("deepseek")
     made = document({"messages": TALK[:2]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, TALK[:2])
@@ -139,7 +139,7 @@ ECHO = (
 
 
 def test_every_key_of_a_message_reaches_the_template() -> None:
-    """`name`, `tool_call_id` and any other, which only the template knows; and documents, and a row's own variables."""
+    """`name`, `tool_call_id` and other keys reach the template, as do documents and a row's variables."""
     tokenizer = tokenizer_with(ECHO)
     messages = [
         {"role": "user", "content": "once", "name": "it", "weather": "old"},
@@ -168,7 +168,7 @@ def test_words_that_end_every_conversation() -> None:
     made = document({"messages": TALK[:2]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, TALK[:2])
     assert learned(made, tokenizer) == ["[assistant]he found a letter<eos>"]
-    assert [one.ids.tolist() for one in documents({"messages": TALK}, tokenizer)] == [
+    assert [made.ids.tolist() for made in documents({"messages": TALK}, tokenizer)] == [
         written(tokenizer, TALK[:2]),
         written(tokenizer, TALK),
     ]
@@ -176,7 +176,7 @@ def test_words_that_end_every_conversation() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_prompt_of_messages_and_its_completion(name: str) -> None:
-    """As in TRL: the text of both, of which the completion is learned."""
+    """As in TRL, prompt and completion are one text of which the completion is learned."""
     tokenizer = tokenizer_with(name)
     made = document({"prompt": TALK[:3], "completion": TALK[3:]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, TALK)
@@ -185,7 +185,7 @@ def test_a_prompt_of_messages_and_its_completion(name: str) -> None:
 
 
 def test_a_completion_may_use_tools() -> None:
-    """Their results are not learned."""
+    """Results of tools are not learned."""
     tokenizer = tokenizer_with("llama")
     made = document({"prompt": CALLED[:1], "completion": CALLED[1:], "tools": [TOOL]}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, CALLED, tools=[TOOL])
@@ -196,13 +196,15 @@ def test_a_completion_may_use_tools() -> None:
 @pytest.mark.parametrize("name", set(TEMPLATES) - {"gemma"})
 def test_a_prompt_is_written_as_transformers_writes_it(name: str, talk: Messages) -> None:
     tokenizer = tokenizer_with(name)
-    for asked in (False, True):
-        found = render(tokenizer, talk, settings={"date_string": DAY}, generation_prompt=asked).text
-        assert found == tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=asked, date_string=DAY)
+    for generation_prompt in (False, True):
+        rendered = render(tokenizer, talk, settings={"date_string": DAY}, generation_prompt=generation_prompt).text
+        assert rendered == tokenizer.apply_chat_template(
+            talk, tokenize=False, add_generation_prompt=generation_prompt, date_string=DAY
+        )
 
 
 def test_a_token_that_reaches_into_an_answer_is_learned() -> None:
-    """The text is tokenized whole, as transformers does, so a token may begin in the prompt."""
+    """The text is tokenised as a whole, as in transformers, so a learned token may begin in the prompt."""
     tokenizer = tokenizer_with("{% for m in messages %}{{ m.content }}{% endfor %}")
     messages = [{"role": "user", "content": "there w"}, {"role": "assistant", "content": "as a time"}]
     made = document({"messages": messages}, tokenizer)
@@ -216,8 +218,8 @@ def test_characters_of_several_tokens() -> None:
     messages = [{"role": "user", "content": "é🙂"}, {"role": "assistant", "content": "🙂é"}]
     made = document({"messages": messages}, tokenizer)
     assert made.ids.tolist() == written(tokenizer, messages)
-    asked = len(written(tokenizer, messages[:1], add_generation_prompt=True))
-    assert made.learned.tolist() == [False] * asked + [True] * (len(made) - asked)
+    prompt_length = len(written(tokenizer, messages[:1], add_generation_prompt=True))
+    assert made.learned.tolist() == [False] * prompt_length + [True] * (len(made) - prompt_length)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_the_token_that_ends_a_turn(name: str, end: str | None) -> None:
 
 
 def test_a_conversation_that_would_take_time_as_its_square() -> None:
-    """Also where the template leaves most of it out."""
+    """Long conversations are refused, also if the template omits most of the turns."""
     talk = [{"role": role, "content": "once"} for _ in range(3000) for role in ("user", "assistant")]
     tokenizer = tokenizer_with("chatml")
     for template in (tokenizer.chat_template, "{{ messages[0].content }}"):

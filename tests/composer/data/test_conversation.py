@@ -1,4 +1,4 @@
-"""Rows in every form become the messages that they mean: ShareGPT's, parts of text, results of tools, keys without a value."""
+"""Rows in every form become messages: ShareGPT's, text parts, tool results, keys without a value."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_column_of_messages_of_another_name() -> None:
 
 
 def test_keys_without_a_value_are_left_out() -> None:
-    """Parquet stores a None for each key that another message has."""
+    """Parquet stores None for each key that only other messages have."""
     tokenizer = tokenizer_with("llama")
     padded = [{"role": "user", "content": None, "tool_calls": None, "name": None, **message} for message in TALK]
     assert document({"messages": padded}, tokenizer).ids.tolist() == written(tokenizer, TALK)

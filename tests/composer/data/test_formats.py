@@ -1,4 +1,4 @@
-"""Each form of record becomes the tokens that it should, and only the answers are learned."""
+"""Each record format becomes the right tokens, of which only the answers are learned."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from composer.data.document import Document
 from composer.data.formats import TextDraft, TextPiece, alpaca_prompt, drafts, encode, form_of
 from composer.data.reading import DataRecord
 from composer.data.references import FileData
 from composer.errors import DataError
+from tests.composer.data.chats import document
 
 BOS, EOS = 1, 2
 TALK = [
@@ -25,21 +25,11 @@ TALK = [
 ]
 
 
-def document(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> Document:
-    (made,) = documents(fields, tokenizer, **options)
-    return made
-
-
-def documents(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[Document]:
-    made = drafts(DataRecord("here, record 1", fields), FileData(path="here", **options), tokenizer)
-    return [encode(one, tokenizer) for one in made]
-
-
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def told(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
+def message_of(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
     with pytest.raises(DataError) as caught:
         document(fields, tokenizer, **options)
     assert str(caught.value).startswith("here, record 1")
@@ -75,9 +65,9 @@ def test_alpaca(tokenizer: PreTrainedTokenizerBase) -> None:
         "Write a response that appropriately completes the request.\n\n"
         "### Instruction:\nSay it.\n\n### Input:\nit\n\n### Response:\n"
     )
-    for given in ({}, {"input": ""}, {"input": None}, {"input": "the river"}):
-        made = document({"instruction": "once {upon}", "output": "a time", "text": "other", **given}, tokenizer)
-        prompt = ids_of(tokenizer, alpaca_prompt("once {upon}", given.get("input") or ""))
+    for optional in ({}, {"input": ""}, {"input": None}, {"input": "the river"}):
+        made = document({"instruction": "once {upon}", "output": "a time", "text": "other", **optional}, tokenizer)
+        prompt = ids_of(tokenizer, alpaca_prompt("once {upon}", optional.get("input") or ""))
         assert made.ids[: 1 + len(prompt)].tolist() == [BOS, *prompt]
         assert made.learned.tolist() == [False] * (1 + len(prompt)) + [True] * (len(made) - 1 - len(prompt))
         assert made.ids[-1] == EOS
@@ -92,7 +82,7 @@ def test_a_prompt_keeps_the_tokens_that_it_has_alone(tokenizer: PreTrainedTokeni
 
 
 def spaced() -> PreTrainedTokenizerBase:
-    """A tokenizer that begins each text with a space of its own, as Llama 2's and Mistral's do."""
+    """A tokenizer that adds a space before each text, as Llama 2's and Mistral's."""
     letters = ["<unk>", "\u2581", *"abcdefghijklmnopqrstuvwxyz:?.\n"]
     merged = [f"\u2581{letter}" for letter in "adnoty"]
     vocabulary = {token: place for place, token in enumerate([*letters, *merged])}
@@ -108,7 +98,7 @@ def spaced() -> PreTrainedTokenizerBase:
     [("once upon ", "a time"), ("why?\nanswer: ", "yes"), ("the a", "nswer"), ("line\n", "a line"), ("once", " upon a time")],
 )
 def test_a_record_is_learned_as_it_is_written(prompt: str, answer: str) -> None:
-    """Also where the answer goes on within a word, or behind a space: no other space comes between."""
+    """Prompt and answer are joined without an added space, also within a word."""
     tokenizer = spaced()
     assert tokenizer.convert_ids_to_tokens(ids_of(tokenizer, "a yes")) == ["\u2581a", "\u2581y", "e", "s"]
     made = document({"prompt": prompt, "completion": answer}, tokenizer)
@@ -122,11 +112,11 @@ def test_chat_learns_the_assistant_alone(chatty: PreTrainedTokenizerBase) -> Non
     made = document({"messages": TALK}, chatty)
     assert made.ids.tolist() == ids_of(chatty, str(chatty.apply_chat_template(TALK, tokenize=False)))
     runs = np.split(np.arange(len(made)), np.flatnonzero(np.diff(made.learned)) + 1)
-    said = [str(chatty.decode(made.ids[run])) for run in runs]
+    learned = [str(chatty.decode(made.ids[run])) for run in runs]
     flags = [bool(made.learned[run[0]]) for run in runs]
     assert flags == [False, True, False, True]
-    assert [part.strip() for part in said[1::2]] == ["he found a letter<eos>", "there was<eos>"]
-    assert "his teacher" in said[2]
+    assert [part.strip() for part in learned[1::2]] == ["he found a letter<eos>", "there was<eos>"]
+    assert "his teacher" in learned[2]
 
 
 def test_words_after_the_last_answer_are_not_learned(chatty: PreTrainedTokenizerBase) -> None:
@@ -142,7 +132,7 @@ def test_an_assistant_may_begin(chatty: PreTrainedTokenizerBase) -> None:
 
 
 def test_templates_do_not_ask_the_clock(chatty: PreTrainedTokenizerBase) -> None:
-    """Llama's: `strftime_now` only where there is no date_string."""
+    """Templates such as Llama's call `strftime_now` only without a date_string."""
     asks = "{% if date_string is not defined %}{{ strftime_now('%d %b %Y') }}{% else %}{{ date_string }}{% endif %}"
     chatty.chat_template = asks + str(chatty.chat_template)
     (made,) = drafts(DataRecord("", {"messages": TALK}), FileData(path=""), chatty)
@@ -176,7 +166,7 @@ def test_which_columns_are_taken(columns: list[str], form: str) -> None:
 
 
 def test_columns_without_anything_in_them_are_passed_over() -> None:
-    """A file of conversations and texts has the columns of both in every record."""
+    """In a file of conversations and texts, every record has the columns of both. Empty ones are ignored."""
     fields = {"messages": None, "text": "once"}
     assert form_of(DataRecord("here", fields), FileData(path="")) == "text"
     assert form_of(DataRecord("here", fields | {"text": None}), FileData(path="")) == "messages"
@@ -185,15 +175,15 @@ def test_columns_without_anything_in_them_are_passed_over() -> None:
 def test_a_form_may_be_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
     fields = {"instruction": "once", "output": "upon", "text": "a time"}
     assert document(fields, tokenizer, format="text").ids.tolist() == document({"text": "a time"}, tokenizer).ids.tolist()
-    assert 'no column "prompt" for format=completion' in told(fields, tokenizer, format="completion")
+    assert 'no column "prompt" for format=completion' in message_of(fields, tokenizer, format="completion")
 
 
 def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> None:
-    message = told({"txt": "once", "label": 3}, tokenizer)
+    message = message_of({"txt": "once", "label": 3}, tokenizer)
     assert 'its columns: txt, label; did you mean "text"?' in message
     assert "Understood: messages | conversations | instruction+output | prompt+completion | text; or column=NAME" in message
-    assert "its columns: none." in told({}, tokenizer)
-    assert 'no column "stori"; its columns: story; did you mean "stori"?' in told({"story": "x"}, tokenizer, column="stori")
+    assert "its columns: none." in message_of({}, tokenizer)
+    assert 'no column "stori"; its columns: story; did you mean "stori"?' in message_of({"story": "x"}, tokenizer, column="stori")
     with pytest.raises(
         DataError, match="column=a: a column of text or of messages is for format=text or format=messages, not alpaca"
     ):
@@ -220,7 +210,7 @@ def test_columns_that_are_not_understood(tokenizer: PreTrainedTokenizerBase) -> 
     ],
 )
 def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
-    assert message in told(fields, chatty)
+    assert message in message_of(fields, chatty)
     assert drafts(DataRecord("here", fields), FileData(path="", empty="skip"), chatty) == []
 
 
@@ -257,12 +247,12 @@ def test_empty_records_are_told_or_left_out(fields: dict[str, Any], message: str
     ],
 )
 def test_records_that_are_no_text(fields: dict[str, Any], message: str, chatty: PreTrainedTokenizerBase) -> None:
-    assert message in told(fields, chatty, empty="skip")
+    assert message in message_of(fields, chatty, empty="skip")
 
 
 def test_chat_needs_a_template_that_can_be_told_apart(tokenizer: PreTrainedTokenizerBase, chatty: PreTrainedTokenizerBase) -> None:
-    assert "messages need a chat template" in told({"messages": TALK}, tokenizer)
+    assert "messages need a chat template" in message_of({"messages": TALK}, tokenizer)
     chatty.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    assert "changes earlier messages as soon as the assistant has written message 3" in told({"messages": TALK}, chatty)
+    assert "changes earlier messages as soon as the assistant has written message 3" in message_of({"messages": TALK}, chatty)
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
-    assert "the chat template refuses these messages: roles must alternate" in told({"messages": TALK}, chatty)
+    assert "the chat template refuses these messages: roles must alternate" in message_of({"messages": TALK}, chatty)

@@ -1,4 +1,4 @@
-"""From references to rows: nothing is lost, training and evaluation share no text, and what cannot be trained on is told."""
+"""Loading loses no text, keeps training and evaluation separate, and reports data that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -
     return load_rows(references, tokenizer, **{"sequence": 16, "split": "train", "vocabulary": 507} | options)
 
 
-def told(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -> str:
+def message_of(tokenizer: PreTrainedTokenizerBase, *references: str, **options: Any) -> str:
     with pytest.raises(DataError) as caught:
         load(tokenizer, *references, **options)
     return str(caught.value)
@@ -39,13 +39,13 @@ def report_of(rows: PackedRows) -> DataReport:
 
 
 def texts(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Records whose texts all differ."""
+    """Return records with different texts."""
     numbers = range(first, first + count)
     return [{"text": " ".join(WORDS[number // 8**place % 8] for place in range(4))} for number in numbers]
 
 
 def documents(rows: PackedRows) -> list[tuple[int, ...]]:
-    """The documents of rows in which none was cut."""
+    """Return the documents of rows in which no document was cut."""
     ids = rows.ids[rows.valid].tolist()
     ends = [index + 1 for index, token in enumerate(ids) if token == EOS]
     return [tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
@@ -61,7 +61,7 @@ def test_the_share_that_is_held_out(count: int, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_all_documents_of_a_conversation_are_on_one_side(share: float, write: Write) -> None:
-    """Each repeats the turns before it."""
+    """Each document of a conversation repeats the turns before it, so all are in training or all in evaluation."""
     tokenizer = tokenizer_with("qwen")
     records = [
         {"messages": [{"role": role, "content": f"{number} {turn}"} for turn in (1, 2, 3) for role in ("user", "assistant")]}
@@ -73,8 +73,8 @@ def test_all_documents_of_a_conversation_are_on_one_side(share: float, write: Wr
         rows = load(tokenizer, path, share=share, split=split, sequence=512, how="padded", vocabulary=len(tokenizer))
         assert report_of(rows).references[0].documents == len(rows)
         numbers = [re.findall(r"\d{3}", str(tokenizer.decode(ids))) for ids in rows.ids]
-        assert all(len(set(found)) == 1 for found in numbers)
-        sides.append([found[0] for found in numbers])
+        assert all(len(set(sides_of)) == 1 for sides_of in numbers)
+        sides.append([sides_of[0] for sides_of in numbers])
     assert all(side.count(number) == 3 for side in sides for number in side)
     assert len(set(sides[0])) + len(set(sides[1])) == len({*sides[0], *sides[1]}) == 40
 
@@ -130,23 +130,26 @@ def test_a_single_text_is_cut(tokenizer: PreTrainedTokenizerBase, write: Write) 
     path = write("a.txt", " ".join(record["text"] for record in texts(100)))
     whole = [*tokenizer(Path(path).read_text(), verbose=False).input_ids, EOS]
     train, evaluation = (load(tokenizer, path, split=split) for split in ("train", "evaluation"))
-    there = [*train.ids[train.valid], *evaluation.ids[evaluation.valid]]
-    assert there == whole
+    tokens = [*train.ids[train.valid], *evaluation.ids[evaluation.valid]]
+    assert tokens == whole
     assert evaluation.tokens == round(SHARE * len(whole))
     assert load(tokenizer, path, share=0).tokens == len(whole)
-    assert "too few to hold out a share for evaluation" in told(tokenizer, write("b.txt", "child"))
+    assert "too few to hold out a share for evaluation" in message_of(tokenizer, write("b.txt", "child"))
 
 
 def test_references_are_mixed(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     first, second = write("a.jsonl", texts(60)), write("b.jsonl", texts(60, first=60))
     rows = load(tokenizer, first, second, sequence=32, how="whole", share=0)
     of_first = set(documents(load(tokenizer, first, share=0)))
-    mixed = [one in of_first for one in documents(rows)]
+    mixed = [document in of_first for document in documents(rows)]
     assert len(mixed) == 120
     assert sum(mixed) == 60
     assert np.count_nonzero(np.diff(mixed)) > 30
     told_of = report_of(rows).references
-    assert [(one.reference, one.records, one.documents) for one in told_of] == [(first, 60, 60), (second, 60, 60)]
+    assert [(reference.reference, reference.records, reference.documents) for reference in told_of] == [
+        (first, 60, 60),
+        (second, 60, 60),
+    ]
 
 
 def test_the_same_seed_gives_the_same_rows(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
@@ -160,10 +163,12 @@ def test_the_report_counts(tokenizer: PreTrainedTokenizerBase, write: Write) -> 
     path = write("a.jsonl", [*texts(10), {"text": ""}, {"text": None}])
     rows = load(tokenizer, f"{path},empty=skip", share=0, sequence=7)
     report = report_of(rows)
-    (one,) = report.references
-    assert (one.records, one.empty, one.documents) == (12, 2, 10)
-    assert one.tokens == report.tokens + report.dropped == sum(map(len, documents(load(tokenizer, f"{path},empty=skip", share=0))))
-    assert one.targets == one.tokens - 10
+    (counts,) = report.references
+    assert (counts.records, counts.empty, counts.documents) == (12, 2, 10)
+    assert (
+        counts.tokens == report.tokens + report.dropped == sum(map(len, documents(load(tokenizer, f"{path},empty=skip", share=0))))
+    )
+    assert counts.targets == counts.tokens - 10
     assert (report.rows, report.tokens, report.targets) == (len(rows), rows.tokens, rows.targets)
     assert (report.how, report.sequence, report.split) == ("packed", 7, "train")
     assert DataReport.model_validate_json(report.model_dump_json()) == report
@@ -171,7 +176,7 @@ def test_the_report_counts(tokenizer: PreTrainedTokenizerBase, write: Write) -> 
 
 def test_progress_is_told(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     path, moved = write("a.jsonl", texts(3)), []
-    load(tokenizer, path, "echo,samples=2", share=0, progress=lambda *told: moved.append(told))
+    load(tokenizer, path, "echo,samples=2", share=0, progress=lambda *update: moved.append(update))
     assert moved == [(path, 1), (path, 2), (path, 3), ("echo,samples=2", 1), ("echo,samples=2", 2)]
 
 
@@ -184,14 +189,14 @@ def test_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
     evaluation = load(tokenizer, "echo,samples=6,skip=1,limit=4", split="evaluation", share=0)
     assert (len(evaluation), evaluation.targets) == (4, 4)
     assert train.ids.max() < 200 < evaluation.ids[:, 1].min()
-    assert "samples of 32 tokens do not fit into rows of 16" in told(tokenizer, "echo,length=32")
+    assert "samples of 32 tokens do not fit into rows of 16" in message_of(tokenizer, "echo,length=32")
 
 
 def test_other_formats(chatty: PreTrainedTokenizerBase, write: Write) -> None:
     talk = [{"role": "user", "content": "old house"}, {"role": "assistant", "content": "funny child"}]
     chat = write("a.jsonl", [{"messages": talk}] * 2)
-    asked = write("b.jsonl", [{"prompt": "old house", "completion": " river"}] * 2)
-    rows = load(chatty, chat, asked, share=0, how="padded", sequence=64)
+    file = write("b.jsonl", [{"prompt": "old house", "completion": " river"}] * 2)
+    rows = load(chatty, chat, file, share=0, how="padded", sequence=64)
     assert len(rows) == 4
     assert 0 < rows.targets < rows.tokens / 2
 
@@ -207,7 +212,7 @@ def test_other_formats(chatty: PreTrainedTokenizerBase, write: Write) -> None:
     ],
 )
 def test_what_cannot_be(tokenizer: PreTrainedTokenizerBase, write: Write, options: dict[str, Any], message: str) -> None:
-    assert re.search(message, told(tokenizer, write("a.jsonl", texts(3)), **options))
+    assert re.search(message, message_of(tokenizer, write("a.jsonl", texts(3)), **options))
 
 
 def test_rows_as_long_as_the_source_reads(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
@@ -215,21 +220,21 @@ def test_rows_as_long_as_the_source_reads(tokenizer: PreTrainedTokenizerBase, wr
 
 
 def test_nothing_to_learn(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
-    assert "no data: name at least one" in told(tokenizer)
+    assert "no data: name at least one" in message_of(tokenizer)
     path = write("a.jsonl", texts(2))
-    assert "nothing is left of its 0 records after `skip=2` for train" in told(tokenizer, f"{path},skip=2")
+    assert "nothing is left of its 0 records after `skip=2` for train" in message_of(tokenizer, f"{path},skip=2")
     blank = write("b.jsonl", [{"text": " "}])
-    assert "nothing is left of its 1 records for evaluation" in told(tokenizer, f"{blank},empty=skip", split="evaluation")
-    assert "none of them has a token to predict" in told(tokenizer, "echo,length=1")
+    assert "nothing is left of its 1 records for evaluation" in message_of(tokenizer, f"{blank},empty=skip", split="evaluation")
+    assert "none of them has a token to predict" in message_of(tokenizer, "echo,length=1")
 
 
 def test_a_missing_file_is_told_before_any_is_read(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     moved: list[tuple[str, int]] = []
-    message = told(tokenizer, write("a.jsonl", texts(3)), "lost.txt", progress=lambda *told: moved.append(told))
+    message = message_of(tokenizer, write("a.jsonl", texts(3)), "lost.txt", progress=lambda *update: moved.append(update))
     assert 'no file, folder or task "lost.txt"' in message
     assert not moved
 
 
 def test_a_wrong_record_is_named(tokenizer: PreTrainedTokenizerBase, write: Write) -> None:
     path = write("a.jsonl", [*texts(2), {"text": ""}])
-    assert told(tokenizer, path) == f"{path}, record 3: text is blank; fix the record, or skip such records: empty=skip"
+    assert message_of(tokenizer, path) == f"{path}, record 3: text is blank; fix the record, or skip such records: empty=skip"

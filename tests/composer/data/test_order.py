@@ -1,4 +1,4 @@
-"""The order is a function of seed and step; every row comes as often as any other; the same bits wherever it runs."""
+"""The order depends on the seed and the step alone, uses every row equally often, and is the same on every machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_step_needs_no_step_before_it(count: int, batch: int, seed: int, order
 
 
 def test_the_order_is_written_down() -> None:
-    """A run of another day, machine or numpy goes on in this order."""
+    """The order is fixed, so that a run continues on another day, machine or numpy version."""
     assert [rows_of_step(step, 3, 7, 5) for step in range(4)] == [[2, 4, 3], [1, 5, 0], [6, 4, 5], [1, 6, 0]]
     assert rows_of_step(0, 7, 7, -1) == rows_of_step(0, 7, 7, 2**64 - 1)
 

@@ -1,4 +1,4 @@
-"""Every token stands in the rows once and in order, boundaries and labels are right, and batches are the rows."""
+"""Every token is in the rows once and in order, boundaries and labels are right, and batches equal the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ drawn_documents = st.lists(st.lists(st.booleans(), min_size=1, max_size=23), max
 
 
 def made(drawn: Drawn, *, all_learned: bool = False) -> list[Document]:
-    """Documents whose tokens are 1, 2, 3, … through all of them."""
+    """Return documents whose tokens count 1, 2, 3, … across all of them."""
     documents, first = [], 1
     for learned in drawn:
         ids = np.arange(first, first + len(learned), dtype=np.int32)
@@ -29,22 +29,22 @@ def made(drawn: Drawn, *, all_learned: bool = False) -> list[Document]:
 
 
 def pieces(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
-    """Ids and labels of each run of positions 0, 1, 2, …, through all rows."""
-    found: list[tuple[list[int], list[int]]] = []
+    """Return the ids and labels of each run of positions 0, 1, 2, … in all rows."""
+    runs: list[tuple[list[int], list[int]]] = []
     before = -1
     for ids, labels, position, valid in zip(rows.ids, rows.labels, rows.position, rows.valid, strict=True):
         for token, label, place, real in zip(ids, labels, position, valid, strict=True):
             if place == 0:
-                found.append(([], []))
+                runs.append(([], []))
                 before = -1
             assert place == before + 1
             before = place
             if real:
-                found[-1][0].append(int(token))
-                found[-1][1].append(int(label))
+                runs[-1][0].append(int(token))
+                runs[-1][1].append(int(label))
             else:
                 assert label == -100
-    return found
+    return runs
 
 
 @given(drawn_documents, st.integers(2, 12), st.sampled_from(HOWS))
@@ -53,10 +53,10 @@ def test_each_token_is_there_once_and_in_order(drawn: Drawn, sequence: int, how:
     documents = made(drawn)
     rows = pack(documents, sequence, how=how)
     teaching = [document for document in documents if document.learned[1:].any()]
-    there = rows.ids[rows.valid].tolist()
-    assert set(there) <= {token for document in teaching for token in document.ids.tolist()}
-    assert there == sorted(set(there))
-    assert len(there) == rows.tokens
+    tokens = rows.ids[rows.valid].tolist()
+    assert set(tokens) <= {token for document in teaching for token in document.ids.tolist()}
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == rows.tokens
     assert rows.tokens + rows.dropped == sum(map(len, documents))
     assert all((labels != -100).any() for labels in rows.labels)
     assert rows.ids.shape == rows.labels.shape == rows.position.shape == rows.valid.shape == (len(rows), sequence)
@@ -80,7 +80,7 @@ def test_pieces_lie_within_documents_and_learn_what_is_to_be_learned(drawn: Draw
 @given(drawn_documents, st.integers(2, 12))
 @settings(max_examples=200)
 def test_where_documents_begin(drawn: Drawn, sequence: int) -> None:
-    """Documents of which every token is learned: only a token that is alone in its row is dropped."""
+    """If every token is learned, only a token that is alone in its row is dropped."""
     documents = [document for document in made(drawn, all_learned=True) if len(document) > 1]
     for how in HOWS:
         runs = [ids for ids, _ in pieces(pack(documents, sequence, how=how))]
@@ -113,7 +113,7 @@ def test_packed_and_whole(how: Packing, ids: list[list[int]], position: list[lis
 @given(drawn_documents, st.integers(2, 12))
 @settings(max_examples=300)
 def test_joined_rows_are_one_text_each(drawn: Drawn, sequence: int) -> None:
-    """The tokens of all documents that teach something, end to end; all but a row's first are learned as their document says."""
+    """Documents with learned tokens are joined end to end. All tokens but a row's first keep their labels."""
     documents = made(drawn)
     kept = [document for document in documents if document.learned[1:].any()]
     line = [(int(token), bool(flag)) for document in kept for token, flag in zip(document.ids, document.learned, strict=True)]
@@ -124,8 +124,8 @@ def test_joined_rows_are_one_text_each(drawn: Drawn, sequence: int) -> None:
         [token for token, _ in row] for row in wanted
     ]
     for row, labels in zip(wanted, rows.labels.tolist(), strict=True):
-        asked = [-100, *(token if flag else -100 for token, flag in row[1:])]
-        assert labels == asked + [-100] * (sequence - len(row))
+        expected_labels = [-100, *(token if flag else -100 for token, flag in row[1:])]
+        assert labels == expected_labels + [-100] * (sequence - len(row))
     assert (rows.position == np.arange(sequence)).all()
     assert rows.tokens + rows.dropped == sum(map(len, documents))
 

@@ -1,4 +1,4 @@
-"""Tables are read as they are stored: nothing that their metadata names is opened, and nothing unpacks without bound."""
+"""Parquet files are read as stored: nothing that the metadata names is opened, and decompression is bounded."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def fields(path: Path) -> list[dict[str, Any]]:
     return [record.fields for record in read_records(FileData(path=str(path)))]
 
 
-def told(path: Path) -> str:
+def message_of(path: Path) -> str:
     with pytest.raises(DataError) as caught:
         fields(path)
     return str(caught.value)
 
 
 def pictures(folder: Path, feature: str) -> pyarrow.Table:
-    """Texts, and a column that names a host, a pipe and a file, which the metadata declares to be images or the like."""
+    """Return texts, and a column with a host, a pipe and a file that the metadata declares to be images or similar."""
     os.mkfifo(folder / "pipe")
     paths = ["http://127.0.0.1:9/a.png", str(folder / "pipe"), "/etc/passwd"]
     table = pyarrow.table({"text": ["a", "b", "c"], "x": pyarrow.array([{"bytes": None, "path": path} for path in paths], PICTURE)})
@@ -88,7 +88,7 @@ def test_few_bytes_that_unpack_to_many(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(parquet, "MOST_CHUNK", 2**20)
     monkeypatch.setattr(parquet, "MOST_RATIO", 10)
     path = stored(tmp_path, pyarrow.table({"text": ["a" * 3_000_000]}), compression=compression, use_dictionary=False)
-    message = told(path)
+    message = message_of(path)
     assert message.startswith(f"{path}: ")
     assert "bytes of the column text unpack to 3,000,0" in message
 
@@ -96,7 +96,7 @@ def test_few_bytes_that_unpack_to_many(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_text_that_is_too_long(tmp_path: Path) -> None:
     path = stored(tmp_path, pyarrow.table({"text": ["b", "a" * 17_000_000]}), compression="zstd")
     assert path.stat().st_size < 10_000
-    message = told(path)
+    message = message_of(path)
     assert message.startswith(f"{path}, record 2 has 17,000,")
     assert "more than 16,777,216 bytes, the most that a text may have: split it" in message
 
@@ -105,25 +105,29 @@ def test_a_text_that_is_stored_once_for_many_records(tmp_path: Path, monkeypatch
     monkeypatch.setattr(bounds, "MOST_UNPACKED", 2**20)
     path = stored(tmp_path, pyarrow.table({"text": ["abc" * 100] * 100_000}))
     assert path.stat().st_size < 5000
-    assert f"{path} unpacks to more than 1,048,576 bytes, the most that is read of a compressed file of its size" in told(path)
+    assert f"{path} unpacks to more than 1,048,576 bytes, the most that is read of a compressed file of its size" in message_of(
+        path
+    )
     assert len(list(read_records(FileData(path=str(path), limit=9)))) == 9
 
 
 def test_records_of_nothing_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_UNPACKED", 2**20)
-    assert "unpacks to more than 1,048,576 bytes" in told(stored(tmp_path, pyarrow.table({"text": pyarrow.nulls(100_000)})))
+    assert "unpacks to more than 1,048,576 bytes" in message_of(stored(tmp_path, pyarrow.table({"text": pyarrow.nulls(100_000)})))
 
 
 def test_a_list_of_nothing_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MOST_CHUNK", 2**20)
     many = pyarrow.table({"text": ["x"], "list": pyarrow.array([[None] * 2_000_000], pyarrow.list_(pyarrow.null()))})
-    assert "of the column list.list.element unpack to 2,000,000" in told(stored(tmp_path, many))
+    assert "of the column list.list.element unpack to 2,000,000" in message_of(stored(tmp_path, many))
 
 
 def test_columns_that_are_not_read(tmp_path: Path) -> None:
-    assert "has no column of text (its columns: \\x1b[31m: binary)" in told(stored(tmp_path, pyarrow.table({"\x1b[31m": [b"a"]})))
+    assert "has no column of text (its columns: \\x1b[31m: binary)" in message_of(
+        stored(tmp_path, pyarrow.table({"\x1b[31m": [b"a"]}))
+    )
     twice = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
-    assert "has 2 columns of the name text" in told(stored(tmp_path, twice))
+    assert "has 2 columns of the name text" in message_of(stored(tmp_path, twice))
     extension = pyarrow.ExtensionArray.from_storage(pyarrow.uuid(), pyarrow.array([b"a" * 16], pyarrow.binary(16)))
     (record,) = fields(stored(tmp_path, pyarrow.table({"text": ["a"], "id": extension})))
     assert record["text"] == "a"

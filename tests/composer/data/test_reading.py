@@ -1,4 +1,4 @@
-"""Files of every kind are read, offline and without leaving anything behind; what cannot be read is told with its place."""
+"""Files of every kind are read offline without leftovers, and errors name their place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(text: str) -> list[dict[str, Any]]:
     return [record.fields for record in read_records(reference)]
 
 
-def told(text: str) -> str:
+def message_of(text: str) -> str:
     with pytest.raises(DataError) as caught:
         read(text)
     return str(caught.value)
@@ -100,48 +100,50 @@ def test_what_is_missing(write: Write, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     write("stories.jsonl", THREE)
     os.mkdir("void")
-    assert told("storys.jsonl") == f'no file, folder or task "storys.jsonl"; did you mean "stories.jsonl"? {ALL}'
-    assert told("ecko") == f'no file, folder or task "ecko"; did you mean "echo"? {ALL}'
+    assert message_of("storys.jsonl") == f'no file, folder or task "storys.jsonl"; did you mean "stories.jsonl"? {ALL}'
+    assert message_of("ecko") == f'no file, folder or task "ecko"; did you mean "echo"? {ALL}'
     nowhere = f'no file, folder or task "some/where.txt". {ALL}'
-    assert told("some/where.txt") == nowhere
-    assert "void has no file that can be read: expected .jsonl, .json, .parquet, .txt" in told("void")
-    assert 'no file fits the pattern "x*.jsonl"' in told("x*.jsonl")
-    assert f'"{tmp_path / "stories.jsonl"}"' in told(str(tmp_path / "storie.jsonl"))
+    assert message_of("some/where.txt") == nowhere
+    assert "void has no file that can be read: expected .jsonl, .json, .parquet, .txt" in message_of("void")
+    assert 'no file fits the pattern "x*.jsonl"' in message_of("x*.jsonl")
+    assert f'"{tmp_path / "stories.jsonl"}"' in message_of(str(tmp_path / "storie.jsonl"))
 
 
 def test_what_is_of_no_kind_or_of_several(write: Write, tmp_path: Path) -> None:
     path = write("a.doc", "text\none\n")
-    assert 'files that end in ".doc" are not read; expected .jsonl, .json, .parquet, .txt, .csv, .tsv, each' in told(path)
-    assert 'files that end in ".gz" are not read' in told(write("a.parquet.gz", gzip.compress(b"PAR1")))
+    assert 'files that end in ".doc" are not read; expected .jsonl, .json, .parquet, .txt, .csv, .tsv, each' in message_of(path)
+    assert 'files that end in ".gz" are not read' in message_of(write("a.parquet.gz", gzip.compress(b"PAR1")))
     write("mixed/a.jsonl", THREE)
     write("mixed/b.txt", "one")
-    assert "holds files of several kinds (json, text). Name one kind" in told(str(tmp_path / "mixed"))
-    assert "`by` is for plain text (.txt)" in told(f"{tmp_path / 'mixed' / 'a.jsonl'},by=line")
+    assert "holds files of several kinds (json, text). Name one kind" in message_of(str(tmp_path / "mixed"))
+    assert "`by` is for plain text (.txt)" in message_of(f"{tmp_path / 'mixed' / 'a.jsonl'},by=line")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt", "a.csv", "a.txt.gz"])
 def test_what_is_empty(write: Write, name: str) -> None:
-    assert f"{name} is empty: it has 0 bytes" in told(write(name, ""))
+    assert f"{name} is empty: it has 0 bytes" in message_of(write(name, ""))
 
 
 def test_what_has_no_record(write: Write) -> None:
-    assert "a.txt has no record in it, only blank space" in told(write("a.txt", " \n\n"))
-    assert "a.jsonl has no record in it" in told(write("a.jsonl", "\n \n"))
-    assert "a.csv has no record in it" in told(write("a.csv", "text,more\n"))
-    assert "b.txt.gz is empty: it has 0 bytes" in told(write("b.txt.gz", gzip.compress(b"")))
+    assert "a.txt has no record in it, only blank space" in message_of(write("a.txt", " \n\n"))
+    assert "a.jsonl has no record in it" in message_of(write("a.jsonl", "\n \n"))
+    assert "a.csv has no record in it" in message_of(write("a.csv", "text,more\n"))
+    assert "b.txt.gz is empty: it has 0 bytes" in message_of(write("b.txt.gz", gzip.compress(b"")))
 
 
 def test_what_is_broken(write: Write) -> None:
-    assert "a.jsonl:3  is no JSON" in told(write("a.jsonl", '{"text": "one"}\n\n{"text": \n'))
-    assert 'b.jsonl:1  expected an object such as {"text": …}, got "one"' in told(write("b.jsonl", '"one"\n'))
-    assert "c.jsonl:2  is not UTF-8 (invalid continuation byte)" in told(write("c.jsonl", b'{"text": "one"}\n{"text": "caf\xe9 "}'))
-    assert "c.json cannot be read as json" in told(write("c.json", "[{]"))
-    assert 'c.json, record 2: expected an object such as {"text": …}, got 5' in told(write("c.json", '["one", 5]'))
-    assert "c.json:2  is no JSON" in told(write("c.json", '{"text": "one"}\n{"text": \n'))
-    assert "c.json is not UTF-8 (invalid continuation byte at byte 5)" in told(write("c.json", b'["caf\xe9 "]'))
-    assert "c.json has no record in it" in told(write("c.json", "[]"))
-    assert "d.parquet cannot be read as parquet: " in told(write("d.parquet", "no table"))
-    assert "e.txt is not UTF-8 (invalid continuation byte at byte 3)" in told(write("e.txt", b"caf\xe9 here"))
+    assert "a.jsonl:3  is no JSON" in message_of(write("a.jsonl", '{"text": "one"}\n\n{"text": \n'))
+    assert 'b.jsonl:1  expected an object such as {"text": …}, got "one"' in message_of(write("b.jsonl", '"one"\n'))
+    assert "c.jsonl:2  is not UTF-8 (invalid continuation byte)" in message_of(
+        write("c.jsonl", b'{"text": "one"}\n{"text": "caf\xe9 "}')
+    )
+    assert "c.json cannot be read as json" in message_of(write("c.json", "[{]"))
+    assert 'c.json, record 2: expected an object such as {"text": …}, got 5' in message_of(write("c.json", '["one", 5]'))
+    assert "c.json:2  is no JSON" in message_of(write("c.json", '{"text": "one"}\n{"text": \n'))
+    assert "c.json is not UTF-8 (invalid continuation byte at byte 5)" in message_of(write("c.json", b'["caf\xe9 "]'))
+    assert "c.json has no record in it" in message_of(write("c.json", "[]"))
+    assert "d.parquet cannot be read as parquet: " in message_of(write("d.parquet", "no table"))
+    assert "e.txt is not UTF-8 (invalid continuation byte at byte 3)" in message_of(write("e.txt", b"caf\xe9 here"))
 
 
 @pytest.mark.parametrize("by", ["document", "paragraph", "line"])
@@ -155,22 +157,22 @@ def test_packed_files_of_every_kind(write: Write, tmp_path: Path) -> None:
     for name, content in (("a.jsonl", lines), ("b.json", json.dumps(THREE).encode()), ("c.csv", b"text\none\ntwo\nthree\n")):
         assert read(write(f"packed/{name}.gz", gzip.compress(content))) == THREE
     assert read(write("A.JSONL.GZ", gzip.compress(lines))) == THREE
-    assert "holds files of several kinds (csv, json)" in told(str(tmp_path / "packed"))
+    assert "holds files of several kinds (csv, json)" in message_of(str(tmp_path / "packed"))
     assert read(str(tmp_path / "packed" / "*.jsonl.gz")) == THREE
 
 
 def test_packed_files_that_are_damaged_or_too_large(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(json.dumps(THREE[0]).encode() * 50)
-    assert "a.jsonl.gz cannot be unpacked as gzip: " in told(write("a.jsonl.gz", b"no such thing"))
-    assert "b.jsonl.gz cannot be unpacked as gzip: " in told(write("b.jsonl.gz", packed[:-9]))
+    assert "a.jsonl.gz cannot be unpacked as gzip: " in message_of(write("a.jsonl.gz", b"no such thing"))
+    assert "b.jsonl.gz cannot be unpacked as gzip: " in message_of(write("b.jsonl.gz", packed[:-9]))
     monkeypatch.setattr(bounds, "MOST_UNPACKED", 500)
     monkeypatch.setattr(bounds, "MOST_RATIO", 1)
     wanted = "c.json.gz unpacks to more than 500 bytes, the most that is read of a compressed file of its size"
-    assert wanted in told(write("c.json.gz", packed))
+    assert wanted in message_of(write("c.json.gz", packed))
 
 
 def test_tables(write: Write) -> None:
-    """Cells stay text, also dates, numbers and what looks like nothing; a cell may have separators, quotes and line breaks."""
+    """Cells stay text, also dates, numbers and empty-looking ones, with separators, quotes and line breaks inside."""
     table = 'prompt,completion\r\n"once, ""upon""\na time",2024-01-01\r\n\r\nNA,\r\n007,nan\r\n'
     rows = [
         {"prompt": 'once, "upon"\na time', "completion": "2024-01-01"},
@@ -184,15 +186,15 @@ def test_tables(write: Write) -> None:
 
 
 def test_tables_that_are_broken(write: Write) -> None:
-    assert "a.csv:3  has 3 cells, expected 2: a, b. Put quotes around" in told(write("a.csv", "a,b\n1,2\n1,2,3\n"))
-    assert "a.csv:2  has 1 cells, expected 2: a, b. Put quotes around" in told(write("a.csv", "a,b\n1\n"))
-    assert 'a.csv:1  names the column "a" twice' in told(write("a.csv", "a,b,a\n1,2,3\n"))
-    assert "a.csv:2  cannot be read as a table: unexpected end of data" in told(write("a.csv", 'a,b\n1,"2\n'))
-    assert "a.csv is not UTF-8" in told(write("a.csv", b"a,b\n1,caf\xe9\n"))
+    assert "a.csv:3  has 3 cells, expected 2: a, b. Put quotes around" in message_of(write("a.csv", "a,b\n1,2\n1,2,3\n"))
+    assert "a.csv:2  has 1 cells, expected 2: a, b. Put quotes around" in message_of(write("a.csv", "a,b\n1\n"))
+    assert 'a.csv:1  names the column "a" twice' in message_of(write("a.csv", "a,b,a\n1,2,3\n"))
+    assert "a.csv:2  cannot be read as a table: unexpected end of data" in message_of(write("a.csv", 'a,b\n1,"2\n'))
+    assert "a.csv is not UTF-8" in message_of(write("a.csv", b"a,b\n1,caf\xe9\n"))
 
 
 def test_what_a_table_fills_in_is_taken_out(tmp_path: Path) -> None:
-    """Parquet has each key of one object in all objects. Columns stay, and a message's content."""
+    """Parquet adds the keys of one object to all objects. These are removed, but columns and a message's content stay."""
     calls = [{"name": "look", "arguments": {"at": "river"}}, {"name": "go", "arguments": {"to": "house"}}]
     messages = [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "user", "content": "once"}]
     records = [{"messages": messages, "text": None}]
@@ -201,7 +203,7 @@ def test_what_a_table_fills_in_is_taken_out(tmp_path: Path) -> None:
 
 
 def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A date stays a text; a column may be empty, or missing, far into the file; and what one record lacks is None there."""
+    """Dates stay text, a column may be empty or missing far into the file, and missing fields are None."""
     monkeypatch.setattr(reading, "KNOWN", 2)
     records = [
         {"text": "2024-01-01"},
@@ -216,7 +218,7 @@ def test_json_lines_are_read_as_they_are(write: Write, monkeypatch: pytest.Monke
 
 
 def test_json_is_read_as_it_is(write: Write) -> None:
-    """A list of objects or of texts, one object, or lines in spite of the name; no date, and messages may differ in their keys."""
+    """JSON may be a list of objects or texts, one object, or lines. Dates stay text, and messages may have different keys."""
     talk = [{"role": "user", "content": "once"}, {"role": "user", "content": "upon", "name": "she"}]
     records = [{"text": "2024-01-01", "messages": talk}, {"text": "2024-01-02"}]
     whole = [records[0], {**records[1], "messages": None}]
@@ -233,26 +235,26 @@ def test_a_mark_of_utf_8_is_no_text(write: Write) -> None:
 
 def test_what_goes_wrong_is_told_once(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     before = datasets.utils.logging.get_verbosity()
-    told(write("a.jsonl", "{\n"))
+    message_of(write("a.jsonl", "{\n"))
     assert capfd.readouterr() == ("", "")
     assert datasets.utils.logging.get_verbosity() == before
 
 
 def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def load(*positional: Any, **named: Any) -> datasets.Dataset:
-        asked.append((positional, named))
+        requests.append((positional, named))
         return datasets.Dataset.from_list(THREE)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert read("hub:a/b,skip=1") == THREE[1:]
     assert read("hub:a/b,split=test,config=en,revision=v1,limit=2") == THREE[:2]
-    assert asked == [(("a/b", None), {"split": "train", "revision": None}), (("a/b", "en"), {"split": "test", "revision": "v1"})]
+    assert requests == [(("a/b", None), {"split": "train", "revision": None}), (("a/b", "en"), {"split": "test", "revision": "v1"})]
 
 
 def test_a_hub_that_cannot_be_reached() -> None:
-    message = told("hub:nobody/nothing")
+    message = message_of("hub:nobody/nothing")
     assert message.startswith("hub:nobody/nothing (split train) cannot be read: ")
     assert "HF_HUB_OFFLINE is set" in message
 
@@ -272,7 +274,7 @@ def test_the_package_imports_neither_torch_nor_datasets() -> None:
 
 
 def test_no_cache_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file system may know no locks, or be full."""
+    """The cache may be on a full file system or on one without locks, so it is not used."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     assert [record.fields for record in read_records(FileData(path=str(tmp_path / "a.jsonl")))] == [{"text": "a"}]
@@ -284,39 +286,41 @@ SECRET = b'{"text": "secret"}\n'
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.txt", "a.csv", "a.jsonl.gz"])
 def test_what_is_no_file_is_not_waited_for(write: Write, tmp_path: Path, name: str) -> None:
-    """Pipes, devices and links out of the folder, named by the user or found in a folder."""
+    """Pipes, devices and links out of the folder are rejected, whether they are named or found in a folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / name
     os.mkfifo(path)
     for reference in (str(path), str(folder), f"{folder}/*{path.suffix}"):
-        assert told(reference) == f"{path} cannot be read: no regular file"
+        assert message_of(reference) == f"{path} cannot be read: no regular file"
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert told(str(path)) == f"{path} cannot be read: no regular file"
+    assert message_of(str(path)) == f"{path} cannot be read: no regular file"
     write(f"else{path.suffix}", SECRET)
     path.unlink()
     path.symlink_to(tmp_path / f"else{path.suffix}")
     for reference in (str(folder), f"{folder}/*{path.suffix}", f"{tmp_path}/fol*/*{path.suffix}"):
         if reference.startswith(str(folder)):
-            assert f"{path} cannot be read: it leads out of its folder" in told(reference)
+            assert f"{path} cannot be read: it leads out of its folder" in message_of(reference)
     path.unlink()
     path.symlink_to(folder / "nowhere")
-    assert f"{path} cannot be read: it is a link to {shortened(str(folder / 'nowhere'))}, which is not there" in told(str(folder))
+    assert f"{path} cannot be read: it is a link to {shortened(str(folder / 'nowhere'))}, which is not there" in message_of(
+        str(folder)
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="everything may be read by root")
 def test_what_may_not_be_read(write: Write, tmp_path: Path) -> None:
     path = write("a.jsonl", THREE)
     os.chmod(path, 0)
-    assert told(path) == f"{path} cannot be read: Permission denied"
+    assert message_of(path) == f"{path} cannot be read: Permission denied"
 
 
 @pytest.mark.parametrize("by", ["document", "paragraph", "line"])
 def test_plain_text_without_end(write: Write, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     monkeypatch.setattr(plain, "MOST_TEXT", 100)
     monkeypatch.setattr(bounds, "MOST_TEXT", 100)
-    assert "than 100 bytes, the most that a text may have: split it" in told(f"{write('a.txt', 'é' * 51)},by={by}")
+    assert "than 100 bytes, the most that a text may have: split it" in message_of(f"{write('a.txt', 'é' * 51)},by={by}")
     assert read(f"{write('b.txt', 'é' * 50)},by={by}") == [{"text": "é" * 50}]
     nul = write("c.txt", "a\0b")
     assert read(f"{nul},by={by}") == [{"text": "a\0b"}]
@@ -325,10 +329,10 @@ def test_plain_text_without_end(write: Write, monkeypatch: pytest.MonkeyPatch, b
 def test_lines_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
     path = write("a.jsonl", '{"text": "a"}\n{"text": "' + "b" * 50 + '"}\n')
-    assert told(path) == f"{path}:2  has more than 50 bytes, the most that a line may have: split it"
+    assert message_of(path) == f"{path}:2  has more than 50 bytes, the most that a line may have: split it"
     monkeypatch.setattr(reading, "MOST_WHOLE", 100)
     path = write("b.json", json.dumps(["a" * 100]))
-    assert told(path) == f"{path} has more than 100 bytes, the most that is read as a whole: save it as JSON lines, .jsonl"
+    assert message_of(path) == f"{path} has more than 100 bytes, the most that is read as a whole: save it as JSON lines, .jsonl"
 
 
 def test_large_files_of_lines_are_read_line_by_line(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +342,7 @@ def test_large_files_of_lines_are_read_line_by_line(write: Write, monkeypatch: p
 
 
 def test_records_of_different_columns_take_time_as_their_number(write: Write) -> None:
-    """Twice as many records of one column each, all of them different, have at most twice as many values."""
+    """Twice as many records, each with a different column, have at most twice as many values."""
     count = 5 * reading.MOST_COLUMNS
     records = read(write("a.jsonl", [{f"column {number}": number} for number in range(count)]))
     assert len(records) == count
@@ -348,14 +352,14 @@ def test_records_of_different_columns_take_time_as_their_number(write: Write) ->
 
 
 def test_what_json_may_hold(write: Write) -> None:
-    assert "nested deeper than 100 levels" in told(write("a.jsonl", '{"text": ' + "[" * 5000 + "]" * 5000 + "}\n"))
-    assert "a.jsonl:1  is no JSON (Exceeds the limit" in told(write("a.jsonl", '{"text": ' + "9" * 5000 + "}\n"))
+    assert "nested deeper than 100 levels" in message_of(write("a.jsonl", '{"text": ' + "[" * 5000 + "]" * 5000 + "}\n"))
+    assert "a.jsonl:1  is no JSON (Exceeds the limit" in message_of(write("a.jsonl", '{"text": ' + "9" * 5000 + "}\n"))
     assert read(write("b.jsonl", '{"text": "a", "text": "b"}\n')) == [{"text": "b"}]
 
 
 @pytest.fixture
 def limit_of_csv() -> Iterator[None]:
-    """Put the limit of the csv module back, which is of the whole process."""
+    """Restore the limit of the csv module, which holds for the whole process."""
     before = csv.field_size_limit()
     yield
     csv.field_size_limit(before)
@@ -364,18 +368,18 @@ def limit_of_csv() -> Iterator[None]:
 @pytest.mark.usefixtures("limit_of_csv")
 def test_tables_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "lines_of", lambda stream, file: bounds.lines_of(stream, file, 50))
-    assert "a.csv:2  has more than 50 bytes, the most that a line may have" in told(write("a.csv", "text\n" + "b" * 51))
+    assert "a.csv:2  has more than 50 bytes, the most that a line may have" in message_of(write("a.csv", "text\n" + "b" * 51))
     monkeypatch.setattr(streams, "MOST_TEXT", 100)
-    assert "b.csv:4  cannot be read as a table: field larger than field limit (100)" in told(
+    assert "b.csv:4  cannot be read as a table: field larger than field limit (100)" in message_of(
         write("b.csv", 'text\n"' + ("b" * 40 + "\n") * 3 + '"\n')
     )
 
 
 def test_tables_of_many_columns(write: Write) -> None:
-    """Twice as many take twice as long, and messages name a few of them."""
+    """Twice as many columns take twice as long, and messages name a few of them."""
     names = [f"column {number}" for number in range(100_000)]
     began = time.process_time()
-    message = told(write("a.csv", ",".join(names) + "\n1,2\n"))
+    message = message_of(write("a.csv", ",".join(names) + "\n1,2\n"))
     assert time.process_time() - began < 20
     assert "a.csv:2  has 2 cells, expected 100,000: column 0, column 1," in message
     assert len(message) < 1000

@@ -1,4 +1,4 @@
-"""What ``--data`` may say, and what is told of the rest."""
+"""``--data`` accepts the documented references and explains what is wrong with others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_references_are_frozen_and_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "expected a file, hub:owner/name or a task"),
         (",limit=3", "expected a file"),
@@ -69,10 +69,10 @@ def test_references_are_frozen_and_closed() -> None:
         ("echo,limit=-1", 'limit = "-1"'),
     ],
 )
-def test_what_is_told(text: str, told: str) -> None:
+def test_what_is_told(text: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         parse_reference(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert text in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Rows as a model takes them mean the documents alone: packed or padded, a token is predicted from its own document only."""
+"""A model sees the documents of a row alone: packed or padded, a token is predicted from its own document only."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def documents() -> list[Document]:
 
 
 def alone(model: torch.nn.Module, rows: PackedRows) -> Tensor:
-    """Log-probabilities of all targets of the rows, each piece of a document in a call of its own."""
-    found = []
+    """Return the log-probabilities of all targets, with each piece of a document in a separate call."""
+    log_likelihoods = []
     for ids, labels, position, valid in zip(rows.ids, rows.labels, rows.position, rows.valid, strict=True):
         bounds = [*np.flatnonzero(position == 0), int(valid.sum())]
         for start, end in pairwise(bounds):
             logits = model(torch.tensor(ids[None, start:end]).long(), use_cache=False).logits[0]
-            asked = labels[start:end][1:]
-            found += [logits[column].log_softmax(-1)[label] for column, label in enumerate(asked) if label != -100]
-    return torch.stack(found)
+            targets = labels[start:end][1:]
+            log_likelihoods += [logits[column].log_softmax(-1)[label] for column, label in enumerate(targets) if label != -100]
+    return torch.stack(log_likelihoods)
 
 
 def together(model: torch.nn.Module, rows: PackedRows, *, mask: bool = False) -> Tensor:
-    """The same from one batch."""
+    """Return the same from one batch."""
     batch = rows.batch(range(len(rows)))
     logits = model(**batch.inputs(mask=mask), use_cache=False).logits[:, :-1].log_softmax(-1)
     labels = batch.labels[:, 1:]
@@ -58,7 +58,7 @@ def test_rows_through_composed_models(spec: str, how: Packing) -> None:
 @pytest.mark.parametrize("how", ["packed", "whole", "padded"])
 @torch.no_grad()
 def test_rows_through_the_source(how: Packing) -> None:
-    """The teacher of a distillation sees the same boundaries."""
+    """The teacher of a distillation uses the same boundaries."""
     model, rows = llama(), pack(documents(), 16, how=how)
     torch.testing.assert_close(together(model, rows), alone(model, rows), rtol=0, atol=1e-9)
 

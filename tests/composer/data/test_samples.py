@@ -1,4 +1,4 @@
-"""A task's samples become documents whose answers, or all of whose tokens, are learned."""
+"""A task's samples become documents of which the answers, or all tokens, are learned."""
 
 from __future__ import annotations
 

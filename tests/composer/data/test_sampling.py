@@ -1,4 +1,4 @@
-"""Texts are drawn from the model's own distribution, and say what the seed says."""
+"""Texts are drawn from the model's distribution, and depend on the seed alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> LlamaForCausalLM:
-    """A random one, whose distribution is broad."""
+    """A random model with a broad distribution."""
     torch.manual_seed(0)
     small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=1, initializer_range=0.5, **small)
@@ -32,7 +32,7 @@ def model(tokenizer: Any) -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_frequencies_are_the_models(model: Any, tokenizer: Any, temperature: float) -> None:
-    """Of the first token, over all of the vocabulary: no likeliest few are preferred."""
+    """The first token is drawn from the whole vocabulary, and not only from the most likely tokens."""
     texts = list(sample_texts(model, tokenizer, 6000, 2, temperature=temperature, batch=2000))
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[tokenizer.bos_token_id]])).logits[0, 0]
@@ -57,18 +57,18 @@ def test_the_first_texts_are_the_same_however_many(model: Any, tokenizer: Any) -
 
 
 def test_the_callers_random_numbers_go_on_as_before(model: Any, tokenizer: Any) -> None:
-    """Between two batches, too; and they do not change the texts."""
+    """The caller's random state neither changes nor influences the texts, also between two batches."""
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
     texts = sample_texts(model, tokenizer, 5, 8, batch=4, seed=3)
-    found = []
+    drawn = []
     for place in range(3):
         next(texts)
-        found.append(torch.rand(1))
+        drawn.append(torch.rand(1))
         if place == 2:
             rest = list(texts)
-    assert torch.equal(torch.cat(found), wanted)
+    assert torch.equal(torch.cat(drawn), wanted)
     assert rest == list(sample_texts(model, tokenizer, 5, 8, batch=4, seed=3))[3:]
 
 

@@ -1,4 +1,4 @@
-"""A picture's SVG as a reader sees it: boxes, labels and lines, measured with a font file and not with the picture's own table."""
+"""A picture's SVG as boxes, labels and lines, measured with a font file instead of the product's table of widths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACROSS = 64
 
 @dataclass(frozen=True)
 class Rectangle:
-    """left, top, right, bottom. says: the text that it is the outline of, or of a box, its lines."""
+    """left, top, right, bottom. says: the text in the rectangle, or the lines of a box."""
 
     left: float
     top: float
@@ -42,7 +42,7 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Seen:
-    """One drawn head, or, for words, all of the picture. outlines: of each box, its corners; lines: as points."""
+    """One drawn head, or the whole picture for words. outlines: the corners of each box. lines: points."""
 
     outlines: tuple[tuple[Point, ...], ...]
     inside: tuple[tuple[Rectangle, ...], ...]
@@ -60,39 +60,39 @@ def _font(bold: bool) -> FT2Font:
 
 @functools.cache
 def measured(text: str, size: float, bold: bool) -> float:
-    """The width of a text in DejaVu Sans, as FreeType lays it out."""
+    """Return the width of a text in DejaVu Sans, by FreeType."""
     font = _font(bold)
     font.set_text(text, 0)
     return sum(font.load_char(ord(character)).linearHoriAdvance for character in text) / 65536 * size / 100
 
 
-def _rectangle(one: ElementTree.Element) -> Rectangle:
-    size, classes = float(one.get("font-size", "0")), set(one.get("class", "").split())
-    text = one.text or ""
+def _rectangle(element: ElementTree.Element) -> Rectangle:
+    size, classes = float(element.get("font-size", "0")), set(element.get("class", "").split())
+    text = element.text or ""
     wide = measured(text, size, bool(classes & {"cd-title", "cd-state", "cd-name"}))
-    left = float(one.get("x", "0")) - (wide / 2 if one.get("text-anchor") == "middle" else 0)
-    baseline = float(one.get("y", "0"))
+    left = float(element.get("x", "0")) - (wide / 2 if element.get("text-anchor") == "middle" else 0)
+    baseline = float(element.get("y", "0"))
     return Rectangle(left, baseline - 0.76 * size, left + wide, baseline + 0.24 * size, text)
 
 
 def seen(panel: ElementTree.Element) -> Seen:
-    """What is drawn of one head."""
+    """Read the drawing of one head."""
     outlines, inside, labels, lines = [], [], [], []
-    for box in (one for one in panel if one.tag == f"{SVG}g"):
-        shape = next(one for one in box if one.get("class") == "cd-shape")
+    for box in (element for element in panel if element.tag == f"{SVG}g"):
+        shape = next(element for element in box if element.get("class") == "cd-shape")
         outlines.append(_corners(shape.get("d", "")))
-        inside.append(tuple(_rectangle(one) for one in box if one.tag == f"{SVG}text"))
-    for one in panel:
-        if one.tag == f"{SVG}text":
-            labels.append(_rectangle(one))
-        if one.tag == f"{SVG}path" and "cd-flow" in one.get("class", ""):
-            lines.append(tuple(_points(one.get("d", ""))))
+        inside.append(tuple(_rectangle(element) for element in box if element.tag == f"{SVG}text"))
+    for element in panel:
+        if element.tag == f"{SVG}text":
+            labels.append(_rectangle(element))
+        if element.tag == f"{SVG}path" and "cd-flow" in element.get("class", ""):
+            lines.append(tuple(_points(element.get("d", ""))))
     return Seen(tuple(outlines), tuple(inside), tuple(labels), tuple(lines))
 
 
 def panels(root: ElementTree.Element) -> list[ElementTree.Element]:
-    """What is drawn of each head."""
-    return [one for one in root if one.tag == f"{SVG}g"]
+    """Return the drawing of each head."""
+    return [element for element in root if element.tag == f"{SVG}g"]
 
 
 def _corners(path: str) -> tuple[Point, ...]:
@@ -101,9 +101,9 @@ def _corners(path: str) -> tuple[Point, ...]:
 
 
 def _points(path: str) -> list[Point]:
-    found = re.fullmatch(r"M(\S+) (\S+)V(\S+)C(\S+) (\S+) (\S+) (\S+) (\S+) (\S+)V(\S+)", path)
-    assert found, path
-    x, y, bends, x1, y1, x2, y2, x3, y3, end = map(float, found.groups())
+    match = re.fullmatch(r"M(\S+) (\S+)V(\S+)C(\S+) (\S+) (\S+) (\S+) (\S+) (\S+)V(\S+)", path)
+    assert match, path
+    x, y, bends, x1, y1, x2, y2, x3, y3, end = map(float, match.groups())
     curve = []
     for step in range(ACROSS + 1):
         t = step / ACROSS
@@ -114,7 +114,7 @@ def _points(path: str) -> list[Point]:
 
 
 def within(corners: tuple[Point, ...], point: Point) -> bool:
-    """Whether a point lies in a convex outline, or, but for a tenth, on it."""
+    """Return whether a point is in a convex outline, with a tolerance of a tenth."""
     sides = []
     for (x1, y1), (x2, y2) in itertools.pairwise((*corners, corners[0])):
         length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-9)
@@ -123,57 +123,58 @@ def within(corners: tuple[Point, ...], point: Point) -> bool:
 
 
 def crossed_by(points: Sequence[Point], rectangles: Sequence[Rectangle]) -> list[Rectangle]:
-    """Those that one of the points lies in."""
+    """Return the rectangles that contain one of the points."""
     if not rectangles:
         return []
     x, y = np.array(points).T[:, :, None]
-    left, top, right, bottom = np.array([(one.left, one.top, one.right, one.bottom) for one in rectangles]).T
+    left, top, right, bottom = np.array(
+        [(rectangle.left, rectangle.top, rectangle.right, rectangle.bottom) for rectangle in rectangles]
+    ).T
     inside = (left < x) & (x < right) & (top < y) & (y < bottom)
     return list(itertools.compress(rectangles, inside.any(axis=0)))
 
 
 def around(corners: tuple[Point, ...]) -> Rectangle:
-    """The rectangle around an outline."""
+    """Return the bounding rectangle of an outline."""
     return Rectangle(min(x for x, _ in corners), min(y for _, y in corners), max(x for x, _ in corners), max(y for _, y in corners))
 
 
 def assert_legible(picture: Picture) -> None:
-    """Nothing overflows or meets what it should not: words stay in their boxes and on the sheet, boxes and labels stand apart, and
-    no line runs through a box or a label."""
+    """Check that text stays in its box and on the page, boxes and labels do not overlap, and no line crosses them."""
     root = ElementTree.fromstring(picture.svg)
     assert panels(root)
-    assert min(float(one.get("font-size", "0")) for one in root.iter(f"{SVG}text")) * 72 / 96 >= POINTS
+    assert min(float(element.get("font-size", "0")) for element in root.iter(f"{SVG}text")) * 72 / 96 >= POINTS
     for panel in panels(root):
-        found = seen(panel)
-        boxes = [around(corners) for corners in found.outlines]
+        shown = seen(panel)
+        boxes = [around(corners) for corners in shown.outlines]
         assert boxes
-        for corners, words in zip(found.outlines, found.inside, strict=True):
+        for corners, words in zip(shown.outlines, shown.inside, strict=True):
             assert words
             for word in words:
                 for point in itertools.product((word.left, word.right), (word.top, word.bottom)):
                     assert within(corners, point), f"{word.says!r} leaves its box"
-            assert not [(one, other) for one, other in itertools.combinations(words, 2) if one.meets(other)]
-        apart = [*boxes, *found.labels]
-        assert not [(one, other) for one, other in itertools.combinations(apart, 2) if one.meets(other)]
+            assert not [(first, other) for first, other in itertools.combinations(words, 2) if first.meets(other)]
+        apart = [*boxes, *shown.labels]
+        assert not [(first, other) for first, other in itertools.combinations(apart, 2) if first.meets(other)]
         deep = [_deep(box) for box in boxes]
-        for line in found.lines:
-            crossed = [label.says for label in crossed_by(line[1:], found.labels)]
+        for line in shown.lines:
+            crossed = [label.says for label in crossed_by(line[1:], shown.labels)]
             assert not crossed, f"a line crosses the label {crossed[0]!r}"
             assert not crossed_by(line[1:], deep), "a line runs through a box"
         moved = re.fullmatch(r"translate\((\S+) (\S+)\)", panel.get("transform", ""))
         assert moved
         x, y = float(moved[1]), float(moved[2])
-        for one in apart:
-            assert one.left + x >= 0
-            assert one.right + x <= picture.width
-            assert one.bottom + y <= picture.height
-    plain = [_rectangle(one) for one in root if one.tag == f"{SVG}text"]
+        for rectangle in apart:
+            assert rectangle.left + x >= 0
+            assert rectangle.right + x <= picture.width
+            assert rectangle.bottom + y <= picture.height
+    plain = [_rectangle(element) for element in root if element.tag == f"{SVG}text"]
     assert plain
-    for one in plain:
-        assert one.left >= 0 <= one.top
-        assert one.right <= picture.width + SLACK, f"{one.says!r} leaves the sheet"
-        assert one.bottom <= picture.height
-    assert not [(one, other) for one, other in itertools.combinations(plain, 2) if one.meets(other)]
+    for rectangle in plain:
+        assert rectangle.left >= 0 <= rectangle.top
+        assert rectangle.right <= picture.width + SLACK, f"{rectangle.says!r} leaves the sheet"
+        assert rectangle.bottom <= picture.height
+    assert not [(first, other) for first, other in itertools.combinations(plain, 2) if first.meets(other)]
 
 
 def _deep(box: Rectangle) -> Rectangle:

@@ -1,4 +1,4 @@
-"""Boxes in layers: each below what feeds it, order without needless crossings, and neighbours that never meet."""
+"""Each box is below the boxes that feed it, crossings are minimal, and neighbours do not overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def link(start: str, end: str, label: str = "pairs") -> Link:
 
 
 def laid_out(names: str, ends: list[tuple[str, str]], top: str = "") -> Placed:
-    return placed({name: Size(80, 40, 8) for name in names}, [link(*one) for one in ends], frozenset(top))
+    return placed({name: Size(80, 40, 8) for name in names}, [link(*pair) for pair in ends], frozenset(top))
 
 
 @given(
@@ -23,31 +23,31 @@ def laid_out(names: str, ends: list[tuple[str, str]], top: str = "") -> Placed:
 )
 def test_any_graph_stands_apart_and_flows_down(edges: set[tuple[int, int]]) -> None:
     names = "".join(str(number) for number in sorted(set(itertools.chain(*edges))))
-    found = laid_out(names, [(str(one), str(other)) for one, other in sorted(edges)], names[:1])
-    assert set(found.boxes) == set(names)
-    arriving = [line for line in found.lines if line.arrives]
+    layout = laid_out(names, [(str(layout), str(other)) for layout, other in sorted(edges)], names[:1])
+    assert set(layout.boxes) == set(names)
+    arriving = [line for line in layout.lines if line.arrives]
     assert sorted((int(line.link.start), int(line.link.end)) for line in arriving) == sorted(edges)
     for start, end in edges:
-        assert found.boxes[str(start)][1] + 40 < found.boxes[str(end)][1]
-    for one, other in itertools.combinations(found.boxes.values(), 2):
-        assert one[1] != other[1] or abs(one[0] - other[0]) >= 80
+        assert layout.boxes[str(start)][1] + 40 < layout.boxes[str(end)][1]
+    for box, other in itertools.combinations(layout.boxes.values(), 2):
+        assert box[1] != other[1] or abs(box[0] - other[0]) >= 80
 
 
 def test_a_line_that_could_be_straight_is() -> None:
-    found = laid_out("abc", [("a", "b"), ("b", "c")])
-    assert [len({x for x, _ in line.points}) for line in found.lines] == [1, 1]
+    layout = laid_out("abc", [("a", "b"), ("b", "c")])
+    assert [len({x for x, _ in line.points}) for line in layout.lines] == [1, 1]
 
 
 def test_two_lines_that_need_not_cross_do_not() -> None:
-    """a feeds d and b feeds c, which stand the other way round at first."""
-    found = laid_out("abcd", [("a", "d"), ("b", "c")], "ab")
-    assert (found.boxes["a"][0] < found.boxes["b"][0]) == (found.boxes["d"][0] < found.boxes["c"][0])
+    """a feeds d and b feeds c, which start in the other order."""
+    layout = laid_out("abcd", [("a", "d"), ("b", "c")], "ab")
+    assert (layout.boxes["a"][0] < layout.boxes["b"][0]) == (layout.boxes["d"][0] < layout.boxes["c"][0])
 
 
 def test_what_leaves_one_output_shares_its_way() -> None:
-    """a feeds b, c and d, one below the other: past b runs one line, and past c its other half."""
-    found = laid_out("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "c"), ("a", "d")])
-    passing = [line for line in found.lines if not line.arrives]
+    """a feeds b, c and d in a column. One line passes b, and one continues past c."""
+    layout = laid_out("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "c"), ("a", "d")])
+    passing = [line for line in layout.lines if not line.arrives]
     assert [line.link.start for line in passing] == ["a", "a"]
     assert passing[0].points[-1][0] == passing[1].points[0][0]
 

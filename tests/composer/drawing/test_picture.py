@@ -1,4 +1,4 @@
-"""A picture says what the spec is: its parts, what flows, the bytes of its states, its layers; all of it is escaped."""
+"""A picture shows the spec: its parts, their edges, the bytes of states and the layers. All text is escaped."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def on(name: str, *overrides: str, layers: int = 4) -> Resolved:
     return resolve(load_spec(name, overrides), TYPICAL.model_copy(update={"layers": layers}))
 
 
-def said(found: Picture) -> list[str]:
-    """All text that is shown."""
-    return [one.text or "" for one in ElementTree.fromstring(found.svg).iter(f"{SVG}text")]
+def labels_of(drawn: Picture) -> list[str]:
+    """Return all visible text."""
+    return [element.text or "" for element in ElementTree.fromstring(drawn.svg).iter(f"{SVG}text")]
 
 
 def test_lola_shows_its_memories_what_falls_and_what_they_take() -> None:
-    words = said(picture(on("lola")))
+    words = labels_of(picture(on("lola")))
     assert {"window", "sparse", "state", "hedgehog", "shared", "learned", "weight of window"} <= set(words)
     assert words.count("evicted pairs") == 2
     assert words.count("partial") == 3
@@ -48,7 +48,7 @@ def test_states_are_those_that_explain_has() -> None:
     for name in ("lolcats", "lawcat", "hybrid", "mixed-heads", "delta"):
         resolved = on(name, layers=16)
         explained = explain_resolved(resolved, sequence=4096, dtype="bfloat16")
-        words = said(picture(resolved, dtype="bfloat16"))
+        words = labels_of(picture(resolved, dtype="bfloat16"))
         (line,) = (word for word in words if re.match(r"State [\d.]+ ", word))
         figure, unit = re.findall(r"State ([\d.]+) (\w+)", line)[0]
         assert float(figure) == pytest.approx(explained.state_bytes / 1024 ** {"KiB": 1, "MiB": 2}[unit], abs=0.05)
@@ -56,12 +56,12 @@ def test_states_are_those_that_explain_has() -> None:
 
 
 def test_every_part_and_every_edge_of_every_head_is_drawn() -> None:
-    """But for the read of one memory, through which its answer passes as it is."""
+    """Only the read of a single memory is not drawn, since it changes nothing."""
     for name in ("lola", "gated-delta", "latte-macchiato", "rglru-window", "latte"):
         resolved = on(name)
         root = ElementTree.fromstring(picture(resolved).svg)
-        titles = [one.text or "" for one in root.iter(f"{SVG}title")]
-        labels = [one.text or "" for one in root.iter(f"{SVG}text") if "cd-label" in one.get("class", "")]
+        titles = [element.text or "" for element in root.iter(f"{SVG}title")]
+        labels = [element.text or "" for element in root.iter(f"{SVG}text") if "cd-label" in element.get("class", "")]
         for head, shape, _ in resolved.kinds().values():
             graph = build_graph(head, shape)
             passed = {"read"} if len(graph.into("read")) == 1 else set()
@@ -75,51 +75,51 @@ def test_every_part_and_every_edge_of_every_head_is_drawn() -> None:
 
 
 def test_what_nothing_flows_through_is_left_out() -> None:
-    words = said(picture(on("latte-conv")))
+    words = labels_of(picture(on("latte-conv")))
     assert "queries" not in words
     assert {"values", "hidden states", "latents"} <= set(words)
 
 
 def test_heads_and_layers_are_mapped() -> None:
-    found = picture(on("mixed-heads"))
-    words = said(found)
+    drawn = picture(on("mixed-heads"))
+    words = labels_of(drawn)
     assert words.count("A") == words.count("B") == 4
     assert {"0", "1", "2", "3"} <= set(words)
     assert "A: lolcats, 16 query heads of layers 0 to 3" in words
-    alternating = said(picture(on("alternating-delta", layers=16)))
+    alternating = labels_of(picture(on("alternating-delta", layers=16)))
     assert "B: far, 32 query heads of layers 1, 3, … 15" in alternating
-    assert_legible(found)
+    assert_legible(drawn)
 
 
 def test_many_layers_still_fit() -> None:
     deep = picture(on("softmax", layers=1000))
-    assert "0–999" in said(deep)
+    assert "0–999" in labels_of(deep)
     assert_legible(deep)
     rules = [{"at": f"{first}::2", "use": name} for first, name in enumerate(HEADS)]
     spec = Spec.model_validate({"compose": 1, "name": "deep", "heads": HEADS, "layers": rules}, strict=False)
-    found = picture(resolve(spec, TYPICAL.model_copy(update={"layers": 300})))
-    assert "and 204 more columns of layers that are alike" in said(found)
-    assert_legible(found)
+    drawn = picture(resolve(spec, TYPICAL.model_copy(update={"layers": 300})))
+    assert "and 204 more columns of layers that are alike" in labels_of(drawn)
+    assert_legible(drawn)
 
 
 def test_what_a_user_writes_is_escaped_and_cut() -> None:
     nasty = '<script>alert("1")</script> & \x07 \ud83d' + "long " * 60
     resolved = on("lolcats").model_copy(update={"paper": nasty, "name": "<b>&amp;"})
-    found = picture(resolved, on='"><img src=x onerror=alert(1)>')
-    words = said(found)
+    drawn = picture(resolved, on='"><img src=x onerror=alert(1)>')
+    words = labels_of(drawn)
     assert "<b>&amp;" in words
     assert any(word.startswith('<script>alert("1")</script> & \ufffd') and word.endswith("…") for word in words)
-    assert not {"script", "img", "b"} & {one.tag.removeprefix(SVG) for one in ElementTree.fromstring(found.svg).iter()}
-    found.svg.encode()
-    assert_legible(found)
+    assert not {"script", "img", "b"} & {element.tag.removeprefix(SVG) for element in ElementTree.fromstring(drawn.svg).iter()}
+    drawn.svg.encode()
+    assert_legible(drawn)
 
 
 def test_long_names_are_cut() -> None:
     long = "a" * 400
     spec = {"compose": 1, "name": long, "head": {"memory": [{"kind": "window", "name": long, "evict": "drop"}]}}
-    found = picture(resolve(load_spec(spec), SMALL))
-    assert_legible(found)
-    assert found.width <= 830
+    drawn = picture(resolve(load_spec(spec), SMALL))
+    assert_legible(drawn)
+    assert drawn.width <= 830
 
 
 def test_as_many_memories_as_a_head_may_have() -> None:
@@ -129,18 +129,18 @@ def test_as_many_memories_as_a_head_may_have() -> None:
 
 
 def test_a_picture_shows_itself_in_notebooks_and_is_saved(tmp_path: Path) -> None:
-    found = picture(on("window"))
-    assert found._repr_svg_() == found.svg
-    found.save(tmp_path / "window.svg")
-    assert (tmp_path / "window.svg").read_text(encoding="utf-8") == found.svg
-    assert found.svg == picture(on("window")).svg
+    drawn = picture(on("window"))
+    assert drawn._repr_svg_() == drawn.svg
+    drawn.save(tmp_path / "window.svg")
+    assert (tmp_path / "window.svg").read_text(encoding="utf-8") == drawn.svg
+    assert drawn.svg == picture(on("window")).svg
 
 
-def marked(found: Picture) -> list[str]:
-    """The nodes that are marked."""
+def marked(drawn: Picture) -> list[str]:
+    """Return the marked nodes."""
     names = []
-    for box in ElementTree.fromstring(found.svg).iter(f"{SVG}g"):
-        if any(one.get("class") == "cd-marked" for one in box):
+    for box in ElementTree.fromstring(drawn.svg).iter(f"{SVG}g"):
+        if any(element.get("class") == "cd-marked" for element in box):
             names.append((box.find(f"{SVG}title").text or "").partition("\n")[0])  # pyright: ignore[reportOptionalMemberAccess]
     return names
 
@@ -148,14 +148,14 @@ def marked(found: Picture) -> list[str]:
 def test_what_differs_is_marked_in_both() -> None:
     assert marked(beside(on("lolcats"), on("lolcats", "head.memory.0.size=32"))) == ["window", "window"]
     assert marked(beside(on("lolcats"), on("lolcats"))) == []
-    found = marked(beside(on("lolcats"), on("lola")))
-    assert "sparse" in found
-    assert found.count("window") == found.count("state") == 2
-    assert "state_features" not in found
+    marked_titles = marked(beside(on("lolcats"), on("lola")))
+    assert "sparse" in marked_titles
+    assert marked_titles.count("window") == marked_titles.count("state") == 2
+    assert "state_features" not in marked_titles
 
 
 def test_a_head_of_one_spec_alone_is_marked_as_a_whole() -> None:
-    one = on("lolcats")
+    lolcats = on("lolcats")
     more = resolve(
         Spec.model_validate(
             {
@@ -168,8 +168,10 @@ def test_a_head_of_one_spec_alone_is_marked_as_a_whole() -> None:
     )
     kinds = more.kinds()
     (exact,) = (build_graph(head, shape) for (name, _), (head, shape, _) in kinds.items() if name == "exact")
-    assert marked(beside(one, more)) == [node.name for node in exact.parts if node.name != "read"]  # one memory: it is not drawn
-    assert marked(beside(more, one)) == marked(beside(one, more)) != []
+    assert marked(beside(lolcats, more)) == [
+        node.name for node in exact.parts if node.name != "read"
+    ]  # one memory: it is not drawn
+    assert marked(beside(more, lolcats)) == marked(beside(lolcats, more)) != []
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.pdf", "picture"])
@@ -180,9 +182,9 @@ def test_a_picture_is_saved_as_svg_alone(tmp_path: Path, name: str) -> None:
 
 
 def test_looking_finds_what_is_wrong() -> None:
-    """The eyes of these tests: each kind of damage is seen."""
-    found = picture(on("lola"))
-    assert_legible(found)
+    """The checks of these tests detect each kind of damage."""
+    drawn = picture(on("lola"))
+    assert_legible(drawn)
     for what, instead in (
         (r'(class="cd-title" x=")[\d.]+', r"\g<1>99999"),
         (r'(class="cd-label cd-query" x=")[\d.]+', r"\g<1>0"),
@@ -190,7 +192,7 @@ def test_looking_finds_what_is_wrong() -> None:
         (r'(class="cd-said" x=")20', r"\g<1>700"),
         (r'(class="cd-label cd-features" x="[\d.]+" y=")[\d.]+', r"\g<1>40"),
     ):
-        damaged = re.sub(what, instead, found.svg)
-        assert damaged != found.svg
+        damaged = re.sub(what, instead, drawn.svg)
+        assert damaged != drawn.svg
         with pytest.raises(AssertionError):
-            assert_legible(dataclasses.replace(found, svg=damaged))
+            assert_legible(dataclasses.replace(drawn, svg=damaged))

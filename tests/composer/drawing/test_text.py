@@ -1,4 +1,4 @@
-"""Widths are those of DejaVu Sans, measured here in its file; what is cut or broken fits."""
+"""Widths equal those of DejaVu Sans, measured from its file, and shortened or wrapped text fits."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_no_character_is_wider_than_the_table_says(bold: bool) -> None:
 
 @given(text=st.text(max_size=60), most=st.floats(20, 200), bold=st.booleans())
 def test_what_is_fitted_fits(text: str, most: float, bold: bool) -> None:
-    found = fitted(text, most, 11, bold=bold)
-    assert width(found, 11, bold=bold) <= most
-    assert found == text or (found.endswith(CUT) and text.startswith(found[: -len(CUT)]))
+    text_that_fits = fitted(text, most, 11, bold=bold)
+    assert width(text_that_fits, 11, bold=bold) <= most
+    assert text_that_fits == text or (text_that_fits.endswith(CUT) and text.startswith(text_that_fits[: -len(CUT)]))
 
 
 @given(pieces=st.lists(st.text(alphabet=string.ascii_letters + " ", min_size=1, max_size=40), min_size=1, max_size=6))

@@ -1,4 +1,4 @@
-"""The shipped teacher, students of it in folders, and texts in its words."""
+"""The shipped teacher, students of it in folders, and texts in its vocabulary."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def plain() -> Any:
-    """The teacher as transformers has it."""
+    """The teacher as a transformers model."""
     return transformers.AutoModelForCausalLM.from_pretrained(TEACHER).eval()
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Students by their specs, not trained."""
+    """Untrained students by their specs."""
     made = {name: tmp_path_factory.mktemp("students") / name for name in ("softmax", "lola", "lawcat")}
     for name, folder in made.items():
         composer.build_folder(name, TEACHER, folder)

@@ -1,4 +1,4 @@
-"""What is asked for is read as it is meant, or refused with the nearest name."""
+"""Requested tasks are read correctly, or rejected with the nearest name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ HAY, BABI = Path("hay.txt"), Path("babi")
 
 def test_tasks_with_options() -> None:
     options = EvaluationOptions(samples=7, seed=3)
-    asked = read_tasks(["passkey,form=original, depth=0.5,recall", "recall,pairs=4"], options)
-    assert [one.label for one in asked] == ["passkey,form=original,depth=0.5", "recall", "recall,pairs=4"]
-    assert [one.task for one in asked] == [
+    tasks = read_tasks(["passkey,form=original, depth=0.5,recall", "recall,pairs=4"], options)
+    assert [task.label for task in tasks] == ["passkey,form=original,depth=0.5", "recall", "recall,pairs=4"]
+    assert [task.task for task in tasks] == [
         Passkey(form="original", depth=0.5, samples=7, seed=3),
         Recall(samples=7, seed=3),
         Recall(pairs=4, samples=7, seed=3),
@@ -32,20 +32,20 @@ def test_tasks_with_options() -> None:
 
 
 def test_a_hundred_samples_unless_said() -> None:
-    (asked,) = read_tasks(["recall"], EvaluationOptions())
-    assert (asked.task.samples, asked.label) == (100, "recall")
+    (task,) = read_tasks(["recall"], EvaluationOptions())
+    assert (task.task.samples, task.label) == (100, "recall")
 
 
 def test_a_task_that_is_one_keeps_its_own() -> None:
     task = Recall(samples=2, seed=9)
-    (asked,) = read_tasks([task], EvaluationOptions(samples=7))
-    assert (asked.task, asked.label) == (task, "recall")
+    (task_read,) = read_tasks([task], EvaluationOptions(samples=7))
+    assert (task_read.task, task_read.label) == (task, "recall")
 
 
 def test_files_reach_the_tasks_that_take_them() -> None:
     options = EvaluationOptions(haystack=HAY, babi=BABI, text=Path("book.txt"))
-    said = ["niah-single-2,passkey,babilong-qa1,perplexity,niah-single-2,haystack=other.txt"]
-    first, second, third, fourth, fifth = (one.task for one in read_tasks(said, options))
+    references = ["niah-single-2,passkey,babilong-qa1,perplexity,niah-single-2,haystack=other.txt"]
+    first, second, third, fourth, fifth = (read_task.task for read_task in read_tasks(references, options))
     assert isinstance(first, TextNiah)
     assert isinstance(third, BabilongQa1)
     assert isinstance(fourth, Perplexity)
@@ -57,7 +57,7 @@ def test_files_reach_the_tasks_that_take_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "options", "message"),
+    ("reference", "options", "message"),
     [
         ("paskey", {}, 'No task "paskey"; did you mean "passkey"? `compose tasks` lists all.'),
         ("niah", {}, 'did you mean "niah-single-1" or "niah-single-2" or "niah-single-3"? `compose tasks` lists all.'),
@@ -81,9 +81,9 @@ def test_files_reach_the_tasks_that_take_them() -> None:
         ("niah-single-2,haystack=stories", {"haystack": HAY}, "--haystack: none of the chosen tasks reads this file."),
     ],
 )
-def test_what_is_refused(said: str, options: dict[str, Path], message: str) -> None:
+def test_what_is_refused(reference: str, options: dict[str, Path], message: str) -> None:
     with pytest.raises(EvaluationError) as caught:
-        read_tasks([said], EvaluationOptions(**options))
+        read_tasks([reference], EvaluationOptions(**options))
     assert message in str(caught.value)
 
 
@@ -99,7 +99,7 @@ def test_every_kind_is_named_as_it_is_said() -> None:
     assert all(kind.model_fields["kind"].default == name for name, kind in KINDS.items())
 
 
-@pytest.mark.parametrize(("said", "what"), [({"passkey": {"depth": 0.5}}, "dict"), ([7], "int")])
-def test_what_is_no_task_is_refused(said: Any, what: str) -> None:
+@pytest.mark.parametrize(("reference", "what"), [({"passkey": {"depth": 0.5}}, "dict"), ([7], "int")])
+def test_what_is_no_task_is_refused(reference: Any, what: str) -> None:
     with pytest.raises(EvaluationError, match=f"tasks: expected names.* type {what}"):
-        composer.evaluate("teacher", said, 128)
+        composer.evaluate("teacher", reference, 128)

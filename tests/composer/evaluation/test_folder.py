@@ -1,4 +1,4 @@
-"""A folder keeps every whole line, gives up half ones, and belongs to one evaluation."""
+"""A folder keeps every complete line, drops partial ones, and belongs to one evaluation."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def setting(**changes: Any) -> EvaluationSetting:
     return EvaluationSetting(**(whole | changes))
 
 
-def one(index: int, **more: Any) -> SampleResult:
+def make_result(index: int, **more: Any) -> SampleResult:
     return SampleResult(index=index, score=0.5, tokens=60, seconds=0.1, **more)
 
 
-def opened(folder: Path | None, said: EvaluationSetting, *, force: bool) -> ScoreLog:
-    """As it is after it was left."""
-    with open_score_log(folder, said, force=force) as log:
+def opened(folder: Path | None, setting: EvaluationSetting, *, force: bool) -> ScoreLog:
+    """Return the log as it is after it was closed."""
+    with open_score_log(folder, setting, force=force) as log:
         return log
 
 
 def written(folder: Path) -> ScoreLog:
     log = opened(folder, setting(), force=False)
-    log.add(KEY, one(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
-    log.add(KEY, one(1, nats=(None, 0.125)))
+    log.add(KEY, make_result(0, written="a\n\u2028b", answers=("x", "y"), depth=0.25))
+    log.add(KEY, make_result(1, nats=(None, 0.125)))
     log.add_harness(HarnessResult(model="model", results={"mine": {"acc,none": 0.5}}))
     return log
 
@@ -188,11 +188,11 @@ def test_models_tasks_and_lengths_join_those_that_are_there(tmp_path: Path) -> N
     more = task.model_copy(update={"label": "passkey"})
     log = opened(tmp_path, setting(models=(other,), tasks=(more,), lengths=(32,)), force=False)
     assert log.results(KEY).keys() == {0, 1}
-    assert [one.label for one in log.setting.models] == ["model", "other"]
-    assert [one.reference for one in log.setting.models] == ["here/model", "there/other"]
-    assert ([one.label for one in log.setting.tasks], log.setting.lengths) == (["recall", "passkey"], (32, 64))
-    told = json.loads((tmp_path / RUN).read_text())
-    assert told == log.setting.model_dump(mode="json")
+    assert [model.label for model in log.setting.models] == ["model", "other"]
+    assert [model.reference for model in log.setting.models] == ["here/model", "there/other"]
+    assert ([task.label for task in log.setting.tasks], log.setting.lengths) == (["recall", "passkey"], (32, 64))
+    run = json.loads((tmp_path / RUN).read_text())
+    assert run == log.setting.model_dump(mode="json")
     # What it has by now cannot be contradicted either.
     with pytest.raises(EvaluationError, match=r"\n  models other\.weights\.a: was 7, now 8\n"):
         opened(tmp_path, setting(models=(other.model_copy(update={"weights": {"a": "8"}}),)), force=False)
@@ -215,8 +215,8 @@ def test_what_no_evaluation_wrote_stays(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     log = opened(None, setting(), force=False)
-    log.add(KEY, one(0))
-    assert log.results(KEY) == {0: one(0)}
+    log.add(KEY, make_result(0))
+    assert log.results(KEY) == {0: make_result(0)}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -228,10 +228,10 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
-    """Nor does the second touch what the first has written so far."""
+    """A second evaluation does not change what the first has written."""
     for _ in ("begun", "gone on with"):
         with open_score_log(tmp_path, setting(), force=False) as first:
-            first.add(KEY, one(0))
+            first.add(KEY, make_result(0))
             before = {path: path.read_bytes() for path in tmp_path.iterdir()}
             with pytest.raises(EvaluationError, match=f"^Another evaluation writes to {tmp_path}. Wait until it has ended"):
                 opened(tmp_path, setting(), force=force)
@@ -240,7 +240,7 @@ def test_two_do_not_write_at_once(tmp_path: Path, force: bool) -> None:
 
 
 def test_of_many_that_begin_at_once_one_does(tmp_path: Path) -> None:
-    """None finds another's evaluation there when it looks."""
+    """All of them start before any has created the folder."""
     go, out = tmp_path / "go", tmp_path / "out"
 
     def child(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""lm-eval asks our models what it asks any other: its accuracy is the one worked out by hand."""
+"""lm-eval sends our models the same requests as others, and its accuracy equals a computation by hand."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ MACHINE = functools.cache(collect_env.get_pretty_env_info)
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A folder with a task of lm-eval, and what it asks: which value was told with a key. One answer in four is wrong."""
+    """Return a folder with a task of lm-eval, and its questions for the value of a key. One answer in four is wrong."""
     folder, rng = tmp_path_factory.mktemp("harness"), random.Random(0)
-    asked = []
+    questions = []
     for _ in range(20):
         keys, values = rng.sample(KEYS, 4), rng.sample(VALUES, 4)
-        told = " ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
+        context = " ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
         right = rng.randrange(4)
         label = (right + 1) % 4 if rng.random() < 0.25 else right
-        asked.append({"question": f"{told} {keys[right]}", "choices": values, "label": label})
+        questions.append({"question": f"{context} {keys[right]}", "choices": values, "label": label})
     data = folder / "data.jsonl"
-    data.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    data.write_text("".join(json.dumps(question) + "\n" for question in questions))
     (folder / "mine.yaml").write_text(YAML.replace("DATA", json.dumps(str(data))))
-    return folder, asked
+    return folder, questions
 
 
 @pytest.fixture(autouse=True)
@@ -63,34 +63,34 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     monkeypatch.setattr(collect_env, "get_pretty_env_info", MACHINE)
 
 
-def by_hand(model: Any, tokenizer: Any, asked: list[dict[str, Any]]) -> float:
-    """The share of questions whose answer is the likeliest of the choices."""
+def by_hand(model: Any, tokenizer: Any, questions: list[dict[str, Any]]) -> float:
+    """Return the share of questions whose answer is the most likely choice."""
     right = 0
-    for one in asked:
-        begin, scores = len(tokenizer(one["question"]).input_ids), []
-        for choice in one["choices"]:
-            ids = torch.tensor(tokenizer(f"{one['question']} {choice}").input_ids)
+    for question in questions:
+        begin, scores = len(tokenizer(question["question"]).input_ids), []
+        for choice in question["choices"]:
+            ids = torch.tensor(tokenizer(f"{question['question']} {choice}").input_ids)
             with torch.no_grad():
                 chances = model(ids[None]).logits[0, :-1].log_softmax(-1)
             scores.append(chances[range(begin - 1, len(ids) - 1), ids[begin:]].sum().item())
-        right += scores.index(max(scores)) == one["label"]
-    return right / len(asked)
+        right += scores.index(max(scores)) == question["label"]
+    return right / len(questions)
 
 
 def test_the_accuracy_is_that_by_hand(
     questions: tuple[Path, list[dict[str, Any]]], plain: Any, tokenizer: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder, asked = questions
+    folder, rows = questions
     options = EvaluationOptions(lm_eval=("mine",), include_path=folder, out=tmp_path / "out")
     report = evaluate([TEACHER, folders["lawcat"]], [], [], options)
-    found = {one.model: one for one in report.harness}
+    scores = {score.model: score for score in report.harness}
     expected = {
-        "teacher": by_hand(plain, tokenizer, asked),
-        "lawcat": by_hand(composer.load(folders["lawcat"]), tokenizer, asked),
+        "teacher": by_hand(plain, tokenizer, rows),
+        "lawcat": by_hand(composer.load(folders["lawcat"]), tokenizer, rows),
     }
-    assert {name: one.value for name, one in found.items()} == pytest.approx(expected)
+    assert {name: score.value for name, score in scores.items()} == pytest.approx(expected)
     assert 0 < expected["lawcat"] < expected["teacher"] < 1
-    first = found["teacher"]
+    first = scores["teacher"]
     assert (first.task, first.metric, first.filter) == ("mine", "acc", "none")
     assert first.standard_error == pytest.approx((expected["teacher"] * (1 - expected["teacher"]) / 19) ** 0.5)
     assert report.setting.harness is not None
@@ -102,7 +102,7 @@ def test_the_accuracy_is_that_by_hand(
 def test_a_model_is_asked_once(
     questions: tuple[Path, list[dict[str, Any]]], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that stops between two models goes on with the second; --samples limits the questions."""
+    """A run that stops between two models continues with the second. --samples limits the questions."""
     original, calls = runner_module.run_harness, []
 
     def run(label: str, model: Any, *arguments: Any) -> Any:
@@ -118,7 +118,7 @@ def test_a_model_is_asked_once(
     assert len((tmp_path / HARNESS).read_text().splitlines()) == 1
     report = evaluate([TEACHER, folders["softmax"]], ["recall"], [128], options)
     assert calls == ["LlamaForCausalLM", "ComposedForCausalLM", "ComposedForCausalLM"]
-    assert [one.model for one in report.harness] == ["teacher", "softmax"]
+    assert [score.model for score in report.harness] == ["teacher", "softmax"]
     assert report.harness[0].value == report.harness[1].value
     assert (report.harness[0].value * 4) % 1 == 0
     assert [cell.samples for cell in report.cells] == [4, 4]
@@ -128,7 +128,7 @@ def test_a_model_is_asked_once(
 def test_tasks_and_lm_eval_into_one_folder(
     questions: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In either order; what one call did not ask for is no contradiction to the other."""
+    """The order does not matter, and each call may omit what the other call evaluated."""
     figures = {"mine": {"acc,none": 0.5, "acc_stderr,none": 0.1}}
     monkeypatch.setattr(runner_module, "run_harness", lambda label, *_: HarnessResult(model=label, results=figures))
     theirs = EvaluationOptions(lm_eval=("mine",), include_path=questions[0])
@@ -140,7 +140,7 @@ def test_tasks_and_lm_eval_into_one_folder(
                 [TEACHER], ["recall"] if options is ours else [], [128] if options is ours else [], replace(options, out=out)
             )
         assert [cell.samples for cell in report.cells] == [2]
-        assert [one.value for one in report.harness] == [0.5]
+        assert [score.value for score in report.harness] == [0.5]
         assert report.setting.samples == 2
         assert "lm-eval" in report.setting.versions
         with pytest.raises(EvaluationError, match="samples: was 2, now 3"):
@@ -165,7 +165,7 @@ def test_what_is_refused(questions: tuple[Path, list[dict[str, Any]]], tmp_path:
         return str(caught.value)
 
     assert 'no task "mime"; did you mean "mine"?' in message(lm_eval=("mime",), include_path=questions[0])
-    assert 'no task "arc_eazy"; did you mean "arc_easy"? Tasks of your own: --include-path' in message(lm_eval=("arc_eazy",))
+    assert 'no task "arc_eazy"; did you mean "arc_easy"? Your own tasks: --include-path' in message(lm_eval=("arc_eazy",))
     assert "is no folder" in message(lm_eval=("mine",), include_path=tmp_path / "nowhere")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "broken.yaml").write_text(YAML.replace("task: mine", "task: broken").replace("DATA", "nowhere.jsonl"))

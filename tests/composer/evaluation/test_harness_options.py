@@ -1,4 +1,4 @@
-"""lm-eval's own options reach it, its figures are those of its own model, and requests that it cuts are counted."""
+"""lm-eval's options reach it, its figures equal those of its own model, and truncated requests are counted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHAT = (
 
 
 def theirs(model: Any, tokenizer: Any, folder: Path, task: str, **options: Any) -> dict[str, Any]:
-    """What lm-eval itself finds, with its own model."""
+    """Return the results of lm-eval with its own model."""
     from lm_eval import evaluator
     from lm_eval.models import huggingface
     from lm_eval.tasks import TaskManager
@@ -49,21 +49,21 @@ def theirs(model: Any, tokenizer: Any, folder: Path, task: str, **options: Any) 
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     of_theirs: Any = huggingface.HFLM
     opened = of_theirs(pretrained=model, tokenizer=tokenizer, max_length=options.pop("max_length", None), batch_size=4)
-    found: Any = evaluator.simple_evaluate(opened, tasks=[task], task_manager=manager, **options)
-    return found
+    evaluated: Any = evaluator.simple_evaluate(opened, tasks=[task], task_manager=manager, **options)
+    return evaluated
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two tasks of questions of very different lengths, and examples to show before them."""
+    """Return a folder with two tasks of questions of very different lengths, and few-shot examples."""
     folder, rng = tmp_path_factory.mktemp("many"), random.Random(1)
-    asked = []
+    questions = []
     for number in range(12):
         keys, values = rng.sample(KEYS, 4 + 3 * number), rng.sample(VALUES, 4)
-        told = " ".join(f"{key} {values[place % 4]}" for place, key in enumerate(keys))
-        asked.append({"question": f"{told} {keys[0]}", "choices": values, "label": 0})
-    (folder / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    (folder / "shown.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked[:4]))
+        context = " ".join(f"{key} {values[place % 4]}" for place, key in enumerate(keys))
+        questions.append({"question": f"{context} {keys[0]}", "choices": values, "label": 0})
+    (folder / "data.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    (folder / "shown.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions[:4]))
     files = f"{{test: {json.dumps(str(folder / 'data.jsonl'))}, train: {json.dumps(str(folder / 'shown.jsonl'))}}}"
     for name, text in (("mine", YAML), ("writes", WRITES)):
         (folder / f"{name}.yaml").write_text(text.replace("{test: DATA}", files) + "fewshot_split: train\n")
@@ -74,11 +74,11 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_requests_that_are_cut_are_counted(
     many: Path, plain: Any, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    """Their number, the number of all, and the longest: in the table, in the JSON and as a warning. Figures are lm-eval's."""
+    """Their number, the total and the longest request are in the table, the JSON and a warning. The figures are lm-eval's."""
     most, out = 60, tmp_path / "out"
     report = evaluate([TEACHER], [], [], EvaluationOptions(lm_eval=(task,), include_path=many, out=out, max_length=most))
-    asked = [json.loads(line) for line in (many / "data.jsonl").open()]
-    prompts = [len(tokenizer(one["question"]).input_ids) for one in asked]
+    questions = [json.loads(line) for line in (many / "data.jsonl").open()]
+    prompts = [len(tokenizer(question["question"]).input_ids) for question in questions]
     if task == "mine":
         lengths = [length + 1 for length in prompts for _ in range(4)]
         expected = [length for length in lengths if length > most + 1]
@@ -103,13 +103,13 @@ def test_requests_that_are_cut_are_counted(
 
 
 def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Path], tmp_path: Path) -> None:
-    """Requests and figures are those of lm-eval with the same options; samples are logged as lm-eval logs them."""
+    """Requests and figures equal lm-eval's with the same options, and samples are logged as lm-eval logs them."""
     model = shutil.copytree(folders["softmax"], tmp_path / "chatty", symlinks=True)
     (model / "chat_template.jinja").write_text(CHAT)
     options = {"num_fewshot": 2, "limit": 5, "apply_chat_template": True, "system_instruction": "Answer."}
     out = tmp_path / "out"
-    asked = EvaluationOptions(lm_eval=("mine",), include_path=many, out=out, log_samples=True, **options)
-    report = evaluate([model], [], [], asked)
+    evaluation = EvaluationOptions(lm_eval=("mine",), include_path=many, out=out, log_samples=True, **options)
+    report = evaluate([model], [], [], evaluation)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     expected = theirs(composer.load(model), tokenizer, many, "mine", fewshot_random_seed=0, **options)
     assert report.harness[0].value == expected["results"]["mine"]["acc,none"]
@@ -128,11 +128,11 @@ def test_lm_evals_options_reach_it(many: Path, plain: Any, folders: dict[str, Pa
     assert (facts.num_fewshot, facts.limit, facts.chat_template, facts.system_instruction) == (2, 5, True, "Answer.")
     # The options are settings of the evaluation; samples that are missing are logged by another call.
     path.unlink()
-    assert evaluate([model], [], [], asked).harness == report.harness
+    assert evaluate([model], [], [], evaluation).harness == report.harness
     assert path.is_file()
     with pytest.raises(EvaluationError, match=r"harness\.num_fewshot: was 2, now 1"):
-        evaluate([model], [], [], replace(asked, num_fewshot=1))
-    evaluate([model], [], [], replace(asked, num_fewshot=0, log_samples=False, force=True))
+        evaluate([model], [], [], replace(evaluation, num_fewshot=1))
+    evaluate([model], [], [], replace(evaluation, num_fewshot=0, log_samples=False, force=True))
     assert not path.exists()
     single = evaluate([model], [], [], EvaluationOptions(lm_eval=("mine",), include_path=many, limit=0.25))
     assert (single.harness[0].value * 3) % 1 == 0
@@ -159,7 +159,7 @@ def test_options_that_cannot_be(many: Path, options: dict[str, Any], message: st
 
 
 def test_git_prints_nothing(many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """lm-eval would run it, and outside of a checkout it prints an error."""
+    """lm-eval would run git, which prints an error outside a checkout."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     evaluate([TEACHER], [], [], EvaluationOptions(lm_eval=("mine",), include_path=many, limit=1))

@@ -1,4 +1,4 @@
-"""Samples that are made to look at a task are those that are scored: none is made twice, up to a number of tokens."""
+"""Samples that are made to check a task are reused for scoring, up to a number of tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.composer.evaluation.conftest import TEACHER
 COUNT, SHORT, LONG = 3, 72, 96
 
 
-def scored(monkeypatch: pytest.MonkeyPatch, most: int, asked: list[int]) -> tuple[Counter[int], EvaluationReport]:
-    """How many samples of each length were made, where so many tokens are kept, and the report."""
+def scored(monkeypatch: pytest.MonkeyPatch, most: int, requested_lengths: list[int]) -> tuple[Counter[int], EvaluationReport]:
+    """Return the number of samples made for each length with this many tokens kept, and the report."""
     made: list[int] = []
     original = Recall.sample
 
@@ -31,12 +31,12 @@ def scored(monkeypatch: pytest.MonkeyPatch, most: int, asked: list[int]) -> tupl
     with monkeypatch.context() as patch:
         patch.setattr(Recall, "sample", sample)
         patch.setattr(lengths, "MOST_KEPT", most)
-        report = evaluate([TEACHER], ["recall"], asked, EvaluationOptions(samples=COUNT))
+        report = evaluate([TEACHER], ["recall"], requested_lengths, EvaluationOptions(samples=COUNT))
     return Counter(made), report
 
 
 def test_each_sample_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 tokens are too few for the task, so that one fails at its first."""
+    """64 tokens are too few for the task, so that length fails at its first sample."""
     once, kept = scored(monkeypatch, 10**6, [64, SHORT, LONG])
     assert once == {64: 1, SHORT: COUNT, LONG: COUNT}
     some, second = scored(monkeypatch, SHORT, [64, SHORT, LONG])

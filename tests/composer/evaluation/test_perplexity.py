@@ -1,4 +1,4 @@
-"""Windows have exactly the length asked for, do not overlap, and are spread over all of the text."""
+"""Windows have exactly the requested length, do not overlap, and are spread over the whole text."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from composer.tasks.writer import Writer
 
 
 def starts(task: Perplexity, tokenizer: Any, length: int) -> list[int]:
-    """Where each window begins in the text, once its tokens have been found to be the text's."""
+    """Return the start of each window after checking that its tokens are the text's."""
     text = tokenizer(task.text.read_text(), add_special_tokens=False).input_ids
-    every, found = task.windows(Writer(tokenizer), length), []
+    every, starts_of = task.windows(Writer(tokenizer), length), []
     for index in range(every.count):
         sample = every.draw(index)
         assert len(sample.ids) == len(sample.answer) == length
         assert not any(sample.answer)
         assert sample.ids[0] == tokenizer.bos_token_id
-        after = found[-1] + 1 if found else 0
+        after = starts_of[-1] + 1 if starts_of else 0
         size = length - 1
-        found.append(next(place for place in range(after, len(text)) if tuple(text[place : place + size]) == sample.ids[1:]))
-    return found
+        starts_of.append(next(place for place in range(after, len(text)) if tuple(text[place : place + size]) == sample.ids[1:]))
+    return starts_of
 
 
 def test_all_windows_of_a_text(tokenizer: Any, book: Path) -> None:
@@ -37,14 +37,14 @@ def test_all_windows_of_a_text(tokenizer: Any, book: Path) -> None:
 
 def test_some_windows_of_a_text(tokenizer: Any, book: Path) -> None:
     tokens = len(tokenizer(book.read_text(), add_special_tokens=False).input_ids)
-    found = starts(Perplexity(text=book, samples=5), tokenizer, 101)
-    assert len(found) == 5
-    assert all(second - first >= 100 for first, second in pairwise(found))
-    assert found[-1] >= tokens * 3 // 5
+    starts_of = starts(Perplexity(text=book, samples=5), tokenizer, 101)
+    assert len(starts_of) == 5
+    assert all(second - first >= 100 for first, second in pairwise(starts_of))
+    assert starts_of[-1] >= tokens * 3 // 5
 
 
 class Letters:
-    """A tokenizer without BOS: a letter is a token."""
+    """A tokenizer without BOS with one token per letter."""
 
     is_fast, bos_token_id, eos_token_id = True, None, None
 

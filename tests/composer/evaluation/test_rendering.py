@@ -1,4 +1,4 @@
-"""Pictures show what the report says: a line a model, a square a depth, nothing for a cell that failed."""
+"""Pictures show the report: a line per model, a square per depth, nothing for failed cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from composer.evaluation.rendering import draw, tables
 from composer.evaluation.report import EvaluationCell, EvaluationReport, TaskIdentity, make_cell
 from tests.composer.evaluation.test_folder import setting
 from tests.composer.evaluation.test_report import KEY, judged
-from tests.composer.legible import assert_legible, kept_open
+from tests.composer.legible import assert_legible
 
 pytestmark = pytest.mark.drawn
 
@@ -47,17 +47,11 @@ def report() -> EvaluationReport:
     return EvaluationReport(setting=setting(models=facts, tasks=tasks, lengths=(64, 128)), batch_tokens=1, cells=tuple(cells))
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the names of their files, kept open."""
-    return kept_open(monkeypatch)
-
-
 def test_a_legend_names_what_is_drawn(tmp_path: Path, figures: dict[str, Any]) -> None:
-    """A model that was not asked for a task, or failed in it, has no line there."""
-    found = report()
-    left = tuple(one for one in found.cells if (one.model, one.task) != ("one", "stories"))
-    draw(found.model_copy(update={"cells": left}), tmp_path)
+    """A model that was not evaluated on a task, or failed in it, has no line in its legend."""
+    base = report()
+    left = tuple(cell for cell in base.cells if (cell.model, cell.task) != ("one", "stories"))
+    draw(base.model_copy(update={"cells": left}), tmp_path)
     named = {name: [text.get_text() for text in figures[name].legends[0].get_texts()] for name in figures if "depth" not in name}
     assert named["loss-stories.png"] == ["two|three"]
     assert named["accuracy-passkey_form_original.png"] == ["one", "two|three"]
@@ -75,9 +69,9 @@ def test_what_the_pictures_show(tmp_path: Path, figures: dict[str, Any]) -> None
     lines = [container.lines[0] for container in axis.containers]
     assert [line.get_xydata().tolist() for line in lines] == [[[64, 0.5]], [[64, 0.5], [128, 0.5]]]
     first, second, _ = figures["depth-passkey_form_original.png"].axes
-    (one,), (two,) = first.images, second.images
-    assert one.get_array().shape == two.get_array().shape == (10, 2)
-    assert one.get_array().filled(-1)[:, 1].tolist() == [-1.0] * 10  # its cell failed; the column stays in its place
+    (first_image,), (two,) = first.images, second.images
+    assert first_image.get_array().shape == two.get_array().shape == (10, 2)
+    assert first_image.get_array().filled(-1)[:, 1].tolist() == [-1.0] * 10  # its cell failed; the column stays in its place
     assert two.get_array().filled(-1)[:, 1].tolist() == [0.0, *[-1.0] * 8, 1.0]
     (axis,) = figures["position-stories.png"].axes
     assert [line.get_xydata().tolist() for line in axis.lines] == [[[0.5, 2.0], [2.5, 3.0]]] * 2
@@ -104,15 +98,15 @@ def test_a_picture_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
 
 
 def test_labels_that_differ_in_punctuation_alone(tmp_path: Path) -> None:
-    told = report()
-    tasks = tuple(told.setting.tasks[1].model_copy(update={"label": label}) for label in ("text=a/b", "text=a_b"))
-    cells = tuple(one.model_copy(update={"task": task.label}) for task in tasks for one in told.cells if one.task == "stories")
-    whole = told.model_copy(update={"setting": told.setting.model_copy(update={"tasks": tasks}), "cells": cells})
+    base = report()
+    tasks = tuple(base.setting.tasks[1].model_copy(update={"label": label}) for label in ("text=a/b", "text=a_b"))
+    cells = tuple(cell.model_copy(update={"task": task.label}) for task in tasks for cell in base.cells if cell.task == "stories")
+    whole = base.model_copy(update={"setting": base.setting.model_copy(update={"tasks": tasks}), "cells": cells})
     assert [path.stem for path in draw(whole, tmp_path) if "loss" in path.name] == ["loss-text_a_b", "loss-text_a_b-2"]
 
 
 def test_where_all_failed_there_is_no_picture(tmp_path: Path) -> None:
-    failed = [one.model_copy(update={"mean": None, "by_depth": (), "by_position": ()}) for one in report().cells]
+    failed = [cell.model_copy(update={"mean": None, "by_depth": (), "by_position": ()}) for cell in report().cells]
     assert draw(report().model_copy(update={"cells": tuple(failed)}), tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 

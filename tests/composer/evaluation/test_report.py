@@ -1,4 +1,4 @@
-"""Means, standard errors, depths and positions are those worked out by hand."""
+"""Means, standard errors, depths and positions equal a computation by hand."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_interval_holds_its_mean_and_stays_a_share(scores: list[float]) -> No
 
 
 def test_of_shares_that_vary_less_it_is_narrower() -> None:
-    """About 1.96 standard errors, where there are many and they are far from 0 and 1."""
+    """The interval is about 1.96 standard errors for many samples far from 0 and 1."""
     cell = make_cell(KEY, "tokens", judged(*[0.45, 0.55] * 50))
     assert cell.interval == pytest.approx((0.5 - 1.96 * 0.005, 0.5 + 1.96 * 0.005), abs=1e-4)
     assert make_cell(KEY, "loss", judged(*[1.0, 3.0] * 50)).interval == pytest.approx((2 - 0.196, 2 + 0.196), abs=1e-4)

@@ -1,4 +1,4 @@
-"""An evaluation takes in more models, tasks and lengths, and what cannot be is a cell that says so."""
+"""An evaluation can be extended by models, tasks and lengths, and an impossible cell gives its reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_length_that_a_task_cannot_do_is_a_cell_that_says_so(tmp_path: Path, b
 def test_more_of_everything_into_a_folder(
     folders: dict[str, Path], tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there stays as it was, and nothing of it is computed again; what nobody asked for is a dash."""
+    """Earlier results are kept and not computed again. Combinations that were not requested are a dash."""
     out = tmp_path / "out"
     options = EvaluationOptions(samples=3, out=out)
     first = evaluate([TEACHER], ["passkey"], [128], options)

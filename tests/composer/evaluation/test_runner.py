@@ -1,4 +1,4 @@
-"""An evaluation is checked before anything is loaded, reports every cell, and goes on from a kill to the same results."""
+"""An evaluation is checked before models are loaded, reports every cell, and resumes after a kill with the same results."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def run(folders: dict[str, Path], out: Path | None = None, **options: Any) -> Ev
 
 
 def timeless(value: Any) -> Any:
-    """Without what no two runs have alike."""
+    """Remove the fields that differ between runs."""
     if isinstance(value, dict):
-        return {key: timeless(one) for key, one in value.items() if key != "seconds"}
-    return [timeless(one) for one in value] if isinstance(value, list) else value
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def results(folder: Path) -> tuple[Any, list[Any], str]:
@@ -51,7 +51,7 @@ def results(folder: Path) -> tuple[Any, list[Any], str]:
 
 @pytest.fixture(scope="module")
 def whole(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of a run that nothing interrupted."""
+    """Return the results of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("results") / "whole"
     run(folders, folder)
     return folder
@@ -64,7 +64,7 @@ def test_every_cell_is_reported(folders: dict[str, Path], whole: Path, plain: An
     ]
     models = {"teacher": plain, "lawcat": composer.load(folders["lawcat"])}
     for name, model in models.items():
-        scores = [one.score for one in score_cell(model, tokenizer, Recall(samples=5), 128, batch_tokens=600)]
+        scores = [sample.score for sample in score_cell(model, tokenizer, Recall(samples=5), 128, batch_tokens=600)]
         assert report.cell(name, "recall", 128).mean == pytest.approx(sum(scores) / 5)
     assert report.cell("teacher", "passkey", 128).mean == 1.0
     assert all(cell.samples == 5 and cell.failure is None for cell in report.cells)
@@ -105,7 +105,7 @@ def test_without_a_folder_nothing_is_written(
 def test_a_killed_run_goes_on_to_the_same(
     folders: dict[str, Path], whole: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between two lines of a batch, with half of the next on the disk."""
+    """The run is killed between two lines of a batch, with half of the next line on disk."""
     out, process = tmp_path / "out", os.fork()
     if not process:
         try:
@@ -172,7 +172,7 @@ def test_other_settings_are_refused_or_begin_anew(folders: dict[str, Path], whol
 
 
 def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is recorded, the others report, and it is tried again when the evaluation is."""
+    """A cell without memory is recorded, other cells are scored, and it is tried again in the next call."""
     original = Subject.load
 
     def load(self: Subject, *arguments: Any) -> Any:
@@ -198,13 +198,13 @@ def test_a_cell_without_memory(folders: dict[str, Path], whole: Path, tmp_path: 
 def test_progress(folders: dict[str, Path]) -> None:
     seen: list[EvaluationProgress] = []
     run(folders, watch=seen.append)
-    made = [one for one in seen if one.making]
+    made = [progress for progress in seen if progress.making]
     assert seen[: len(made)] == made, "first all samples are made"
-    assert all(1 <= one.done <= one.total for one in made)
+    assert all(1 <= progress.done <= progress.total for progress in made)
     seen = seen[len(made) :]
-    assert [one.done for one in seen] == sorted(one.done for one in seen)
-    assert (seen[0].done, seen[-1].done, {one.total for one in seen}) == (0, 60, {60})
-    assert [(one.model, one.task, one.length) for one in (seen[0], seen[-1])] == [
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert (seen[0].done, seen[-1].done, {progress.total for progress in seen}) == (0, 60, {60})
+    assert [(progress.model, progress.task, progress.length) for progress in (seen[0], seen[-1])] == [
         ("teacher", "passkey", 128),
         ("lawcat", "stories", 300),
     ]

@@ -1,4 +1,4 @@
-"""Scores are those of a plain computation with transformers, whatever the batch; memory that ends is met with smaller batches."""
+"""Scores equal a plain computation with transformers for any batch, and batches shrink if memory runs out."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ def samples_of(task: Any, tokenizer: Any, length: int = LENGTH) -> list[Sample]:
 
 
 def scores(judged: Sequence[SampleResult]) -> list[float]:
-    return [one.score for one in judged]
+    return [result.score for result in judged]
 
 
 def test_written_is_what_transformers_generates(plain: Any, tokenizer: Any) -> None:
     task = Passkey(samples=12)
     judged = score_cell(plain, tokenizer, task, LENGTH)
-    for sample, one in zip(samples_of(task, tokenizer), judged, strict=True):
+    for sample, result in zip(samples_of(task, tokenizer), judged, strict=True):
         prompt = torch.tensor([sample.prompt_ids])
         limit = len(sample.ids) - prompt.shape[1] + MORE
         answer = plain.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=limit, do_sample=False)
         written = tokenizer.decode(answer[0, prompt.shape[1] :], skip_special_tokens=True)
-        assert (one.written, one.score) == (written, task.score(sample, written))
-        assert (one.answers, one.depth, one.tokens) == (sample.answers, sample.depth, len(sample.ids))
+        assert (result.written, result.score) == (written, task.score(sample, written))
+        assert (result.answers, result.depth, result.tokens) == (sample.answers, sample.depth, len(sample.ids))
     assert len(set(scores(judged))) == 2, "some are right and some wrong, or this shows nothing"
 
 
 def test_tokens_are_first_choices(plain: Any, tokenizer: Any) -> None:
     task = Recall(samples=4)
     judged = score_cell(plain, tokenizer, task, 2 * LENGTH)
-    for sample, one in zip(samples_of(task, tokenizer, 2 * LENGTH), judged, strict=True):
+    for sample, result in zip(samples_of(task, tokenizer, 2 * LENGTH), judged, strict=True):
         with torch.no_grad():
             chosen = plain(torch.tensor([sample.ids])).logits[0].argmax(-1).tolist()
         places = [place for place, answer in enumerate(sample.answer) if answer]
         right = sum(chosen[place - 1] == sample.ids[place] for place in places)
-        assert one.score == pytest.approx(right / len(places), abs=1e-12)
+        assert result.score == pytest.approx(right / len(places), abs=1e-12)
     assert min(scores(judged)) < 1
 
 
@@ -72,17 +72,17 @@ def test_loss_is_that_of_transformers(plain: Any, tokenizer: Any, book: Path, ta
     if isinstance(task, Perplexity):
         task = Perplexity(text=book, samples=3)
     judged = score_cell(plain, tokenizer, task, LENGTH)
-    for sample, one in zip(samples_of(task, tokenizer), judged, strict=True):
+    for sample, result in zip(samples_of(task, tokenizer), judged, strict=True):
         ids = torch.tensor([sample.ids])
         with torch.no_grad():
             loss = plain(ids, labels=ids.where(ids != tokenizer.bos_token_id, -100)).loss.item()
-        assert one.score == pytest.approx(loss, rel=1e-5)
+        assert result.score == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", PASSED)
 @torch.no_grad()
 def test_logits_are_those_of_the_family(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its scales, soft caps and prediction heads, a few tokens at a time."""
+    """Logits include the family's scales, soft caps and prediction heads, computed a few tokens at a time."""
     if family not in CONFIG_MAPPING:
         pytest.skip("not in this version of transformers")
     monkeypatch.setattr(scoring, "LOGITS", 500)
@@ -98,15 +98,15 @@ def test_logits_are_those_of_the_family(family: str, monkeypatch: pytest.MonkeyP
 
 def test_loss_by_position(plain: Any, tokenizer: Any, book: Path) -> None:
     task = Perplexity(text=book, samples=1)
-    (one,) = score_cell(plain, tokenizer, task, LENGTH)
+    (result,) = score_cell(plain, tokenizer, task, LENGTH)
     ids = torch.tensor([samples_of(task, tokenizer)[0].ids])
     with torch.no_grad():
         logits = plain(ids).logits[0, :-1]
     nats = [None, *torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").tolist()]
     size = bucket_size(LENGTH)
-    assert one.nats is not None
-    assert (size, len(one.nats)) == (5, 60)
-    for place, loss in enumerate(one.nats):
+    assert result.nats is not None
+    assert (size, len(result.nats)) == (5, 60)
+    for place, loss in enumerate(result.nats):
         part = [known for known in nats[place * size : (place + 1) * size] if known is not None]
         assert loss == pytest.approx(sum(part) / len(part), abs=1e-4)
 
@@ -115,7 +115,7 @@ def test_a_softmax_student_scores_as_its_teacher(plain: Any, folders: dict[str, 
     student = composer.load(folders["softmax"])
     for task in (Passkey(samples=6), Recall(samples=2)):
         ours, theirs = (score_cell(model, tokenizer, task, LENGTH) for model in (student, plain))
-        assert [(one.written, one.score) for one in ours] == [(one.written, one.score) for one in theirs]
+        assert [(result.written, result.score) for result in ours] == [(result.written, result.score) for result in theirs]
 
 
 @pytest.mark.parametrize("name", ["teacher", "lola", "lawcat"])
@@ -123,21 +123,21 @@ def test_a_softmax_student_scores_as_its_teacher(plain: Any, folders: dict[str, 
 def test_the_batch_changes_nothing(plain: Any, folders: dict[str, Path], tokenizer: Any, task: Any, name: str) -> None:
     model: Any = plain if name == "teacher" else composer.load(folders[name])
     alone, pairs, together = (score_cell(model, tokenizer, task, 160, batch_tokens=tokens) for tokens in (1, 2 * 160, 1000 * 160))
-    for one, two, three in zip(alone, pairs, together, strict=True):
-        assert one.written == two.written == three.written
-        assert one.score == pytest.approx(two.score, abs=1e-5) == pytest.approx(three.score, abs=1e-5)
+    for first, two, three in zip(alone, pairs, together, strict=True):
+        assert first.written == two.written == three.written
+        assert first.score == pytest.approx(two.score, abs=1e-5) == pytest.approx(three.score, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["teacher", "lola", "lawcat"])
 def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Path], tokenizer: Any, name: str) -> None:
     model: Any = plain if name == "teacher" else composer.load(folders[name])
-    texts = [one.ids[: 30 + 41 * place] for place, one in enumerate(samples_of(Stories(samples=4), tokenizer))]
+    texts = [sample.ids[: 30 + 41 * place] for place, sample in enumerate(samples_of(Stories(samples=4), tokenizer))]
     most = [7, 20, 1, 12]
     alone = [write(model, [text], [count], ())[0] for text, count in zip(texts, most, strict=True)]
     assert write(model, texts, most, ()) == alone
     assert [len(text) for text in alone] == most
-    asked = [[place % 3 > 0 for place in range(len(text))] for text in texts]
-    for (right, nats), text, row in zip(judge_tokens(model, texts, asked), texts, asked, strict=True):
+    is_asked = [[place % 3 > 0 for place in range(len(text))] for text in texts]
+    for (right, nats), text, row in zip(judge_tokens(model, texts, is_asked), texts, is_asked, strict=True):
         ((lonely, loss),) = judge_tokens(model, [text], [row])
         assert (len(nats), right.tolist()) == (sum(row[1:]), lonely.tolist())
         torch.testing.assert_close(nats, loss, atol=1e-5, rtol=1e-4)
@@ -145,18 +145,18 @@ def test_prompts_of_many_lengths_in_one_batch(plain: Any, folders: dict[str, Pat
 
 @pytest.mark.parametrize("name", ["teacher", "lola"])
 def test_steps_are_told_what_a_cache_does_not_know(plain: Any, folders: dict[str, Path], name: str) -> None:
-    """Of padded prompts: a cache of keys and values needs mask and positions, one of states counts by itself."""
+    """For padded prompts, a cache of keys and values needs mask and positions. A cache of states counts by itself."""
     model: Any = plain if name == "teacher" else composer.load(folders[name])
-    told: list[dict[str, list[list[int]]]] = []
+    calls: list[dict[str, list[list[int]]]] = []
 
-    def seen(_module: Any, _inputs: Any, given: dict[str, Any]) -> None:
-        said = {name: given.get(name) for name in ("attention_mask", "position_ids")}
-        told.append({name: tensor.tolist() for name, tensor in said.items() if tensor is not None})
+    def seen(_module: Any, _inputs: Any, options: dict[str, Any]) -> None:
+        passed = {name: options.get(name) for name in ("attention_mask", "position_ids")}
+        calls.append({name: tensor.tolist() for name, tensor in passed.items() if tensor is not None})
 
     handle = model.register_forward_pre_hook(seen, with_kwargs=True)
     write(model, [[5, 6, 7, 8], [9]], [3, 3], ())
     handle.remove()
-    first, *steps = told
+    first, *steps = calls
     assert first == {"attention_mask": [[1, 1, 1, 1], [0, 0, 0, 1]], "position_ids": [[0, 1, 2, 3], [0, 0, 0, 0]]}
     later = [{"attention_mask": [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]], "position_ids": [[4], [1]]}]
     later += [{"attention_mask": [[1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]], "position_ids": [[5], [2]]}]
@@ -211,7 +211,7 @@ class Counting:
 
 
 def test_where_writing_ends() -> None:
-    """At a token that ends a text, which is not written, or after so many; and not before the last row is done."""
+    """Writing ends at an end token, which is not included, or after a number of tokens, once all rows are done."""
     model = Counting()
     assert write(model, [[0, 1], [3], [6]], [2, 9, 9], {5}) == [[2, 3], [4], [7, 8, 9, 9, 9, 9, 9, 9, 9]]
     assert model.calls == 9
@@ -230,7 +230,7 @@ def test_what_a_generation_config_says_does_not_count(plain: Any, tokenizer: Any
 
 
 def limited(most: int, error: Exception) -> Callable[..., Any]:
-    """A hook that lets batches of so many rows through."""
+    """Return a hook that accepts batches up to this many rows."""
 
     def hook(_module: Any, _inputs: Any, named: dict[str, Any]) -> None:
         if len(named["input_ids"]) > most:
@@ -255,10 +255,10 @@ def test_halves_where_memory_ends(plain: Any, tokenizer: Any, task: Any, error: 
     expected = score_cell(plain, tokenizer, task, 160)
     hook = plain.model.register_forward_pre_hook(limited(2, error), with_kwargs=True)
     try:
-        found = score_cell(plain, tokenizer, task, 160)
+        results = score_cell(plain, tokenizer, task, 160)
     finally:
         hook.remove()
-    assert scores(found) == pytest.approx(scores(expected))
+    assert scores(results) == pytest.approx(scores(expected))
     hook = plain.model.register_forward_pre_hook(limited(0, error), with_kwargs=True)
     try:
         with pytest.raises(CellFailed, match="^out of memory$"):
@@ -287,17 +287,19 @@ def test_numbers_that_are_not_finite(folders: dict[str, Path], tokenizer: Any, t
 
 
 def test_only_what_is_missing_is_told(plain: Any, tokenizer: Any) -> None:
-    """Batches are those of a run without an interruption; one that is known is not computed again."""
-    task, told, sizes = Stories(samples=7), [], []
+    """Batches are those of an uninterrupted run, and known samples are not computed again."""
+    task, calls, sizes = Stories(samples=7), [], []
     expected = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64)
     hook = plain.model.layers[0].register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
     try:
-        found = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64, known={0, 1, 2}, tell=told.append)
+        reported = score_cell(plain, tokenizer, task, 64, batch_tokens=2 * 64, known={0, 1, 2}, tell=calls.append)
     finally:
         hook.remove()
     assert sizes == [2, 2, 1]
-    assert found == told
-    assert [(one.index, one.score) for one in found] == [(one.index, one.score) for one in expected[3:]]
+    assert reported == calls
+    assert [(reported.index, reported.score) for reported in reported] == [
+        (reported.index, reported.score) for reported in expected[3:]
+    ]
 
 
 def test_a_tokenizer_that_does_not_fit(plain: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

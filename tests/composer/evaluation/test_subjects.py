@@ -1,4 +1,4 @@
-"""Models are told apart by label and contents, come with their adapters, and are refused where they cannot be evaluated."""
+"""Models are identified by label and contents, include their adapters, and are rejected if they cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_labels_are_distinct(paths: list[list[str]]) -> None:
 
 
 def test_facts_are_those_of_the_files(folders: dict[str, Path]) -> None:
-    (teacher, lawcat) = (one.facts(None) for one in open_subjects([TEACHER, folders["lawcat"]]))
+    (teacher, lawcat) = (subject.facts(None) for subject in open_subjects([TEACHER, folders["lawcat"]]))
     for facts, folder in ((teacher, TEACHER), (lawcat, folders["lawcat"])):
         assert facts.weights == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
         assert facts.config_sha256 == hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
@@ -83,23 +83,25 @@ def test_adapters_are_applied(folders: dict[str, Path], tmp_path: Path) -> None:
     (subject,) = open_subjects([folder])
     ids = torch.arange(4, 40)[None]
     with torch.no_grad():
-        ours, adapted, bare = (one(ids).logits for one in (subject.load(None, "cpu"), model, composer.load(folders["softmax"])))
+        ours, adapted, bare = (
+            loaded(ids).logits for loaded in (subject.load(None, "cpu"), model, composer.load(folders["softmax"]))
+        )
     torch.testing.assert_close(ours, adapted)
     assert (ours - bare).abs().max() > 0.01
     assert "adapter/adapter_model.safetensors" in subject.facts(None).weights
 
 
 def test_a_revision_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    revisions = []
 
     def fetch(repo_id: str, revision: str | None = None) -> tuple[Path, None]:
-        asked.append((repo_id, revision))
+        revisions.append((repo_id, revision))
         return SOURCE.folder, None
 
     monkeypatch.setattr(sources, "fetch", fetch)
     first, second = open_subjects(["owner/model@v2", "owner/model"])
     assert (first.source.revision, second.source.revision) == ("v2", None)
-    assert asked == [("owner/model", "v2"), ("owner/model", None)]
+    assert revisions == [("owner/model", "v2"), ("owner/model", None)]
 
 
 def test_what_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models with random heads, and what their exported files compute, in one process."""
+"""Models with random heads, and the outputs of their exported files in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTH, SHORT = 85, 41
 
 
 def randomised(model: Any, seed: int = 0) -> Any:
-    """The model in evaluation mode, with every parameter of its heads moved, so that none is an identity or zero by chance."""
+    """Put the model into evaluation mode and change every parameter of its heads, so that none is an identity or 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -27,7 +27,7 @@ def randomised(model: Any, seed: int = 0) -> Any:
 
 
 def of_file(model: Any, *, step: bool = False) -> tuple[Exported, Any]:
-    """The exported file of a model, and the model that this file makes of the same weights."""
+    """Return the exported file of a model, and the model that this file builds with the same weights."""
     exported = written(model, step=step)
     module = ModuleType(f"exported_{exported.file}")
     sys.modules[module.__name__] = module  # dataclasses look there
@@ -39,7 +39,7 @@ def of_file(model: Any, *, step: bool = False) -> tuple[Exported, Any]:
 
 
 def texts(vocabulary: int, length: int) -> tuple[Tensor, Tensor]:
-    """Three rows of tokens, and their mask: padding on the left, a single real token, and none."""
+    """Return three rows of tokens and their mask: left padding, a single real token, no padding."""
     tokens = torch.randint(3, vocabulary, (3, length), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(tokens)
     mask[0, : length // 4] = 0
@@ -48,12 +48,12 @@ def texts(vocabulary: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def padded(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
-    """The logits of the real tokens, in one call."""
+    """Return the logits of the real tokens in one call."""
     return model(tokens, attention_mask=mask, use_cache=False).logits[mask.bool()]
 
 
 def in_pieces(model: Any, tokens: Tensor) -> Tensor:
-    """The logits of rows without padding in several calls with a cache, some of one token."""
+    """Return the logits of rows without padding in several calls with a cache, some of one token."""
     cache, result, first = None, [], 0
     for length in (17, 7, 1, 1, tokens.shape[1] - 26):
         answer = model(tokens[:, first : first + length], past_key_values=cache, use_cache=True)
@@ -63,7 +63,7 @@ def in_pieces(model: Any, tokens: Tensor) -> Tensor:
 
 
 def generated(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Greedy text after rows that are padded on the left."""
+    """Return greedy text after rows with left padding."""
     mask = mask.clone()
     mask[1] = 1
     settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -72,7 +72,7 @@ def generated(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def gradient(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
-    """The gradient of the loss by the embeddings."""
+    """Return the gradient of the loss with respect to the embeddings."""
     model.zero_grad()
     real = mask.bool()
     real[:, 1:] &= mask[:, :-1].bool()  # what a padding token predicts has no meaning
@@ -82,7 +82,7 @@ def gradient(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def check_equal(model: Any, own: Any, vocabulary: int, *, length: int = LENGTH, gradients: bool = True) -> None:
-    """Assert that both compute the same logits, text and gradients. Both compute in float32, in part by other forms."""
+    """Check that both compute the same logits, text and gradients. Both use float32, with partly different forms."""
     tokens, mask = texts(vocabulary, length)
     if gradients:
         _close(gradient(model, tokens, mask), gradient(own, tokens, mask))

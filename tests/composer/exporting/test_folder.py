@@ -1,4 +1,4 @@
-"""An exported folder loads where this package is not installed, and is checked, replaced and refused like other results."""
+"""An exported folder loads without this package, and is checked, replaced and refused like other outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions are written with what all of their calls have in common, and compute the same."""
+"""Functions are specialised to the arguments that all their calls share, and compute the same."""
 
 from __future__ import annotations
 

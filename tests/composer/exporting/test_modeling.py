@@ -72,7 +72,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_shipped_spec(name: str, hosts: dict[str, Path]) -> None:
-    """Each on one layer of the teacher's size where its layers are alike, else on the teacher's two."""
+    """A spec with equal layers is tested on one layer of the teacher's size, others on the teacher's two."""
     layers = resolve(load_spec(name, ["trunk=null"]), dimensions(describe_model(TEACHER).trunk)).layers
     model = randomised(
         composer.build(name, TEACHER if len(set(layers)) > 1 else hosts["one of the teacher"], overrides=["trunk=null"])

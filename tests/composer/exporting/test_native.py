@@ -1,4 +1,6 @@
-"""A model that a class of transformers computes is written as that class: equal logits and text, and no difference left out."""
+"""A model that a transformers class computes is exported as that class with equal logits and text, and every difference is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ EPSILON = "head.output.epsilon=1e-6"
 
 @pytest.fixture(autouse=True)
 def plain_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where flash-linear-attention is installed, transformers takes its kernels, without a GPU, too."""
+    """With flash-linear-attention installed, transformers uses its kernels even without a GPU."""
     for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn", "causal_conv1d_update"):
         function = getattr(qwen3_next, name)
         monkeypatch.setattr(qwen3_next, name, getattr(function, "__wrapped__", function))
 
 
 def without_biases(model: Any) -> Any:
-    """The model without the biases that Qwen3-Next has no place for."""
+    """Return the model without the biases that Qwen3-Next lacks."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith((".delta_rate.bias", ".head.output_norm.gate_bias")):
@@ -46,7 +48,7 @@ def without_biases(model: Any) -> Any:
 
 
 def loaded(native: Native, model: Any) -> Any:
-    """The class of transformers with the weights of a model."""
+    """Return the transformers class with the weights of a model."""
     own = model_of(native)
     own.load_state_dict(model.state_dict() if native.weights is None else native.weights)
     return own.eval()
@@ -132,7 +134,7 @@ def test_other_blocks_than_llama_s_are_a_difference(tmp_path: Path) -> None:
 
 @pytest.fixture
 def built(tmp_path: Path) -> tuple[Path, Path]:
-    """The folder of a softmax model, and one of a hybrid that is Qwen3-Next."""
+    """Folders of a softmax model, and of a hybrid that equals Qwen3-Next."""
     composer.build_folder("softmax", TEACHER, tmp_path / "softmax")
     hybrid = without_biases(randomised(composer.build("gdn-hybrid", TEACHER, overrides=[EPSILON, GATED, KEPT])))
     hybrid.save_pretrained(tmp_path / "hybrid")

@@ -1,4 +1,4 @@
-"""An exported folder in tools that know transformers alone: its pipelines, lm-eval's ``hf`` models, and TRL."""
+"""An exported folder works in tools that know only transformers: pipelines, lm-eval's ``hf`` models, and TRL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend of the tests' own: one more form of the additive recurrence, and of nothing else."""
+"""A test backend with one more form of the additive recurrence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAYS = "the loop of the test"
 
 
 def forget() -> None:
-    """What was made before, of other forms, is not used again."""
+    """Clear compiled programs with other forms."""
     for made in (build_graph, compiled):
         made.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -27,7 +27,7 @@ def forget() -> None:
 def own_backend(
     monkeypatch: pytest.MonkeyPatch, fits: Callable[[Setting], str | None] = anywhere
 ) -> Iterator[list[tuple[int, ...]]]:
-    """Within, the recurrence has the form; the shapes of the queries that it was called with are handed out."""
+    """Register the form for the block. Yields the shapes of the queries that it was called with."""
     calls: list[tuple[int, ...]] = []
 
     def loop(query: Any, *rest: Any) -> Any:

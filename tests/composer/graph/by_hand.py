@@ -1,4 +1,4 @@
-"""What a head means, followed pair by pair: one document and one query head at a time, in float64, from the papers' formulas."""
+"""The definition of a head, pair by pair, for one document and one query head at a time in float64, from the papers' formulas."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ MAPS = {
 
 @dataclass(frozen=True)
 class Document:
-    """The tokens of one document: hidden T C, query T H D, key and value T K D, and the head's parameters by their names.
-
-    place: the layer and the first of these heads in it.
+    """The tokens of one document: hidden T C, query T H D, key and value T K D, and the head's parameters by name. place: the
+    layer and the index of the first of these heads.
     """
 
     head: HeadSpec
@@ -46,31 +45,33 @@ class Document:
     place: tuple[int, int] = (0, 0)
 
     def outputs(self) -> Tensor:
-        """``T H D``."""
+        """Return the outputs ``T H D``."""
         return torch.stack([self._of_head(head) for head in range(self.query.shape[1])], dim=1)
 
     def _of_head(self, head: int) -> Tensor:
-        """Memory by memory, top to bottom, each with the pairs that enter it at each token; then the read, token by token."""
+        """Compute the memories from top to bottom, each with the pairs that enter it at each token, then the read token by
+        token.
+        """
         tokens = range(len(self.query))
         evictions: dict[str, list[list[int]]] = {"pairs": [[t] for t in tokens]}
         seen: dict[str, list[list[int]]] = {}
         answers: dict[str, list[Answer]] = {}
         for name, memory in self._memories().items():
             above = self._above()[name]
-            one = self._one(memory, head)
+            own = self._head(memory, head)
             if isinstance(memory, Window):
                 seen[name], evictions[name] = held_by_a_window(memory, evictions[above])
-                answers[name] = [exact(one, t, seen[name][t]) for t in tokens]
+                answers[name] = [exact(own, t, seen[name][t]) for t in tokens]
             elif isinstance(memory, Sparse):
                 below = next((other for other, source in self._above().items() if source == name), None)
                 state = None if below is None else self._started(below, head)
-                looking = self._one(self._memories()[above], head) if above != "pairs" else one
+                looking = self._head(self._memories()[above], head) if above != "pairs" else own
                 answers[name] = []
                 if below is not None:
                     answers[below] = []
                 place = self.place[0], self.place[1] + head
-                for t, held in enumerate(kept(memory, one, evictions[above], state, place, looking, seen.get(above, []))):
-                    answers[name].append(exact(one, t, held))
+                for t, held in enumerate(kept(memory, own, evictions[above], state, place, looking, seen.get(above, []))):
+                    answers[name].append(exact(own, t, held))
                     if below is not None and state is not None:
                         answers[below].append(state.answer(t))
             elif isinstance(memory, Recurrent):
@@ -82,14 +83,14 @@ class Document:
             elif isinstance(memory, Latents):
                 answers[name] = [self._of_latents(name, head, t) for t in tokens]
             else:
-                answers[name] = [exact(one, t, together(evictions[above][: t + 1])) for t in tokens]
+                answers[name] = [exact(own, t, together(evictions[above][: t + 1])) for t in tokens]
         return torch.stack([self._read({name: answers[name][t] for name in self._memories()}, head, t) for t in tokens])
 
     def _memories(self) -> dict[str, Memory]:
         return {memory.name or memory.kind: memory for memory in self.head.memory}
 
     def _above(self) -> dict[str, str]:
-        """Where the pairs of each memory come from."""
+        """Return the origin of the pairs of each memory."""
         names = list(self._memories())
         if self.head.graph is not None:
             return {end.strip(): start.strip() for start, end in (edge.split("->") for edge in self.head.graph)}
@@ -98,22 +99,22 @@ class Document:
         return dict(zip(names, ["pairs", *names[:-1]], strict=True))
 
     def _shared(self, head: int, owners: int) -> int:
-        """Consecutive query heads share one of ``owners``."""
+        """Return which of ``owners`` a query head uses. Consecutive heads share one."""
         return head // (self.query.shape[1] // owners)
 
     def _own(self, name: str, head: int) -> Tensor:
-        """This head's slice of a parameter that has one for each of some heads."""
+        """Return this head's slice of a parameter that has one slice for each of some heads."""
         tensor = self.parameters[name]
         return tensor[self._shared(head, tensor.shape[0])]
 
-    def _one(self, memory: Memory, head: int) -> Head:
-        """Queries, keys and values of one query head, turned as this memory says."""
+    def _head(self, memory: Memory, head: int) -> Head:
+        """Return queries, keys and values of one query head, rotated for this memory."""
         own = self._shared(head, self.key.shape[1])
         query, key = (rotated(states, memory.position) for states in (self.query[:, head], self.key[:, own]))
         return Head(query, key, list(self.value[:, own]))
 
     def _started(self, name: str, head: int) -> State:
-        """A state memory before the first token."""
+        """Return a state memory before the first token."""
         memory, mapping = self._memories()[name], self.head.feature_map
         assert isinstance(memory, (StateMemory, Delta))
         assert mapping is not None
@@ -121,18 +122,18 @@ class Document:
 
         def features(side: str) -> list[Tensor]:
             convolved = torch.stack([self._convolved(side[0], head, t) for t in tokens])
-            return [self._features(mapping, side, head, one) for one in rotated(convolved, memory.position)]
+            return [self._features(mapping, side, head, vector) for vector in rotated(convolved, memory.position)]
 
         query, key = features("query"), features("key")
         survives = [self._survives(name, memory, head, t, len(query[0])) for t in tokens]
-        one = Head(query, key, self._one(memory, head).value)
+        own = Head(query, key, self._head(memory, head).value)
         if isinstance(memory, Delta):
-            return Corrected(one, survives, [self._rate(name, memory, head, t) for t in tokens])
-        return Summed(one, survives, memory.normalise, memory.scale == "root")
+            return Corrected(own, survives, [self._rate(name, memory, head, t) for t in tokens])
+        return Summed(own, survives, memory.normalise, memory.scale == "root")
 
     @property
     def mixed(self) -> Tensor:
-        """The hidden states as latents and the weights of tokens see them, ``T C``."""
+        """Return the hidden states that latents and token weights read, ``T C``."""
         mixer = self.head.mix_input
         if mixer is None:
             return self.hidden
@@ -140,12 +141,12 @@ class Document:
         return (mixed_by_rglru if mixer.kind == "rglru" else mixed_by_taps)(self.hidden, own)
 
     def _of_latents(self, name: str, head: int, t: int) -> Answer:
-        """Latte, eq. 8: Σ_l p(l|t) Σ_s p(s|l,t) v_s; the mass is Σ_l exp(x_t·w_l^q)."""
+        """Compute Latte, eq. 8: Σ_l p(l|t) Σ_s p(s|l,t) v_s. The mass is Σ_l exp(x_t·w_l^q)."""
         ask, take = (self.parameters[f"{name}.{side}"].chunk(self.query.shape[1])[head] for side in ("query", "key"))
         weights = (self.mixed[: t + 1] @ take.T).exp()
         means = (weights / weights.sum(0)).T @ self.value[: t + 1, self._shared(head, self.value.shape[1])]
-        asked = (ask @ self.mixed[t]).exp()
-        return Answer(asked / asked.sum() @ means, asked.sum())
+        exponentials = (ask @ self.mixed[t]).exp()
+        return Answer(exponentials / exponentials.sum() @ means, exponentials.sum())
 
     def _convolved(self, side: str, head: int, t: int) -> Tensor:
         states = self.query[:, head] if side == "q" else self.key[:, self._shared(head, self.key.shape[1])]
@@ -166,7 +167,7 @@ class Document:
         return torch.cat((activate(u), activate(-u))) if mapping.two_sided else activate(u)
 
     def _survives(self, name: str, memory: StateMemory | Delta, head: int, t: int, features: int) -> Tensor:
-        """What is left of each feature's row after one more token."""
+        """Return the factor of each feature's row at one more token."""
         gate, name = memory.gate, f"{name}_gate"
         if gate.kind == "none":
             return torch.ones(features, dtype=torch.float64)
@@ -184,14 +185,14 @@ class Document:
         return (logits[self._shared(head, len(logits))].sigmoid() ** (1 / gate.temperature)).expand(features)
 
     def _rate(self, name: str, memory: Delta, head: int, t: int) -> Tensor:
-        """β of the token that brings a pair."""
+        """Return β of the token of a pair."""
         if memory.rate.kind == "fixed":
             return torch.tensor(memory.rate.value, dtype=torch.float64)
         logit = self._own(f"{name}_rate.weight", head) @ self.hidden[t] + self._own(f"{name}_rate.bias", head)
         return memory.rate.largest * logit.sigmoid()
 
     def _weight(self, name: str, head: int, t: int) -> Tensor | None:
-        """σ."""
+        """Return σ."""
         memory = self._memories()[name]
         if memory.weight == "same":
             return self._weight(self._above()[name], head, t)
@@ -227,7 +228,7 @@ class Document:
 
 
 def mixed_by_rglru(hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Griffin's equations 1 to 4, token by token."""
+    """Compute Griffin's equations 1 to 4 token by token."""
     held, mixed = torch.zeros_like(hidden[0]), []
     for x in hidden:
         gates = []
@@ -241,7 +242,7 @@ def mixed_by_rglru(hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def mixed_by_taps(hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Each token's taps over it and those before it."""
+    """Apply each token's taps to it and to the tokens before it."""
     weight = parameters["weight"]
     taps = weight.shape[-1]
     return torch.stack(
@@ -250,7 +251,7 @@ def mixed_by_taps(hidden: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def rotated(states: Tensor, position: Rope | NoPosition | None) -> list[Tensor]:
-    """Token by token; rope as a product of complex numbers; angles in float32, as the checkpoints have them."""
+    """Rotate token by token: rope as a product of complex numbers, with float32 angles as in the checkpoints."""
     if not isinstance(position, Rope):
         return list(states)
     first, second = states.chunk(2, dim=-1)

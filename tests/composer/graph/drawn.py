@@ -1,4 +1,4 @@
-"""Heads drawn at random for the tests of what they mean: these stacks of memories, and every other choice open."""
+"""Random heads for tests against the definition: fixed stacks of memories, and every other choice drawn."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RATES = ["learned", {"kind": "learned", "largest": 2, "per": "key_head"}, {"kind
 
 
 def drawn(draw: random.Random, kinds: list[str]) -> dict[str, Any]:
-    """A head of these memories; some of them mean nothing, and the rules say so."""
+    """Draw a head of these memories. Some heads are invalid, and the rules reject them."""
     kind = draw.choice(MAPS)
     memories = [_memory(draw, memory, f"m{index}", kind, len(kinds) > 1) for index, memory in enumerate(kinds)]
     head: dict[str, Any] = {"position": draw.choice(["none", "rope", "rope"]), "memory": memories}
@@ -99,7 +99,7 @@ def _memory(draw: random.Random, kind: str, name: str, mapping: str, beside: boo
 
 
 def _edges(draw: random.Random, kinds: list[str]) -> list[str]:
-    """Each memory gets all pairs, or what falls out of one above it."""
+    """Draw edges: each memory receives all pairs, or the pairs that one above it evicts."""
     edges = ["pairs -> m0"]
     for index in range(1, len(kinds)):
         above = [f"m{place}" for place, kind in enumerate(kinds[:index]) if kind in {"window", "sparse"}]
@@ -108,7 +108,7 @@ def _edges(draw: random.Random, kinds: list[str]) -> list[str]:
 
 
 def meaningful(draw: random.Random, kinds: list[str]) -> tuple[HeadSpec, Dimensions]:
-    """One that the rules let through, on sizes of its own."""
+    """Draw a head that the rules accept, with its sizes."""
     while True:
         heads, key_heads = draw.choice([(4, 2), (2, 2), (3, 1)])
         size = Dimensions(hidden_size=6, layers=1, heads=heads, key_heads=key_heads, head_dim=4, rope_theta=100.0)

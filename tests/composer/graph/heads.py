@@ -1,4 +1,4 @@
-"""Heads on small dimensions, for the tests of the graph."""
+"""Heads of small sizes for the tests of the graph."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ SIZE = Dimensions(hidden_size=24, layers=4, heads=4, key_heads=2, head_dim=8, ro
 
 
 def resolved(head: dict[str, Any], size: Dimensions = SIZE) -> Resolved:
-    """A spec of this one head."""
+    """Return a resolved spec of this one head."""
     return resolve(load_spec({"compose": 1, "name": "case", "head": head}), size)
 
 
 def graph_of(head: dict[str, Any], size: Dimensions = SIZE) -> HeadGraph:
-    """The graph of this head in a whole layer."""
+    """Return the graph of this head in a whole layer."""
     return build_graph(resolved(head, size).heads["head"], size.shape(size.heads))
 
 
 def feed(graph: HeadGraph, node: str, port: str) -> list[tuple[str, str]]:
-    """What a port of a node reads: the node and the port that give it."""
+    """Return the node and the port that a port of a node reads."""
     return [(edge.start, edge.output) for edge in graph.into(node, port)]
 
 
 def shipped(name: str, size: Dimensions = SIZE) -> Resolved:
-    """A shipped spec on these dimensions."""
+    """Return a shipped spec resolved on these dimensions."""
     return on(name, size)

@@ -1,4 +1,4 @@
-"""What each memory does for one query head of one document, with plain lists of pairs; a pair is the token that brought it."""
+"""The definition of each memory for one query head of one document, in plain lists of pairs. A pair is its token's index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDING = 16 * 2.0**-52
 
 @dataclass(frozen=True)
 class Head:
-    """What one query head sees of each token: query and key, as they are turned or as features, and value."""
+    """The inputs of one query head for each token: query and key, rotated or as features, and value."""
 
     query: list[Tensor]
     key: list[Tensor]
@@ -29,7 +29,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Answer:
-    """A memory's answer, the mass behind it (0: it is empty; None: a raw numerator) and the largest logit of an exact one."""
+    """A memory's output, its mass (0: empty; None: an undivided numerator), and the largest logit of an exact memory."""
 
     output: Tensor
     mass: Tensor | None
@@ -37,18 +37,18 @@ class Answer:
     exact: bool = False
 
 
-def exact(one: Head, t: int, pairs: list[int]) -> Answer:
-    """Softmax over these pairs."""
+def exact(head: Head, t: int, pairs: list[int]) -> Answer:
+    """Return the softmax over these pairs."""
     if not pairs:
-        return Answer(torch.zeros_like(one.value[0]), torch.zeros((), dtype=torch.float64), exact=True)
-    logits = torch.stack([one.key[pair] @ one.query[t] for pair in pairs]) / math.sqrt(len(one.query[t]))
+        return Answer(torch.zeros_like(head.value[0]), torch.zeros((), dtype=torch.float64), exact=True)
+    logits = torch.stack([head.key[pair] @ head.query[t] for pair in pairs]) / math.sqrt(len(head.query[t]))
     weights = logits.exp()
-    output = torch.stack([weight * one.value[pair] for weight, pair in zip(weights, pairs, strict=True)]).sum(0)
+    output = torch.stack([weight * head.value[pair] for weight, pair in zip(weights, pairs, strict=True)]).sum(0)
     return Answer(output / weights.sum(), weights.sum(), logits.max(), exact=True)
 
 
 def held_by_a_window(window: Window, entering: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """The pairs that a window holds at each token, and those that fall out of it at each."""
+    """Return the pairs that a window holds at each token, and the pairs that it evicts at each token."""
     held, evictions = [], []
     for t in range(len(entering)):
         if window.shape == "sliding":
@@ -63,19 +63,19 @@ def held_by_a_window(window: Window, entering: list[list[int]]) -> tuple[list[li
 
 
 def together(entering: list[list[int]]) -> list[int]:
-    """The pairs of several tokens."""
+    """Return the pairs of several tokens."""
     return [pair for pairs in entering for pair in pairs]
 
 
 class State:
-    """A matrix that pairs fall into, and that loses ``survives`` of each feature's row at each token."""
+    """A matrix that pairs enter, and whose rows are multiplied by ``survives`` at each token."""
 
-    def __init__(self, one: Head, survives: list[Tensor]) -> None:
-        self.one, self.survives = one, survives
-        self.matrix = torch.zeros(len(one.key[0]), len(one.value[0]), dtype=torch.float64)
+    def __init__(self, head: Head, survives: list[Tensor]) -> None:
+        self.head, self.survives = head, survives
+        self.matrix = torch.zeros(len(head.key[0]), len(head.value[0]), dtype=torch.float64)
 
     def take(self, t: int, pairs: list[int]) -> None:
-        """Time passes, then the pairs fall in."""
+        """Decay the state, then add the pairs."""
         self.matrix = self.survives[t][:, None] * self.matrix
         for pair in pairs:
             self.enter(pair)
@@ -84,38 +84,38 @@ class State:
         raise NotImplementedError
 
     def recall(self, pair: int) -> Tensor:
-        """What it answers to the pair's own key."""
+        """Return the state's output for the pair's own key."""
         raise NotImplementedError
 
     def answer(self, t: int) -> Answer:
         raise NotImplementedError
 
     def product(self, t: int, pair: int) -> Tensor:
-        """φ(q_t)·φ(k)."""
-        return self.one.query[t] @ self.one.key[pair]
+        """Return φ(q_t)·φ(k)."""
+        return self.head.query[t] @ self.head.key[pair]
 
 
 class Summed(State):
     """Linear attention, divided by its mass or not."""
 
-    def __init__(self, one: Head, survives: list[Tensor], normalise: bool, root: bool) -> None:
-        super().__init__(one, survives)
-        self.share = 1 / math.sqrt(len(one.key[0])) if root else 1.0
-        self.normalise, self.total = normalise, torch.zeros(len(one.key[0]), dtype=torch.float64)
+    def __init__(self, head: Head, survives: list[Tensor], normalise: bool, root: bool) -> None:
+        super().__init__(head, survives)
+        self.share = 1 / math.sqrt(len(head.key[0])) if root else 1.0
+        self.normalise, self.total = normalise, torch.zeros(len(head.key[0]), dtype=torch.float64)
 
     def take(self, t: int, pairs: list[int]) -> None:
         self.total = self.survives[t] * self.total
         super().take(t, pairs)
 
     def enter(self, pair: int) -> None:
-        key = self.one.key[pair]
-        self.matrix, self.total = self.matrix + torch.outer(key, self.one.value[pair]), self.total + key
+        key = self.head.key[pair]
+        self.matrix, self.total = self.matrix + torch.outer(key, self.head.value[pair]), self.total + key
 
     def recall(self, pair: int) -> Tensor:
-        return self._ask(self.one.key[pair]).output
+        return self._ask(self.head.key[pair]).output
 
     def answer(self, t: int) -> Answer:
-        return self._ask(self.one.query[t])
+        return self._ask(self.head.query[t])
 
     def _ask(self, features: Tensor) -> Answer:
         numerator, mass = features @ self.matrix, features @ self.total
@@ -125,44 +125,43 @@ class Summed(State):
 
 
 class Corrected(State):
-    """The delta rule on features of length 1: what a key finds is moved towards the value by the pair's own rate."""
+    """The delta rule on features of length 1: the output for a pair's key moves towards its value by the pair's rate."""
 
-    def __init__(self, one: Head, survives: list[Tensor], rate: list[Tensor]) -> None:
+    def __init__(self, head: Head, survives: list[Tensor], rate: list[Tensor]) -> None:
         query, key = (
-            [features / features.norm() if features.any() else features for features in side] for side in (one.query, one.key)
+            [features / features.norm() if features.any() else features for features in side] for side in (head.query, head.key)
         )
-        super().__init__(Head(query, key, one.value), survives)
+        super().__init__(Head(query, key, head.value), survives)
         self.rate = rate
 
     def enter(self, pair: int) -> None:
-        key = self.one.key[pair]
-        self.matrix = self.matrix + self.rate[pair] * torch.outer(key, self.one.value[pair] - key @ self.matrix)
+        key = self.head.key[pair]
+        self.matrix = self.matrix + self.rate[pair] * torch.outer(key, self.head.value[pair] - key @ self.matrix)
 
     def recall(self, pair: int) -> Tensor:
-        return self.one.key[pair] @ self.matrix
+        return self.head.key[pair] @ self.matrix
 
     def answer(self, t: int) -> Answer:
-        return Answer(self.one.query[t] @ self.matrix, None)
+        return Answer(self.head.query[t] @ self.matrix, None)
 
 
 def kept(
     sparse: Sparse,
-    one: Head,
+    head: Head,
     entering: list[list[int]],
     state: State | None,
     place: tuple[int, int],
     window: Head,
     seen: list[list[int]],
 ) -> Iterator[list[int]]:
-    """LoLA's global cache, Appendix G as repaired: its pairs at each token, the older first. What it drops falls into ``state``.
-
-    window, seen: queries and keys as the window above turns them, and the pairs that this window held at each token.
+    """Return the pairs of LoLA's global cache at each token, older first (Appendix G with its corrections). Evicted pairs enter
+    ``state``. window, seen: queries and keys as the window above rotates them, and its pairs at each token.
     """
     cache: list[int] = []
     for t, evicted in enumerate(entering):
         eligible, dropped = [*cache, *evicted], []
         if evicted and len(eligible) > sparse.size:
-            scores = {pair: _score(sparse, one, state, place, window, seen, pair) for pair in eligible}
+            scores = {pair: _score(sparse, head, state, place, window, seen, pair) for pair in eligible}
             best = best_of(eligible, scores, sparse.size)
             dropped = [pair for pair in eligible if pair not in best]
         cache = [pair for pair in eligible if pair not in dropped]
@@ -172,8 +171,9 @@ def kept(
 
 
 def best_of(eligible: list[int], scores: dict[int, tuple[float, float]], size: int) -> list[int]:
-    """Those of the largest scores, the older first in ``eligible`` and among equals: all that is no farther from the bar, the
-    score in place ``size``, than their two resolutions. scores: each with its resolution."""
+    """Return the pairs with the largest scores, older first in ``eligible``. Pairs within both resolutions of the score at place
+    ``size`` count as equal, and the older stay. scores: each with its resolution.
+    """
     if size == 0:
         return []
     bar, blur = sorted((scores[pair] for pair in eligible), reverse=True)[size - 1]
@@ -187,16 +187,16 @@ def best_of(eligible: list[int], scores: dict[int, tuple[float, float]], size: i
 
 
 def _score(
-    sparse: Sparse, one: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
+    sparse: Sparse, head: Head, state: State | None, place: tuple[int, int], window: Head, seen: list[list[int]], pair: int
 ) -> tuple[float, float]:
-    """The pair's score, and its rounding error: 16 machine epsilons of float64 of what it is computed from."""
+    """Return the pair's score and its rounding error: 16 machine epsilons of float64 of its inputs."""
     if sparse.keep.kind == "recent":
         return float(pair), 0.0
     if isinstance(sparse.keep, Random):
         return uniform(sparse.keep.seed, *place, pair), 0.0
     assert state is not None
     if sparse.keep.reads == "state":
-        value, recalled = one.value[pair], state.recall(pair)
+        value, recalled = head.value[pair], state.recall(pair)
         share = value.norm().item() if sparse.keep.kind == "relative_recall" else 1.0
         error = (recalled - value).norm().item()
         return error / share, ROUNDING * (error + value.norm().item()) / share
@@ -211,7 +211,7 @@ def _score(
 
 
 def uniform(seed: int, layer: int, head: int, position: int) -> float:
-    """Splitmix64 of the seed, then of each counter added to what came before; the upper 53 bits as a fraction."""
+    """Apply splitmix64 to the seed, then to each counter added to the result so far. Returns the upper 53 bits as a fraction."""
     bits = mixed(seed)
     for count in (layer, head, position):
         bits = mixed((bits + count) % WORD)
@@ -219,7 +219,7 @@ def uniform(seed: int, layer: int, head: int, position: int) -> float:
 
 
 def mixed(bits: int) -> int:
-    """Steele, Lea & Flood 2014, figure 16, from one state to the next number."""
+    """Return the output of splitmix64 for a state (Steele, Lea & Flood 2014, figure 16)."""
     bits = (bits + 0x9E3779B97F4A7C15) % WORD
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % WORD
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % WORD

@@ -1,4 +1,4 @@
-"""Random heads as specs say them, many of which mean nothing."""
+"""Random heads as specs state them. Many of them are invalid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS = st.fixed_dictionaries(
     {
         "memory": st.lists(
             st.builds(
-                lambda memory, more: memory | {name: said for name, said in more.items() if name in FIELDS[memory["kind"]]},
+                lambda memory, more: memory | {name: value for name, value in more.items() if name in FIELDS[memory["kind"]]},
                 st.sampled_from([WINDOW, DROP, {**WINDOW, "shape": "terraced"}, STATE, {"kind": "delta"}, FULL, LATENTS, SPARSE]),
                 st.fixed_dictionaries(
                     {},
@@ -56,11 +56,11 @@ HEADS = st.fixed_dictionaries(
 )
 
 
-def head_of(said: dict[str, Any]) -> HeadSpec | None:
-    """The head, whose memories are called m0, m1 and so on; None where a schema refuses it."""
-    memories = [{**memory, "name": f"m{index}"} for index, memory in enumerate(said["memory"])]
-    parts = {name: {"kind": kind, **said[name]} for name, kind in KINDS.items() if isinstance(said.get(name), dict)}
+def head_of(fields: dict[str, Any]) -> HeadSpec | None:
+    """Return the head with memories m0, m1 and so on, or None if a schema rejects it."""
+    memories = [{**memory, "name": f"m{index}"} for index, memory in enumerate(fields["memory"])]
+    parts = {name: {"kind": kind, **fields[name]} for name, kind in KINDS.items() if isinstance(fields.get(name), dict)}
     try:
-        return HeadSpec.model_validate({**said, **parts, "memory": memories})
+        return HeadSpec.model_validate({**fields, **parts, "memory": memories})
     except ValidationError:
         return None

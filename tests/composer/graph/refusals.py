@@ -1,4 +1,4 @@
-"""How a rule is tested: it refuses its case, says where that stands and what to do, and lets the nearest good case through."""
+"""Test helper for a rule: it rejects its case with the place and the remedy, and accepts the nearest valid case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edges that a spec names: one window may feed several memories, each with what it needs of the pairs; all are read together."""
+"""With edges in a spec, one window may feed several memories, and all of them are read together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TWO_CACHES = {
 
 
 def by_hand(spec: HeadSpec, head: Head, data: Inputs) -> torch.Tensor:
-    """Row by row, from the definition."""
+    """Compute row by row from the definition."""
     parameters = {name: parameter.detach() for name, parameter in head.named_parameters()}
     rows = zip(*data.tensors, strict=True)
     return torch.stack([Document(spec, parameters, *tensors).outputs() for tensors in rows])
@@ -54,7 +54,7 @@ def by_hand(spec: HeadSpec, head: Head, data: Inputs) -> torch.Tensor:
 def test_two_states_below_one_window() -> None:
     """o_t = (Σ_near e^(q·k/√D) v + Σ_{s ≤ t-3} (1 + γ^(t-3-s) / 4) φ(q_t)·φ(k_s) v_s) / the same without v."""
     data, length = inputs(SHAPE, 1, 12), 12
-    found, _ = run(built(complete(FORK), SHAPE), data)
+    output, _ = run(built(complete(FORK), SHAPE), data)
     for head in range(4):
         query, key, value = data.query[0, :, head], data.key[0, :, head // 2], data.value[0, :, head // 2]
         features = [torch.where(states > 0, states + 1, states.exp()) for states in (query, key)]
@@ -66,7 +66,7 @@ def test_two_states_below_one_window() -> None:
                     weights[s] = (query[t] @ key[s] / math.sqrt(8)).exp()
                 else:
                     weights[s] = (1 + gamma ** (t - 3 - s) / 4) * (features[0][t] @ features[1][s])
-            torch.testing.assert_close(found[0, t, head], weights @ value / weights.sum(), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(output[0, t, head], weights @ value / weights.sum(), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("head", [FORK, TWO_CACHES], ids=["two states", "two caches"])
@@ -95,19 +95,19 @@ def test_a_window_hands_on_what_each_memory_below_asks_for_and_no_more() -> None
 
 
 def test_a_memory_may_be_called_by_another_ones_weight() -> None:
-    """No name of a part is one that a spec could give."""
+    """Names of parts inside the program cannot collide with names in a spec."""
     memory = [{**WINDOW, "weight": "learned"}, {"kind": "state", "weight": "learned"}]
     data, plain = inputs(SHAPE, 1, 9), {"feature_map": "elu", "memory": memory}
     named = {**plain, "memory": [memory[0], {**memory[1], "name": "window_weight"}]}
-    found, expected = (run(built(complete(head), SHAPE), data)[0] for head in (named, plain))
-    assert torch.equal(found, expected)
+    actual, expected = (run(built(complete(head), SHAPE), data)[0] for head in (named, plain))
+    assert torch.equal(actual, expected)
 
 
 def test_a_chain_by_edges_is_the_cascade() -> None:
     chain = {"feature_map": "elu", "memory": [{**WINDOW, "weight": "learned"}, {**SPARSE, "weight": "same"}, {"kind": "state"}]}
     edges = {**chain, "graph": ["sparse -> state", "window -> sparse", "pairs -> window"]}
     data = inputs(SHAPE, 2, 20)
-    found, expected = (run(built(complete(head), SHAPE), data)[0] for head in (edges, chain))
-    assert torch.equal(found, expected)
+    actual, expected = (run(built(complete(head), SHAPE), data)[0] for head in (edges, chain))
+    assert torch.equal(actual, expected)
     cascade, drawn = (build_graph(complete(head), SHAPE) for head in (chain, edges))
     assert set(cascade.edges) == set(drawn.edges)

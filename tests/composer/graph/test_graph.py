@@ -1,4 +1,4 @@
-"""The graph of a head is the picture in the paper: these parts, these edges, each with what it carries and how wide it is."""
+"""The graph of a head has the parts and edges of the paper's figure, each with its kind and width."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def test_two_states_share_one_map_and_have_gates_of_their_own() -> None:
     ids=str,
 )
 def test_how_many_heads_a_state_has(head: dict, features: int, state_heads: int, convolved: int) -> None:
-    """As many as there are different keys or decays: a map, a convolution or a gate for each query head makes them H."""
+    """A state has as many heads as there are different keys or decays. A map, a convolution or a gate per query head makes this
+    H.
+    """
     head = {**head, "conv": {"kind": "causal", **head["conv"]}} if "conv" in head else head
     graph = graph_of({"memory": [STATE], **head})
     shape = graph.nodes["state"].shape
@@ -167,10 +169,10 @@ def test_every_shipped_graph_flows_from_the_projections_to_the_output(name: str)
             if node.path is None:
                 assert node.kind in {"entry", "alone"} or not node.main, "what no spec says"
                 continue
-            found = document
+            document_node = document
             for step in node.path:
-                found = found[step]
-            assert found["kind"] == node.kind
+                document_node = document_node[step]
+            assert document_node["kind"] == node.kind
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -185,7 +187,7 @@ def test_the_order_of_a_graph_is_that_of_its_flow(name: str) -> None:
 
 
 def test_what_queries_and_keys_are_projected_from() -> None:
-    """A mixer that feeds the projections stands before them; one that feeds what looks at inputs does not."""
+    """A mixer that feeds the projections comes before them. A mixer that feeds parts that read the inputs does not."""
     qk = {"feature_map": "elu", "memory": [STATE], "mix_input": {"kind": "conv", "feeds": "qk"}}
     inputs = {"memory": [{**WINDOW, "weight": "token"}, "full"], "mix_input": "conv", "flow": "parallel"}
     assert graph_of(qk).before_projections() == {"mix_input"}

@@ -1,4 +1,4 @@
-"""A program as text: one line an operation, in which every name is given before it is read; explain's forms stand in it."""
+"""A program is listed with one line per operation, every name is defined before its use, and forms are those of explain."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ GPU = Setting(device="cuda", dtype="bfloat16")
 
 @once
 def assert_all_read_well(head: HeadSpec, shape: Shape, backend: str) -> None:
-    """On a GPU more operations are joined in one step."""
+    """Check all programs. On a GPU, more operations are joined in one step."""
     for setting in (Setting(), GPU):
         assert_reads_well(build_graph(head, shape), backend, setting)
 
 
 def assert_reads_well(graph: HeadGraph, backend: str = "auto", setting: Setting | None = None) -> None:
-    """A line for each operation and one for the projections; names in order; every edge is an argument; forms that explain says."""
+    """Check that each operation and the projections have a line, names are defined in order, every edge is an argument, and
+    forms are those of explain.
+    """
     setting = setting or Setting()
     program = lower(graph, backend, setting)
     *lines, last = listing(program)
     projected = bool(program.before)
     known = {"hidden"} if projected else set(INPUTS)
-    nodes = iter(one.node for step in program.steps for one in step.covers)
+    nodes = iter(covered.node for step in program.steps for covered in step.covers)
     names = {(name, name): name for name in (*INPUTS, SINKS)}
     for line in lines:
         left, _, right = line.partition(" = ")
@@ -65,7 +67,7 @@ def assert_reads_well(graph: HeadGraph, backend: str = "auto", setting: Setting 
     assert "output" in known
     assert len(lines) == len(graph.parts) + projected
     text = "\n".join(lines)
-    assert all(one.form in text for one in lowered(graph, backend, setting))
+    assert all(lowered_part.form in text for lowered_part in lowered(graph, backend, setting))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -104,7 +106,7 @@ def test_a_read_in_a_joined_step_lists_all_that_it_reads() -> None:
     (read,) = (line for line in listing(lower(graph, "triton", GPU)) if line.startswith("output = "))
     assert read.startswith("output = read(window, sparse, state, window_weight, sparse_weight=window_weight)  #")
     (step,) = (step for step in lower(graph, "triton", GPU).steps if len(step.covers) > 1)
-    values = {value: value for one in step.covers for value in one.gives}
+    values = {value: value for covered in step.covers for value in covered.gives}
     outside = {(edge.start, edge.output): 1.0 for edge in graph.into("read", "weight")}
     inputs = step.covers[-1].all_inputs(values | outside)
     assert inputs["partial"] == {name: (name, "partial") for name in ("window", "sparse", "state")}
@@ -112,7 +114,7 @@ def test_a_read_in_a_joined_step_lists_all_that_it_reads() -> None:
 
 
 def test_the_lines_of_decode_are_those_that_differ() -> None:
-    """Here the window's and the state's; the others are the same line, and stand once."""
+    """The window and the state have other lines in decode. All other lines appear once."""
     program, decode = compiled(shipped("lolcats").heads["head"], SIZE.shape(4)).both("auto", Setting())
     assert squeezed(otherwise(program, decode)) == [
         "window, window_evicted = window(query, pairs) # B T 4 8 torch: one query against the ring of pairs, by PyTorch's kernel",
@@ -123,7 +125,7 @@ def test_the_lines_of_decode_are_those_that_differ() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_step_that_is_other_in_decode_is_listed_whole(name: str) -> None:
-    """So every bracket at its side that opens is closed."""
+    """Every bracket in the column of decode is closed."""
     spec = shipped(name)
     for head in spec.heads.values():
         for setting in (Setting(), GPU):
@@ -133,7 +135,7 @@ def test_a_step_that_is_other_in_decode_is_listed_whole(name: str) -> None:
 
 
 def test_an_argument_that_its_edge_does_not_name_has_a_keyword() -> None:
-    """LoLA's cache has the window's weight; the write strength of gated delta is called as its edge says."""
+    """LoLA's cache has the window's weight as a keyword. The write strength of gated delta has the name of its edge."""
     (*_, read, _) = listing(lower(build_graph(shipped("lola").heads["head"], SIZE.shape(4))))
     assert read.startswith("output = read(window, sparse, state, window_weight, sparse_weight=window_weight)  #")
     lines = listing(lower(build_graph(shipped("gated-delta").heads["head"], SIZE.shape(4))))
@@ -142,24 +144,26 @@ def test_an_argument_that_its_edge_does_not_name_has_a_keyword() -> None:
 
 @pytest.mark.parametrize("name", ["lola", "latte-macchiato", "gated-delta", "gla"])
 def test_what_is_given_has_the_shape_that_the_line_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step's first tensor, on 2 rows of 7 tokens."""
-    shape, spec, given = SIZE.shape(4), shipped(name).heads["head"], []
+    """The first tensor of every step is checked on 2 rows of 7 tokens."""
+    shape, spec, call = SIZE.shape(4), shipped(name).heads["head"], []
 
     def kept(self: CoveredOperation, outputs: Any, *rest: Any) -> None:
         first = outputs[0][0]
         of = {Partial: "output", Pairs: "value", Mapped: "query"}.get(type(first))
-        given.append(first if of is None else getattr(first, of))
+        call.append(first if of is None else getattr(first, of))
         keep(self, outputs, *rest)
 
     keep = CoveredOperation.keep
     monkeypatch.setattr(CoveredOperation, "keep", kept)
     run(built(spec, shape), inputs(shape, 2, 7))
     lines = listing(lower(build_graph(spec, shape)))[:-1]
-    assert len(given) == len(lines)
-    for tensor, line in zip(given, lines, strict=True):
-        said = re.split(r"  +", line.partition("# ")[2])[0].replace("B", "2").replace("T", "7").removeprefix("… ")
-        found = " ".join(map(str, tensor.shape))
-        assert found in {said, said.removesuffix(" 1")} or (line.startswith("window_weight") and found.split()[-1] == said), line
+    assert len(call) == len(lines)
+    for tensor, line in zip(call, lines, strict=True):
+        shape_in_line = re.split(r"  +", line.partition("# ")[2])[0].replace("B", "2").replace("T", "7").removeprefix("… ")
+        shape_of_tensor = " ".join(map(str, tensor.shape))
+        assert shape_of_tensor in {shape_in_line, shape_in_line.removesuffix(" 1")} or (
+            line.startswith("window_weight") and shape_of_tensor.split()[-1] == shape_in_line
+        ), line
 
 
 def test_lola_is_one_step_of_its_cache_and_its_state() -> None:
@@ -195,10 +199,12 @@ def test_each_group_of_heads_is_listed_once_with_what_is_other_in_decode() -> No
     assert only.prefill[-1] == "return output"
     assert [line.split(" = ")[0] for line in only.decode] == ["window, window_evicted", "state"]
     mixed = code_of(shipped("mixed-heads"), "a source", backend="reference").heads
-    assert len(mixed) == len({(one.head, one.heads) for one in mixed})
+    assert len(mixed) == len({(listed.head, listed.heads) for listed in mixed})
     with pytest.raises(BuildError, match='no backend "tritn"'):
         code_of(shipped("lolcats"), "a source", backend="tritn")
-    assert all(one.decode == () for one in code_of(shipped("latte-bidirectional"), "a source").heads), "nothing is decoded there"
+    assert all(listed.decode == () for listed in code_of(shipped("latte-bidirectional"), "a source").heads), (
+        "nothing is decoded there"
+    )
 
 
 def test_it_says_where_queries_and_keys_are_turned() -> None:

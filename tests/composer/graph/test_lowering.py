@@ -1,4 +1,4 @@
-"""Every part says which form computes it, and the form that it says is the one that runs; a backend may have one form alone."""
+"""Every part reports its form, and this form runs. A backend may have a single form."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str) -> None:
         graph = graph_of(head.model_dump(mode="json"))
         for backend in BACKENDS:
             explained = lowered(graph, backend, CPU)
-            assert {one.part for one in explained} == {node.name for node in graph.parts if node.path is not None}
-            for one in explained:
-                assert one.kind == graph.nodes[one.part].kind
-                assert one.backend in {backend, "torch"}
-                why = one.why_not_faster
-                assert backend in {one.backend, AUTO} or f"it has no {backend} form" in why or ": " in why
-                assert one.form
-                assert one.why_not_faster
+            assert {lowered_part.part for lowered_part in explained} == {node.name for node in graph.parts if node.path is not None}
+            for lowered_part in explained:
+                assert lowered_part.kind == graph.nodes[lowered_part.part].kind
+                assert lowered_part.backend in {backend, "torch"}
+                why = lowered_part.why_not_faster
+                assert backend in {lowered_part.backend, AUTO} or f"it has no {backend} form" in why or ": " in why
+                assert lowered_part.form
+                assert lowered_part.why_not_faster
 
 
 @pytest.mark.parametrize(
@@ -64,24 +64,24 @@ def test_every_part_of_every_spec_has_a_form_and_a_reason(name: str) -> None:
 )
 def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(head)
-    (full,) = [one for one in lowered(graph, "torch", CPU) if one.part == "full"]
+    (full,) = [lowered_part for lowered_part in lowered(graph, "torch", CPU) if lowered_part.part == "full"]
     assert full.form == form
     if form != "scaled_dot_product_attention":
         assert full.why_not_faster.startswith("scaled_dot_product_attention: PyTorch's attention ")
-    (reference,) = [one for one in lowered(graph, "reference", CPU) if one.part == "full"]
+    (reference,) = [lowered_part for lowered_part in lowered(graph, "reference", CPU) if lowered_part.part == "full"]
     assert reference.form == "all pairs, masked"
 
     calls, native = [], torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: (calls.append(1), native(*a, **k))[1])
     module = Head(resolved(head).heads["head"], SIZE.shape(4))
     start = module.empty_state(1, torch.float32, torch.device("cpu"))
-    given = torch.randn(1, 6, 24), torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
-    module(*given, Tokens(torch.arange(6)[None]), start, "torch")
+    data = torch.randn(1, 6, 24), torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
+    module(*data, Tokens(torch.arange(6)[None]), start, "torch")
     assert bool(calls) is (form == "scaled_dot_product_attention")
 
 
 def test_no_gpu_is_promised_where_none_would_help() -> None:
-    by_part = {one.part: one.why_not_faster for one in lowered(graph_of(LINEAR), "torch", CPU)}
+    by_part = {lowered_part.part: lowered_part.why_not_faster for lowered_part in lowered(graph_of(LINEAR), "torch", CPU)}
     assert by_part["state"] == "this is already the fastest built-in form"
 
 
@@ -90,14 +90,17 @@ def test_both_ways_nothing_is_decoded(memory: Any) -> None:
     head = {"memory": [memory], "mix_input": {"kind": "rglru", "feeds": "inputs" if isinstance(memory, dict) else "qk"}}
     head |= {"feature_map": "elu"} if memory == "state" else {}
     graph = build_graph(resolved(head).heads["head"], replace(SIZE.shape(4), both_ways=True))
-    forms = {one.part: one.form for one in lowered(graph, "torch", CPU)}
+    forms = {lowered_part.part: lowered_part.form for lowered_part in lowered(graph, "torch", CPU)}
     assert not any("decode" in form or "scaled_dot" in form for form in forms.values())
     assert forms["mix_input"].startswith("a scan over chunks")
 
 
 def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     def explained(head: dict[str, Any], backend: str) -> dict[str, tuple[str, str]]:
-        return {one.part: (one.backend, one.why_not_faster) for one in lowered(graph_of(head), backend, GPU)}
+        return {
+            lowered_part.part: (lowered_part.backend, lowered_part.why_not_faster)
+            for lowered_part in lowered(graph_of(head), backend, GPU)
+        }
 
     assert explained(LINEAR, AUTO)["state"] == ("fla", "this is already the fastest built-in form")
     assert explained(LINEAR, "torch")["state"] == ("torch", "the backend is torch")
@@ -110,15 +113,17 @@ def test_on_a_gpu_kernels_come_first_and_what_has_none_says_so() -> None:
     backend, why = explained(LOLA, "fla")["window"]
     assert backend == "torch"
     assert "parallel_attn: its attention returns no mass, and the read needs it" in why
-    assert all("the backend is reference" in one.why_not_faster for one in lowered(graph_of(LINEAR), "reference", GPU))
+    assert all(
+        "the backend is reference" in lowered_part.why_not_faster for lowered_part in lowered(graph_of(LINEAR), "reference", GPU)
+    )
 
 
 def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
-    (state,) = [one for one in lowered(graph_of(LINEAR), AUTO, GPU) if one.part == "state"]
+    (state,) = [lowered_part for lowered_part in lowered(graph_of(LINEAR), AUTO, GPU) if lowered_part.part == "state"]
     assert (state.backend, state.decode, state.decode_backend) == ("fla", "one step of the recurrence", "torch")
     assert state.decode_why_not_faster is not None
     assert state.decode_why_not_faster.startswith("fused_recurrent_simple_gla: its kernel would copy a state for each of the query")
-    (full,) = [one for one in lowered(graph_of({"memory": ["full"]}), AUTO, GPU) if one.part == "full"]
+    (full,) = [lowered_part for lowered_part in lowered(graph_of({"memory": ["full"]}), AUTO, GPU) if lowered_part.part == "full"]
     assert (full.decode, full.decode_backend, full.decode_why_not_faster) == (None, None, None)
 
 
@@ -126,37 +131,37 @@ def test_what_decodes_has_a_backend_and_a_reason_of_its_own() -> None:
     ("head", "form"), [(LINEAR, SAYS), (LOLCATS, SAYS), (LOLA, f"one eviction after the other; {SAYS}")], ids=str
 )
 def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other parts fall back by themselves and say so; what is computed is the same, in prefill and in decode."""
+    """Other parts fall back with a reason, and the results are the same in prefill and in decode."""
     data = inputs(SIZE.shape(4), 2, 12)
     expected, _ = run(head_of(head), data)
     with own_backend(monkeypatch) as calls:
         graph = graph_of(head)
-        explained = {one.part: one for one in lowered(graph, NAME, CPU)}
-        for part, one in explained.items():
+        explained = {lowered_part.part: lowered_part for lowered_part in lowered(graph, NAME, CPU)}
+        for part, lowered_part in explained.items():
             everywhere = any(form.backend == EVERY for form in graph.nodes[part].operation.forms)
             own = part in {"state", "sparse"}
-            assert one.backend == (NAME if own or everywhere else "torch")
-            assert (SAYS in one.form) is own
-            assert own or everywhere or one.why_not_faster.startswith(f"it has no {NAME} form")
+            assert lowered_part.backend == (NAME if own or everywhere else "torch")
+            assert (SAYS in lowered_part.form) is own
+            assert own or everywhere or lowered_part.why_not_faster.startswith(f"it has no {NAME} form")
         assert explained["state"].form == form
         lines = [line for line in listing(lower(graph, NAME)) if SAYS in line]
         assert len(lines) == 1
         assert f"{NAME}: {form}" in lines[0]
         (group,) = explain_resolved(resolved(head), backend=NAME).groups
-        assert {one.part: one for one in group.parts} == explained
+        assert {part.part: part for part in group.parts} == explained
 
         module = head_of(head)
-        found, state = run(module, data.cut(slice(0, 8)), backend=NAME)
+        actual, state = run(module, data.cut(slice(0, 8)), backend=NAME)
         assert calls
-        outputs, before = [found], len(calls)
+        outputs, before = [actual], len(calls)
         for t in range(8, 12):
-            found, state = run(module, data.cut(slice(t, t + 1)), state, NAME)
-            outputs.append(found)
+            actual, state = run(module, data.cut(slice(t, t + 1)), state, NAME)
+            outputs.append(actual)
         assert len(calls) > before
         torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-10, atol=1e-10)
 
         # Whoever does not ask for it is not given it.
-        assert not any(SAYS in one.form for backend in BACKENDS for one in lowered(graph, backend, CPU))
+        assert not any(SAYS in lowered_part.form for backend in BACKENDS for lowered_part in lowered(graph, backend, CPU))
         calls.clear()
         for backend in BACKENDS:
             run(module, data, backend=backend)
@@ -164,10 +169,10 @@ def test_a_form_of_ones_own_is_used_for_its_part_alone(head: dict, form: str, mo
 
 
 def test_a_form_that_does_not_fit_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes single tokens only: prefill falls back and says why, decode does not; explain shows both."""
+    """With a form for single tokens only, prefill falls back with a reason, decode does not, and explain shows both."""
     data = inputs(SIZE.shape(4), 2, 6)
     with own_backend(monkeypatch, lambda setting: None if setting.one_token else "it takes one token") as calls:
-        state_of = {one.part: one for one in lowered(graph_of(LINEAR), NAME, CPU)}["state"]
+        state_of = {lowered_part.part: lowered_part for lowered_part in lowered(graph_of(LINEAR), NAME, CPU)}["state"]
         assert (state_of.backend, state_of.decode) == ("torch", SAYS)
         assert state_of.why_not_faster == f"{SAYS}: it takes one token"
         module = head_of(LINEAR)
@@ -194,13 +199,13 @@ FOUR, DOCUMENTS, REAL = torch.arange(4)[None], torch.tensor([[0, 0, 1, 1]]), tor
 def test_a_form_is_asked_about_the_call_that_is_made(
     tokens: Tokens, dtype: torch.dtype, gradients: bool, wanted: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Setting] = []
-    with own_backend(monkeypatch, asked.append) as calls, torch.set_grad_enabled(gradients):
+    settings: list[Setting] = []
+    with own_backend(monkeypatch, settings.append) as calls, torch.set_grad_enabled(gradients):
         data = inputs(SIZE.shape(4), 1, tokens.position.shape[1]).to(dtype)
         run(head_of(LINEAR).to(dtype), replace(data, tokens=tokens), backend=NAME)
         assert calls
     (shape,) = (node.shape for node in graph_of(LINEAR).parts if node.name == "state")
-    assert set(asked) == {replace(wanted, every_pair=True, needs_mass=False, shape=shape)}
+    assert set(settings) == {replace(wanted, every_pair=True, needs_mass=False, shape=shape)}
 
 
 def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,14 +222,14 @@ def test_a_backend_that_nobody_has_is_refused_with_those_that_there_are(monkeypa
 
 
 def test_a_backend_that_nothing_of_a_head_runs_on_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a call of several tokens; not where some part runs on it, nor where none was asked for."""
+    """The warning is for a call of several tokens. There is none if some part runs on the backend, or without a chosen backend."""
     monkeypatch.setattr(program, "_warned", set())
     data, alone = inputs(SIZE.shape(4), 1, 6), head_of({"memory": [{**WINDOW, "evict": "drop"}]})
     here = "with several tokens at once (cpu, float64, with gradients)"
     why = f"backend {NAME} is set, but no part of a head (`window`) runs on it {here}. "
-    with pytest.warns(FallsBack, match=re.escape(f"{why}Run `compose explain --backend {NAME}` for the reasons")) as told:
+    with pytest.warns(FallsBack, match=re.escape(f"{why}Run `compose explain --backend {NAME}` for the reasons")) as caught:
         run(alone, data, backend=NAME)
-    assert [one.filename for one in told] == [__file__]  # the first that is no code of the package
+    assert [warning.filename for warning in caught] == [__file__]  # the first that is no code of the package
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallsBack)
         run(alone, data, backend=NAME)

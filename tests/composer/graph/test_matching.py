@@ -1,4 +1,4 @@
-"""Several parts that one form computes together are one step: found in the graph by their edges, where no circle comes of it."""
+"""Several parts with a joint form are one step. They are found in the graph by their edges unless this would create a cycle."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ SHAPE = SMALL.shape(4)
 SAYS = "both in one pass"
 
 
-def in_turn(bound: Mapping[str, Bound], given: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    """The window by its own form, then what is fed, by its."""
+def in_turn(bound: Mapping[str, Bound], passed: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
+    """Run the window by its own form, then the part that it feeds."""
 
     def compute(name: str, **more: Any) -> tuple[Any, State]:
-        one = bound[name]
-        form = form_of(one.part.operation(one.call.shape).forms, "torch")
-        return one.compute(form.run, one.call, **given[name], **more)
+        operation = bound[name]
+        form = form_of(operation.part.operation(operation.call.shape).forms, "torch")
+        return operation.compute(form.run, operation.call, **passed[name], **more)
 
     near = compute("near")
     return [near, compute("far", pairs=near[0][1])]
 
 
 def pattern(backend: str = "torch", fits: Callable[[Setting], str | None] = anywhere) -> Pattern:
-    """A window and the state that it feeds."""
+    """Return the pattern of a window and the state that it feeds."""
     nodes = {"near": lambda part: isinstance(part, Window), "far": lambda part: isinstance(part, StateMemory)}
     return Pattern(nodes, (("near", "far", Kind.PAIRS),), lambda parts: (Form(backend, SAYS, in_turn, fits),))
 
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts patterns in the place of those that there are."""
+    """Replace the registered patterns."""
 
     def put(*patterns: Pattern) -> None:
         monkeypatch.setattr(matching, "PATTERNS", patterns)
@@ -60,7 +60,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def covered(program: Program) -> list[tuple[str, ...]]:
-    return [tuple(one.node.name for one in step.covers) for step in program.steps if len(step.covers) > 1]
+    return [tuple(covered_part.node.name for covered_part in step.covers) for step in program.steps if len(step.covers) > 1]
 
 
 @pytest.mark.parametrize("bounds", [(), (1, 7), tuple(range(1, 12))], ids=["whole", "uneven", "one by one"])
@@ -81,7 +81,10 @@ def test_it_is_explained_and_listed_as_one(joined: Any) -> None:
     joined(pattern())
     graph = graph_of(LOLCATS)
     assert covered(lower(graph)) == [("window", "state")]
-    assert {one.part for one in lowered(graph, "auto", Setting()) if one.form == SAYS} == {"window", "state"}
+    assert {lowered_part.part for lowered_part in lowered(graph, "auto", Setting()) if lowered_part.form == SAYS} == {
+        "window",
+        "state",
+    }
     lines = listing(lower(graph))
     (first,) = (index for index, line in enumerate(lines) if SAYS in line)
     assert lines[first].startswith("window, window_evicted")
@@ -108,7 +111,7 @@ def test_where_it_does_not_fit_each_part_is_by_itself(joined: Any) -> None:
 
 
 def test_a_part_is_in_one_step_only(joined: Any) -> None:
-    """Of two states below one window, the window goes with one."""
+    """If a window feeds two states, it is joined with one of them."""
     joined(pattern())
     head = {"feature_map": "elu", "memory": [WINDOW, {"kind": "state", "name": "one"}, {"kind": "state", "name": "two"}]}
     (step,) = covered(lower(graph_of({**head, "graph": ["pairs -> window", "window -> one", "window -> two"]})))
@@ -116,7 +119,7 @@ def test_a_part_is_in_one_step_only(joined: Any) -> None:
 
 
 def test_what_would_read_from_itself_is_left_apart(joined: Any) -> None:
-    """A window and the read, with a state between them; without one they are a step."""
+    """A window and the read with a state between them are not joined. Without the state they are."""
     nodes = {"memory": lambda part: isinstance(part, Window), "read": lambda part: isinstance(part, Read)}
     form = Form("torch", SAYS, in_turn)
     joined(Pattern(nodes=nodes, edges=(("memory", "read", Kind.PARTIAL),), forms=lambda parts: (form,)))
@@ -125,17 +128,21 @@ def test_what_would_read_from_itself_is_left_apart(joined: Any) -> None:
 
 
 def test_edges_of_another_kind_are_no_match(joined: Any) -> None:
-    """A window beside a state feeds it nothing."""
+    """A window beside a state does not feed it, so there is no match."""
     joined(pattern())
     assert covered(lower(graph_of({**LOLCATS, "flow": "parallel"}))) == []
 
 
 def test_a_backend_may_have_forms_of_patterns_alone(joined: Any) -> None:
-    """It can be asked for where the pattern lies in a head, and is unknown where it does not."""
+    """The backend can be chosen for heads with the pattern, and is unknown for others."""
     joined(pattern("own"))
     graph = graph_of(LOLCATS)
     assert check_backend("own", [graph]) == "own"
-    joint = {one.part for one in lowered(graph, "own", Setting()) if (one.backend, one.form) == ("own", SAYS)}
+    joint = {
+        lowered_part.part
+        for lowered_part in lowered(graph, "own", Setting())
+        if (lowered_part.backend, lowered_part.form) == ("own", SAYS)
+    }
     assert joint == {"window", "state"}
     with pytest.raises(BuildError, match=r"there are auto, fla, reference, torch, triton$"):
         check_backend("own", [graph_of({"memory": ["full"]})])

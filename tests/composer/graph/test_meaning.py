@@ -1,4 +1,6 @@
-"""A compiled head answers what its spec means: heads drawn at random, rows of documents, ragged calls, either backend."""
+"""A compiled head equals the definition of its spec for random heads, rows of documents and calls of different lengths, on both
+backends.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ SEEDS = (3, 5, 6, 7, 8, 9, 10, 12, 15, 16, 17, 18, 19, 23, 27, 28, 29, 32, 34, 3
 
 
 class Rows:
-    """Random rows of documents, what each of their tokens should answer, and calls that bring them in pieces."""
+    """Random rows of documents, the expected output of each token, and calls that contain pieces of them."""
 
     def __init__(self, draw: random.Random, head: HeadSpec, size: Dimensions, module: Head) -> None:
         self.draw, self.lengths = draw, [[draw.randint(1, 12) for _ in range(draw.choice([1, 1, 3]))] for _ in range(ROWS)]
@@ -51,7 +53,9 @@ class Rows:
         self.places = [[place for length in lengths for place in range(length)] for lengths in self.lengths]
 
     def calls(self, most: int) -> Iterator[tuple[list[Tensor], Tokens, list[slice]]]:
-        """Up to ``most`` tokens a row and call, none at times, padding behind: inputs, tokens, and which they are."""
+        """Yield the inputs and tokens of calls of 0 to ``most`` tokens per row with padding at the end, and the indices of the
+        tokens.
+        """
         at = [0] * ROWS
         while any(start < len(places) for start, places in zip(at, self.places, strict=True)):
             real = [

@@ -1,4 +1,4 @@
-"""Which heads take a long text in pieces, and of what length. That pieces are the whole is a law: ``tests.laws.test_pieces``."""
+"""Some heads process a long text in pieces of a chosen length. ``tests.laws.test_pieces`` compares pieces with the whole."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_the_reference_takes_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_head_takes_pieces_where_no_gradient_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     head, length = built(complete({"memory": ["state"], "feature_map": "elu"}), SHAPE), 2 * SHORTEST + 3
-    given, seen = inputs(SHAPE, 1, length), []
+    data, seen = inputs(SHAPE, 1, length), []
     monkeypatch.setattr("composer.graph.pieces.NUMBERS", 0)
     next(iter(head.children())).register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
-        in_pieces, state = run(head, given)
+        in_pieces, state = run(head, data)
     assert len(seen) == 3
-    whole, left = run(head, given)
+    whole, left = run(head, data)
     assert len(seen) == 4
     torch.testing.assert_close(in_pieces, whole, rtol=1e-9, atol=1e-10)
     assert state.keys() == left.keys()

@@ -1,4 +1,4 @@
-"""A program does every operation of its head once, each after what it reads, and hands every tensor of the state on."""
+"""A program runs every operation of its head once, after its inputs, and returns every tensor of the state."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def assert_all_whole(head: HeadSpec, shape: Shape, backend: str) -> None:
 
 def assert_whole(program: Program, head: HeadSpec, shape: Shape) -> None:
     graph = build_graph(head, shape)
-    covered = [one for step in program.steps for one in step.covers]
-    assert Counter(one.node.name for one in covered) == Counter(node.name for node in graph.parts)
+    covered = [covered_part for step in program.steps for covered_part in step.covers]
+    assert Counter(covered_part.node.name for covered_part in covered) == Counter(node.name for node in graph.parts)
     # Each slot of the head is one node's, under the node's own name for it.
-    slots = [full for one in covered for _, full in one.slots]
+    slots = [full for covered_part in covered for _, full in covered_part.slots]
     assert sorted(slots) == sorted(graph.slots)
-    assert all(full == f"{one.node.name}.{name}" for one in covered for name, full in one.slots)
+    assert all(full == f"{covered_part.node.name}.{name}" for covered_part in covered for name, full in covered_part.slots)
     # What comes before the projections reads hidden states and what they have become; everything else, all inputs, too.
-    given = {("hidden", "hidden")}
+    values = {("hidden", "hidden")}
     for steps, more in ((program.before, set()), (program.after, {(name, name) for name in INPUTS})):
         if steps is program.after:
-            assert program.mixed in given
-            given = set(more)
+            assert program.mixed in values
+            values = set(more)
         for step in steps:
-            inside = {value for one in step.covers for value in one.gives}
-            for one in step.covers:
-                reads = [value for _, value in one.single] + [value for _, of in one.many for _, value in of]
-                assert set(reads) <= given
+            inside = {value for covered_part in step.covers for value in covered_part.gives}
+            for covered_part in step.covers:
+                reads = [value for _, value in covered_part.single] + [value for _, of in covered_part.many for _, value in of]
+                assert set(reads) <= values
                 assert not set(reads) & inside
-                wanted = {(edge.start, edge.output) for edge in graph.into(one.node.name)}
+                wanted = {(edge.start, edge.output) for edge in graph.into(covered_part.node.name)}
                 assert wanted - set(reads) <= inside, "what is not read from outside is given within the step"
-            given |= inside
-    assert program.output in given
+            values |= inside
+    assert program.output in values
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -80,8 +80,9 @@ def test_in_every_setting_there_is_a_program_and_its_forms_fit(name: str) -> Non
 
 @once
 def assert_forms_fit(head: HeadSpec) -> None:
-    """On every backend that is built in; and the reference is the reference wherever a part has more than one form. Any three
-    facts of a setting meet in all combinations."""
+    """Check every built-in backend. The reference is used if a part has more than one form. Any three facts of a setting occur
+    in all combinations.
+    """
     graph = build_graph(head, SHAPE)
     for device, *facts in itertools.product(("cpu", "cuda"), *[(False, True)] * 4):
         one_token, documents, padded, gradients = facts
@@ -98,7 +99,7 @@ def assert_forms_fit(head: HeadSpec) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_it_hands_on_every_tensor_of_the_state_and_reads_no_other(name: str) -> None:
-    """Each operation is called with its own tensors alone; what is handed in is not changed by it."""
+    """Each operation receives only its own tensors and does not change them."""
     head, data = built(HEADS[name], SHAPE), inputs(SHAPE, 2, 12)
     _, state = run(head, data.cut(slice(0, 9)))
     kept = {name: tensor.clone() for name, tensor in state.items()}
@@ -112,7 +113,7 @@ def test_it_hands_on_every_tensor_of_the_state_and_reads_no_other(name: str) -> 
 
 def test_what_queries_and_keys_are_projected_from_comes_first() -> None:
     program = lower(graph_of(MIXED))
-    assert [one.node.name for step in program.before for one in step.covers] == ["mix_input"]
+    assert [covered_part.node.name for step in program.before for covered_part in step.covers] == ["mix_input"]
     assert program.mixed == ("mix_input", "hidden")
     plain = lower(graph_of({**MIXED, "mix_input": {"kind": "conv", "feeds": "inputs"}, "memory": [
         {"kind": "window", "size": 4, "weight": "token"}, "state"]}))  # fmt: skip
@@ -121,18 +122,18 @@ def test_what_queries_and_keys_are_projected_from_comes_first() -> None:
 
 def test_a_program_is_made_once_and_nothing_in_it_changes() -> None:
     head = shipped("lolcats").heads["head"]
-    one, same = compiled(head, SIZE.shape(4)), compiled(shipped("lolcats").heads["head"], SIZE.shape(4))
-    assert one is same
-    program: Any = one.program("torch", Setting())
-    assert one.program("torch", Setting()) is program
-    assert one.program("torch", Setting(one_token=True)) is not program
+    lolcats, same = compiled(head, SIZE.shape(4)), compiled(shipped("lolcats").heads["head"], SIZE.shape(4))
+    assert lolcats is same
+    program: Any = lolcats.program("torch", Setting())
+    assert lolcats.program("torch", Setting()) is program
+    assert lolcats.program("torch", Setting(one_token=True)) is not program
     for thing, field in ((program, "after"), (program.after[0], "form"), (program.after[0].covers[0], "node")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(thing, field, None)
 
 
 def test_copies_of_a_head_share_its_programs() -> None:
-    """A deep copy and one that was pickled compute the same, with the programs of the first."""
+    """A deep copy and an unpickled head compute the same with the programs of the first."""
     data = inputs(SHAPE, 1, 7)
     head = built(shipped("lola", SMALL).heads["head"], SHAPE)
     expected, _ = run(head, data)

@@ -1,4 +1,4 @@
-"""Every rule refuses its case, says where it stands and what to write instead, and lets the nearest good case through."""
+"""Every rule rejects its case with the place and the remedy, and accepts the nearest valid case."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_decay_that_the_recurrence_does_not_take(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_number_that_cannot_be_meant(head: dict[str, Any], path: tuple[str | int, ...]) -> None:
-    """It would overflow as the model is built, or give numbers that are none."""
+    """Such a number would overflow during the build, or give NaN."""
     error = refused(head)
     assert error.path == ("head", *path)
     assert "numbers reach from 1e-30 to 1e+30" in str(error)
@@ -292,6 +292,6 @@ def test_a_path_starts_where_the_head_stands() -> None:
 
 
 def test_names_that_modules_own_are_reserved() -> None:
-    """In this version of PyTorch, and in our own modules: a parameter under such a name would end in a traceback."""
+    """A parameter with the name of an attribute of PyTorch's or our modules would end in a traceback."""
     owned = {name for name in (*dir(nn.Module()), *dir(Head)) if name[0].islower()}
     assert owned <= RESERVED

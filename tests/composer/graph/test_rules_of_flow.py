@@ -1,4 +1,4 @@
-"""The rules of what flows where: edges that a spec names, sparse caches between their neighbours, sizes, and masses."""
+"""Rules of the flow of pairs: edges in a spec, sparse caches and their neighbours, sizes, and masses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules on whatever is drawn: random heads, graphs that no spec draws, and heads whose tokens see all others."""
+"""Rules on random heads, on graphs that no spec describes, and on bidirectional heads."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def problems_of(graph: HeadGraph) -> list[Problem]:
     return [problem for rule in (*RULES, *SIZES, *IDLE) for problem in rule(graph)]
 
 
-@given(said=HEADS, both_ways=st.booleans())
+@given(fields=HEADS, both_ways=st.booleans())
 @settings(max_examples=200)
-def test_every_rule_comes_to_its_end_whatever_is_drawn(said: dict[str, Any], both_ways: bool) -> None:
-    """Also on what another rule has refused; and a head is refused where one of them says something."""
-    whole = head_of(said)
+def test_every_rule_comes_to_its_end_whatever_is_drawn(fields: dict[str, Any], both_ways: bool) -> None:
+    """Every rule terminates, also on heads that another rule has rejected. A head is rejected if a rule reports a problem."""
+    whole = head_of(fields)
     if whole is None:
         return
     head, shape = complete_head(whole, SIZE), replace(SIZE.shape(4), both_ways=both_ways)
@@ -55,21 +55,23 @@ def test_every_rule_comes_to_its_end_whatever_is_drawn(said: dict[str, Any], bot
 
 
 def test_sizes_that_do_not_fit_in_a_graph() -> None:
-    """No spec draws such an edge; a part that is new may."""
+    """No spec creates such an edge, but a new part may."""
     graph = build_graph(resolved(LOLCATS).heads["head"], SIZE.shape(4))
     place = next(index for index, edge in enumerate(graph.edges) if (edge.start, edge.end) == ("state_features", "state"))
 
-    def told(*edges: Edge) -> list[Problem]:
+    def problems_with(*edges: Edge) -> list[Problem]:
         return problems_of(replace(graph, edges=(*graph.edges[:place], *edges, *graph.edges[place + 1 :])))
 
     edge = graph.edges[place]
-    assert told(edge) == []
+    assert problems_with(edge) == []
     several = "; ".join(("query is the input, and it reads features", "3 heads, and it reads 4", "5 coordinates, and it reads 8"))
-    assert told(replace(edge, kind=Kind.QUERY, heads=3, dim=5)) == [
+    assert problems_with(replace(edge, kind=Kind.QUERY, heads=3, dim=5)) == [
         (f"`state_features` does not fit `state`: {several}", ("memory", 1))
     ]
-    assert told(edge, edge) == [("`state` reads one features, and `state_features`, `state_features` return it", ("memory", 1))]
-    message, where = told()[0]
+    assert problems_with(edge, edge) == [
+        ("`state` reads one features, and `state_features`, `state_features` return it", ("memory", 1))
+    ]
+    message, where = problems_with()[0]
     assert (message.partition(",")[0], where) == ("a `state` memory reads features", ("memory", 1))
 
 

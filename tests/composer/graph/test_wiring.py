@@ -1,4 +1,4 @@
-"""What is joined fits, in kind and in size, on paper and in the tensors that flow; and a graph is drawn once, for good."""
+"""Connected ports fit in kind and size, in the graph and for real tensors, and a graph is built once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LENGTH = 9
 
 
 def assert_fits(graph: HeadGraph) -> None:
-    """Every edge leaves a port that gives and enters one that reads, of its kind and its sizes; what is needed is there."""
+    """Check that every edge connects an output to an input of its kind and sizes, and that required inputs are connected."""
     for edge in graph.edges:
         (gives,) = [port for port in graph.nodes[edge.start].operation.gives if port.name == edge.output]
         (reads,) = [port for port in graph.nodes[edge.end].operation.reads if port.name == edge.input]
@@ -66,7 +66,7 @@ def test_the_edges_of_random_heads_fit_their_ports(drawn: tuple[HeadSpec, Shape]
 
 
 def sizes(port: Port, value: Any, shape: Shape) -> None:
-    """What flows is as its port says. A port of pairs has the size of keys, and the shape of its part that of values."""
+    """Return the sizes of a port. A port of pairs has the size of keys, and its part's shape has the size of values."""
     heads, dim = port.heads, port.dim
     tensors: dict[type, tuple[str, ...]] = {Pairs: ("key",), Mapped: ("query",), Partial: ("output",)}
     assert isinstance(value, {Kind.PAIRS: Pairs, Kind.FEATURES: Mapped, Kind.PARTIAL: Partial}.get(port.kind, Tensor))
@@ -87,7 +87,7 @@ def sizes(port: Port, value: Any, shape: Shape) -> None:
 
 @once
 def assert_flows(spec: HeadSpec, shape: Shape) -> None:
-    """Run the program step by step: all that is given is of its port's kind and sizes, and every state of its slot's."""
+    """Run the program step by step, and check kinds and sizes of all outputs and of every state."""
     head, data = built(spec, shape), inputs(shape, 2, LENGTH)
     modules: Any = head._modules
     program, start = lower(build_graph(spec, shape)), head.empty_state(2, torch.float64, torch.device("cpu"))
@@ -98,12 +98,12 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     context = CallContext(data.tokens, start, (0, 0), in_place=False)
     for step in program.steps:
         step.run(modules, values, context, carried)
-        for one in step.covers:
-            for port in one.node.operation.gives:
-                value = values[one.node.name, port.name]
+        for covered_part in step.covers:
+            for port in covered_part.node.operation.gives:
+                value = values[covered_part.node.name, port.name]
                 if port.name == "evicted" and value is None:
                     continue  # it has nowhere to go
-                sizes(port, value, one.node.shape)
+                sizes(port, value, covered_part.node.shape)
     assert carried.keys() == start.keys()
     assert values[program.output].shape == (*data.query.shape[:3], shape.value_dim)
 
@@ -120,7 +120,7 @@ def test_what_flows_in_random_heads_is_what_the_ports_say(drawn: tuple[HeadSpec,
 
 
 def test_a_graph_is_drawn_once_for_a_head_and_a_shape() -> None:
-    """And an equal head and shape have it, too, in all layers."""
+    """An equal head and shape in another layer has the same graph object."""
     for kept in (build_graph, compiled):
         cast("Any", kept).cache_clear()  # what other tests have made may push out one of the two
     spec, again = shipped("lolcats").heads["head"], shipped("lolcats").heads["head"]

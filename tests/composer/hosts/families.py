@@ -1,4 +1,4 @@
-"""Tiny random models of transformers' families, by their own classes."""
+"""Tiny random models of transformers' families."""
 
 from __future__ import annotations
 
@@ -125,16 +125,16 @@ PECULIAR: dict[str, dict[str, Any]] = {
 
 
 def small(family: str, seed: int = 0, **more: Any) -> PreTrainedModel:
-    """A language model of the family, with no parameter at a value that would hide what it does."""
+    """Return a language model of the family with every parameter away from values that hide its effect."""
     # By name: flash-linear-attention registers classes of its own for some families once it is imported.
     host = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
     make = host.config_class
     usual = make()
     known = set(usual.to_dict()) | set(getattr(usual, "attribute_map", {}))
-    said = {name: size for name, size in (SIZES | EXPERTS).items() if name in known or name in ALWAYS}
+    settings = {name: size for name, size in (SIZES | EXPERTS).items() if name in known or name in ALWAYS}
     if getattr(usual, "sliding_window", None):
-        said["sliding_window"] = 8
-    config = make(**(said | PECULIAR.get(family, {}) | more))
+        settings["sliding_window"] = 8
+    config = make(**(settings | PECULIAR.get(family, {}) | more))
     torch.manual_seed(seed)
     model = host._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

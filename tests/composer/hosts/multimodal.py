@@ -1,4 +1,4 @@
-"""Tiny random models of transformers that read images, by their own classes."""
+"""Tiny random models of transformers that read images."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def multimodal(family: str, seed: int = 0, **text: Any) -> PreTrainedModel:
-    """A model of the family, with no parameter at a value that would hide what it does. text: settings of its text decoder."""
+    """Return a model of the family with every parameter away from values that hide its effect. text: settings of its text
+    decoder.
+    """
     inner, vision, more = MULTIMODAL[family]
     config = CONFIG_MAPPING[family](text_config=TEXT | inner | text, vision_config=vision, **more)
     torch.manual_seed(seed)

@@ -1,5 +1,6 @@
-"""Models around heads are models of transformers and PyTorch in all that is around a forward: compiled, copied, asked for more
-outputs, and with rotations that depend on the length of a call."""
+"""Students on other hosts behave like models of transformers and PyTorch: compiled, copied, with further outputs, and with
+rotations that depend on the length of a call.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +49,13 @@ def tokens(rows: int = 2, length: int = 14) -> torch.Tensor:
 
 @pytest.mark.parametrize(("family", "spec", "layers"), [("gemma2", "softmax", 2), ("phi3", "lolcats", 1)])
 def test_prefill_and_decode_are_one_graph(family: str, spec: str, layers: int) -> None:
-    """gemma2 has two kinds of layers."""
+    """The model, gemma2, has two kinds of layers."""
     assert printed_behind_composer(COMPILED.format(family=family, spec=spec, layers=layers)) == "compared"
 
 
 @torch.no_grad()
 def test_a_copy_turns_by_its_own_rotation() -> None:
-    """All layers of the copy as one, and the original's may go."""
+    """All layers of the copy share one rotation, and the original's may be deleted."""
     model: Any = composer.build("lolcats", small("qwen3"), overrides=["recipe=null"])
     wanted = model(tokens()).logits
     other = copy.deepcopy(model)
@@ -69,16 +70,16 @@ def test_what_routers_say_stands_in_the_order_of_the_call() -> None:
     student: Any = composer.build("softmax", source)
     ids, mask = tokens(), torch.ones(2, 14, dtype=torch.int64)
     mask[1, :6] = 0
-    given: dict[str, Any] = {"attention_mask": mask, "output_router_logits": True, "use_cache": False}
-    found, wanted = student(ids, **given), source(ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), **given)
-    torch.testing.assert_close(found.aux_loss, wanted.aux_loss, rtol=1e-5, atol=1e-5)
-    for one, other in zip(found.router_logits, wanted.router_logits, strict=True):
+    options: dict[str, Any] = {"attention_mask": mask, "output_router_logits": True, "use_cache": False}
+    call, wanted = student(ids, **options), source(ids, position_ids=(mask.cumsum(1) - 1).clamp(min=0), **options)
+    torch.testing.assert_close(call.aux_loss, wanted.aux_loss, rtol=1e-5, atol=1e-5)
+    for first, other in zip(call.router_logits, wanted.router_logits, strict=True):
         real = mask.flatten().bool()
-        torch.testing.assert_close(one[real], other[real], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(first[real], other[real], rtol=1e-4, atol=1e-4)
 
 
 def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> None:
-    """With gradients and without, where a text goes through other heads in pieces."""
+    """This holds with and without gradients, if other heads process the text in pieces."""
     half, longer = 4, {"max_position_embeddings": 2048, "original_max_position_embeddings": 600}
     rotation = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * half, "long_factor": [4.0] * half}
     source = small("phi3", rope_parameters=rotation | {"factor": 4.0, "original_max_position_embeddings": 600}, **longer)
@@ -87,22 +88,24 @@ def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> 
     with torch.no_grad():
         torch.testing.assert_close(student(ids, use_cache=False).logits, whole, rtol=1e-9, atol=1e-9)
     calls: list[tuple[Head, HeadCall]] = []
-    with torch.no_grad(), visiting_heads(student, lambda layer, name, head, given: calls.append((head, given))):
+    with torch.no_grad(), visiting_heads(student, lambda layer, name, head, call: calls.append((head, call))):
         student(ids[:1], use_cache=False)
     assert calls
-    for head, given in calls:
+    for head, call in calls:
         outputs = [
-            piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, given, "torch", bounds=(300,))
+            piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, call, "torch", bounds=(300,))
         ]
-        empty = head.empty_state(1, given.value.dtype, given.value.device)
+        empty = head.empty_state(1, call.value.dtype, call.value.device)
         with torch.no_grad():
-            answer, _ = head(given.hidden, given.query, given.key, given.value, given.tokens, empty, "torch")
+            answer, _ = head(call.hidden, call.query, call.key, call.value, call.tokens, empty, "torch")
         torch.testing.assert_close(torch.cat([only for (only,) in outputs], dim=1), answer, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
 def test_heads_whose_answers_depend_on_splits_are_warned_of(tmp_path: Path) -> None:
-    """The source's own answers do as well, beyond the length of its short factors. `build`, `explain` and `check` warn."""
+    """The source's own outputs depend on splits, too, beyond the length of its short factors. `build`, `explain` and `check`
+    warn.
+    """
     rotation = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
     source: Any = small("phi3", rope_parameters=rotation, original_max_position_embeddings=20)
     source.save_pretrained(tmp_path / "source")
@@ -124,7 +127,7 @@ def test_heads_whose_answers_depend_on_splits_are_warned_of(tmp_path: Path) -> N
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_a_llama_turns_by_the_length_of_each_call_as_its_source(kind: str) -> None:
-    """Also a student in memory of a source whose last call was long, and rows of different lengths."""
+    """This holds also after a long call of the source in memory, and for rows of different lengths."""
     factors = {"short_factor": [1.5] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
     rotation = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | (factors if kind == "longrope" else {})
     source = small("llama", rope_parameters=rotation, max_position_embeddings=20)
@@ -142,7 +145,7 @@ def test_a_llama_turns_by_the_length_of_each_call_as_its_source(kind: str) -> No
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_a_window_of_the_source_counts_tokens_and_not_positions(backend: str) -> None:
-    """As the source does; in one call and in two, and token by token."""
+    """The window equals the source's in one call, in two calls, and token by token."""
     source, ids = small("mistral"), tokens(2, 14)
     position = torch.cat((torch.arange(5), torch.arange(40, 49))).expand(2, -1)
     wanted = source(ids, position_ids=position, attention_mask=torch.ones_like(ids), use_cache=False).logits
@@ -150,12 +153,12 @@ def test_a_window_of_the_source_counts_tokens_and_not_positions(backend: str) ->
     student.set_backend(backend)
     assert source.config.sliding_window == 8
     for bounds in ((0, 14), (0, 6, 14), (0, 7, *range(8, 15))):
-        cache, found = None, []
+        cache, call = None, []
         for start, end in pairwise(bounds):
             answer = student(ids[:, start:end], position_ids=position[:, start:end], past_key_values=cache, use_cache=True)
             cache = answer.past_key_values
-            found.append(answer.logits)
-        torch.testing.assert_close(torch.cat(found, dim=1), wanted, rtol=1e-4, atol=1e-4)
+            call.append(answer.logits)
+        torch.testing.assert_close(torch.cat(call, dim=1), wanted, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
-"""`output_attentions=True` of softmax students gives what their sources give: with rotations of their own, soft caps, windows and
-attention sinks."""
+"""`output_attentions=True` of softmax students returns their sources' weights with own rotations, soft caps, windows and
+attention sinks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def test_they_are_those_of_the_source(family: str) -> None:
     source = small(family)
     ids = torch.randint(3, 96, (2, 20), generator=torch.Generator().manual_seed(0))
     wanted = source(ids, output_attentions=True).attentions
-    found = composer.build("softmax", source)(ids, output_attentions=True).attentions
-    assert len(found) == len(wanted) == 2
-    for own, theirs in zip(found, wanted, strict=True):
+    actual = composer.build("softmax", source)(ids, output_attentions=True).attentions
+    assert len(actual) == len(wanted) == 2
+    for own, theirs in zip(actual, wanted, strict=True):
         torch.testing.assert_close(own, theirs[..., :20], rtol=0, atol=1e-5)

@@ -1,4 +1,6 @@
-"""A softmax student of every family is its source, however it is called; other students split, write, learn and are loaded."""
+"""A softmax student of every family equals its source in every kind of call. Other students can be split, generate, learn and be
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +47,20 @@ def tokens(rows: int = 2) -> torch.Tensor:
     return torch.randint(3, 90, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Within 1e-5, or 5e-6 of large logits."""
+def near(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Compare within 1e-5, or 5e-6 of large logits."""
     scale = max(1.0, float(wanted.abs().max()) / 2)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE * scale)
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=CLOSE * scale)
 
 
 def by_token(model: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
-    """The logits of a cached decode, behind a prefill of some tokens."""
+    """Return the logits of a cached decode after a prefill of some tokens."""
     answer = model(ids[:, :first], use_cache=True)
-    found = [answer.logits]
+    logits = [answer.logits]
     for at in range(first, ids.shape[1]):
         answer = model(ids[:, at : at + 1], past_key_values=answer.past_key_values, use_cache=True)
-        found.append(answer.logits)
-    return torch.cat(found, dim=1)
+        logits.append(answer.logits)
+    return torch.cat(logits, dim=1)
 
 
 STRETCHED = {
@@ -121,22 +123,22 @@ def test_students(family: str, spec: str, tmp_path: Path) -> None:
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "student").eval()
         assert torch.equal(again(ids).logits, whole)
     student(input_ids=ids, labels=ids).loss.backward()
-    gradients = {name: one.grad for name, one in student.named_parameters() if ".composed." in name}
-    assert all(one is not None and bool(one.isfinite().all()) for one in gradients.values())
+    gradients = {name: parameter.grad for name, parameter in student.named_parameters() if ".composed." in name}
+    assert all(gradient is not None and bool(gradient.isfinite().all()) for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("spec", ["softmax", "lolcats"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
 @torch.no_grad()
 def test_autocast_stays_near_a_float32_model(family: str, spec: str) -> None:
-    """Norms of queries and keys leave these in float32 there, and values are in bfloat16. What is kept is, too."""
+    """Norms of queries and keys stay in float32 under autocast, values and the cache are in bfloat16."""
     model, ids = composer.build(spec, small(family), overrides=["head.memory.0.size=4"] if spec == "lolcats" else []), tokens()
     expected = model.base(ids).last_hidden_state
     with torch.autocast("cpu", dtype=torch.bfloat16):
         answer = model.base(ids[:, :-1], use_cache=True)
         held = answer.past_key_values
         last = model.base(ids[:, -1:], past_key_values=held).last_hidden_state
-    found = torch.cat((answer.last_hidden_state, last), dim=1).float()
-    assert (found - expected).norm() <= 0.05 * expected.norm()
+    actual = torch.cat((answer.last_hidden_state, last), dim=1).float()
+    assert (actual - expected).norm() <= 0.05 * expected.norm()
     kinds = {tensor.dtype for name, tensor in held.state(0).tensors.items() if name.endswith((".key", ".value"))}
     assert kinds == {torch.bfloat16}

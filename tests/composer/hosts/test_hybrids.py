@@ -1,4 +1,4 @@
-"""Hybrids: layers with states of their own stay as they are beside heads, however a text is split, padded or packed."""
+"""The recurrent layers of hybrids are unchanged beside heads, for texts that are split, padded or packed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def in_pieces(model: Any, ids: torch.Tensor, bounds: tuple[int, ...], mask: torch.Tensor | None = None) -> torch.Tensor:
-    """The logits of a text that is read piece by piece."""
+    """Return the logits of a text that is read in pieces."""
     cache, logits = None, []
     for start, end in pairwise(bounds):
-        given = None if mask is None else mask[:, :end]
-        answer = model(ids[:, start:end], attention_mask=given, past_key_values=cache, use_cache=True)
+        partial_mask = None if mask is None else mask[:, :end]
+        answer = model(ids[:, start:end], attention_mask=partial_mask, past_key_values=cache, use_cache=True)
         cache = answer.past_key_values
         logits.append(answer.logits)
     return torch.cat(logits, dim=1)
@@ -56,7 +56,7 @@ def test_pieces_padding_and_beams(family: str) -> None:
 
 @torch.no_grad()
 def test_documents_of_a_packed_row_do_not_see_each_other() -> None:
-    """Neither with a cache, which holds the last document's state, nor without."""
+    """This holds with a cache, which holds the last document's state, and without."""
     source, ids = small("qwen3_next"), tokens(1)
     student = composer.build("softmax", source)
     places = torch.cat((torch.arange(5), torch.arange(3), torch.arange(LENGTH - 8)))[None]
@@ -68,7 +68,7 @@ def test_documents_of_a_packed_row_do_not_see_each_other() -> None:
 
 
 def test_gradients_reach_the_layers_below() -> None:
-    """Also where layers are recomputed, which then know the tokens of the call."""
+    """Recomputed layers know the tokens of the call, so gradients are right with gradient checkpointing."""
     student = composer.build("lolcats", small("qwen3_next"), overrides=["recipe=null"]).train()
     places = torch.cat((torch.arange(6), torch.arange(LENGTH - 6))).expand(2, -1)
     gradients = []
@@ -100,7 +100,7 @@ def test_a_cache_of_a_call_that_was_cut_short_is_refused(monkeypatch: pytest.Mon
 
 
 def test_rules_name_layers_with_attention() -> None:
-    """`all` and ranges leave the others out; a layer's own number is refused."""
+    """`all` and ranges skip layers without attention. The number of such a layer is rejected."""
     source = small("qwen3_next")
     rule = {"compose": 1, "name": "some", "head": {"position": "rope", "memory": ["full"]}, "layers": [{"at": 1, "use": "source"}]}
     for at in (1, [1], -2, "all", "1:", "::1"):

@@ -1,4 +1,6 @@
-"""What cannot be a source says why, weights that do not fit are told before a build writes, and layers can stay as they are."""
+"""A model that cannot be a source is rejected with the reason, mismatched weights are reported before a build writes, and layers
+can be kept unchanged.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def saved(family: str, folder: Path) -> Path:
 
 @torch.no_grad()
 def test_an_old_name_of_rotary_positions(tmp_path: Path) -> None:
-    """`su` for longrope is read where transformers reads it: with the original length beside it."""
+    """`su` stands for longrope if the original length is set beside it, as in transformers."""
     folder = saved("phi3", tmp_path / "source")
     rotation = {"type": "su", "original_max_position_embeddings": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     edit_config(folder, rope_parameters=None, rope_scaling=rotation, rope_theta=10000.0)
@@ -109,7 +111,7 @@ def test_a_gemma_4_is_a_source_if_its_layers_share_no_keys_and_have_one_size(tmp
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
 @pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])
 def test_weights_that_do_not_fit(family: str, damage: str, tmp_path: Path) -> None:
-    """Transformers joins Mixtral's experts as it loads them; a lost one would start at random."""
+    """Transformers joins Mixtral's experts on loading. A missing expert would start at random."""
     source = saved(family, tmp_path / "source")
     tensors = load_file(source / "model.safetensors")
     name = next(name for name in sorted(tensors) if "mlp" in name or "block_sparse_moe.experts" in name)
@@ -136,7 +138,7 @@ def test_quantised_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", [KEPT, BOUNDED], ids=lambda spec: spec["name"])
 @torch.no_grad()
 def test_layers_stay_as_they_are(spec: dict[str, Any]) -> None:
-    """Also where a window of the spec's own stands for the source's."""
+    """This holds also if a window of the spec replaces the source's window."""
     source = small("gemma3_text")
     ids = torch.randint(3, 90, (2, 23))
     kept = composer.build(spec, source)
@@ -145,7 +147,7 @@ def test_layers_stay_as_they_are(spec: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_student_of_a_source_with_local_layers_passes_verify(tmp_path: Path, known: bool) -> None:
-    """Also where its record is of before the windows of its layers were read."""
+    """This holds also for a record without the windows of its layers."""
     small("gemma2").save_pretrained(tmp_path / "source")
     composer.build_folder("softmax", tmp_path / "source", tmp_path / "student")
     record = json.loads((tmp_path / "student" / RECORD).read_text())

@@ -1,4 +1,4 @@
-"""Sources whose values have another size than their keys, multi-head latent attention among them: figures, kernels, refusals."""
+"""Sources whose values and keys have different sizes, such as multi-head latent attention: figures, kernels, errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokens(length: int = 23) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The same model with values of several sizes. Its keys have 16 numbers."""
+    """The same model with values of several sizes and keys of 16 numbers."""
     folders = {}
     for size in (4, 8, 16):
         folders[size] = tmp_path_factory.mktemp("source") / str(size)
@@ -43,7 +43,7 @@ def state_bytes(spec: str, source: Path) -> int:
 
 
 def test_states_are_smaller_by_the_factor_of_the_values(sources: dict[int, Path]) -> None:
-    """4 heads in float32. Beside states, a convolution holds 3 queries and keys, or values, too."""
+    """4 heads in float32. A convolution also holds 3 queries and keys, or values."""
     for size, source in sources.items():
         assert state_bytes("gated-delta", source) == 4 * 4 * 16 * size + 3 * 4 * (4 + 4) * 16
         assert state_bytes("gated-deltanet", source) == 4 * 4 * 16 * size + 3 * 4 * (4 * 16 + 4 * 16 + 4 * size)
@@ -56,7 +56,7 @@ def test_states_are_smaller_by_the_factor_of_the_values(sources: dict[int, Path]
 
 
 def test_explain_shows_the_sizes(sources: dict[int, Path]) -> None:
-    """The source's own cache has the compressed vector of 12 numbers, and the part of 6 numbers of a key that turns."""
+    """The source's cache has the compressed vector of 12 numbers and the rotated 6 numbers of a key."""
     explanation = composer.explain("lolcats", sources[8], sequence=TOKENS)
     (group,) = explanation.groups
     assert (group.head_dim, group.value_dim, group.kv_cache_bytes) == (16, 8, TOKENS * (12 + 6) * 4)
@@ -76,7 +76,7 @@ def test_variants_of_latent_attention(family: str, more: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(("spec", "backend"), [("lolcats", "triton"), ("softmax", "fla"), ("window", "triton")])
 def test_kernels_for_one_size_refuse(spec: str, backend: str, sources: dict[int, Path]) -> None:
-    """Other forms compute these steps."""
+    """Other forms compute these steps instead."""
     reasons = {}
     for size in (8, 16):
         (group,) = composer.explain(spec, sources[size], device="cuda", dtype="bfloat16", backend=backend).groups
@@ -101,7 +101,7 @@ def test_heads_that_mix_inputs_need_projections_of_their_own() -> None:
 
 
 def test_the_weights_of_a_layer_have_all_tokens() -> None:
-    """Distillation asks for them with unit vectors as values, of which a value has fewer numbers than a key."""
+    """Distillation computes weights with unit vectors as values. A value here has fewer numbers than a key."""
     student, ids = composer.build("softmax", small("deepseek_v3")), tokens()
     with torch.no_grad():
         attended = student(ids, output_attentions=True, use_cache=False).attentions

@@ -1,4 +1,4 @@
-"""The shipped teacher, and students of it in folders, not trained, their parameters moved away from where they start."""
+"""The shipped teacher, and untrained students of it in folders, with parameters away from their start."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def lola(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a window and a cache that are small enough to overflow in a short text."""
+    """LoLA with a window and a cache that overflow in a short text."""
     folder = tmp_path_factory.mktemp("students") / "lola"
     composer.build_folder("lola", TEACHER, folder, overrides=["head.memory.0.size=16", "head.memory.1.size=8"])
     return folder
 
 
 def student(spec: str, *overrides: str) -> Any:
-    """In memory."""
+    """Return a student in memory."""
     model = composer.build(spec, TEACHER, overrides=overrides, dtype="float32")
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

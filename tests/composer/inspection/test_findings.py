@@ -1,4 +1,4 @@
-"""What is found is frozen and closed, whole when it is handed out, and dumps as the JSON that is printed."""
+"""Findings are frozen, complete, and dump as the printed JSON."""
 
 from __future__ import annotations
 
@@ -15,32 +15,39 @@ from tests.composer.inspection.conftest import TEACHER
 
 
 @pytest.fixture(scope="module")
-def found(lola: Path) -> Findings:
+def findings(lola: Path) -> Findings:
     return composer.inspect(lola, teacher=TEACHER, tasks="passkey", length=96, queries=8)
 
 
-def test_nothing_is_set_and_nothing_added(found: Findings) -> None:
-    for one in (found, found.heads[0], found.heads[0].spectra["query"], found.heads[0].likeness, found.answered, found.stream):
-        assert isinstance(one, BaseModel)
-        for name in type(one).model_fields:
+def test_nothing_is_set_and_nothing_added(findings: Findings) -> None:
+    for report in (
+        findings,
+        findings.heads[0],
+        findings.heads[0].spectra["query"],
+        findings.heads[0].likeness,
+        findings.answered,
+        findings.stream,
+    ):
+        assert isinstance(report, BaseModel)
+        for name in type(report).model_fields:
             with pytest.raises(ValidationError, match="frozen"):
-                setattr(one, name, None)
+                setattr(report, name, None)
         with pytest.raises(ValidationError, match="frozen"):
-            one.more = 1  # pyright: ignore[reportAttributeAccessIssue]
+            report.more = 1  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ValidationError, match="Extra inputs"):
         Stream.model_validate({"cosine": (1.0,), "error": (0.0,), "more": 1})
     with pytest.raises(ValidationError, match="instance of ndarray"):
         Spectrum.model_validate({"shares": [[1.0]], "effective_rank": np.ones(1)})
 
 
-def test_all_of_it_is_dumped(found: Findings) -> None:
-    dumped = found.model_dump()
-    assert dumped["heads"][0]["weights"]["sparse"] is found.heads[0].weights["sparse"]
-    written = found.model_dump(mode="json")
-    assert written == plain(found)
+def test_all_of_it_is_dumped(findings: Findings) -> None:
+    dumped = findings.model_dump()
+    assert dumped["heads"][0]["weights"]["sparse"] is findings.heads[0].weights["sparse"]
+    written = findings.model_dump(mode="json")
+    assert written == plain(findings)
     assert json.loads(json.dumps(written, allow_nan=False)) == written
     assert set(written) == set(Findings.model_fields)
-    assert np.asarray(written["heads"][0]["weights"]["sparse"]).shape == found.heads[0].weights["sparse"].shape
+    assert np.asarray(written["heads"][0]["weights"]["sparse"]).shape == findings.heads[0].weights["sparse"].shape
 
 
 def test_figures_are_written_to_four_digits_and_none_as_null() -> None:

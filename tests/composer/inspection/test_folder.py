@@ -1,4 +1,4 @@
-"""A report's folder: every picture has its numbers, the page needs nothing beside it, and nothing of others' is replaced."""
+"""Every picture of a report's folder has its numbers, the page is self-contained, and files of others are not replaced."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def test_on_a_narrow_page_pictures_stay_large_and_scroll(report: Path) -> None:
 
 
 def test_a_report_that_is_interrupted(lola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While pictures are drawn nothing is written; while they are written, --force may replace what stands there."""
+    """An interrupt while pictures are drawn leaves nothing. After one while they are written, --force may replace them."""
     out, whole, written = tmp_path / "out", folder.files.whole, list[str]()
 
-    def stopped(found: Any) -> Any:
-        yield next(drawn(found))
+    def stopped(findings: Any) -> Any:
+        yield next(drawn(findings))
         raise KeyboardInterrupt
 
-    def third(path: Path, **said: Any) -> Any:
+    def third(path: Path, **options: Any) -> Any:
         written.append(path.name)
         if len(written) == 3:
             raise KeyboardInterrupt
-        return whole(path, **said)
+        return whole(path, **options)
 
     for name, patched in (("drawn", stopped), ("files.whole", third)):
         with monkeypatch.context() as now:

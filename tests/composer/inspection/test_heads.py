@@ -1,4 +1,4 @@
-"""A group of heads that is looked into: how large its states are said to be, against sums over pairs written out."""
+"""The sizes of states that an inspection reports equal sums over pairs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STATE = {"kind": "state", "normalise": False}
 
 def looked(head: dict[str, Any], data: Inputs, queries: range, backend: str = "auto") -> HeadFindings:
     made = built(complete({"position": "none", **head}), SHAPE)
-    given = HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
-    return head_findings(0, "head", made, given, queries, {}, size=1, backend=backend)
+    inputs = HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
+    return head_findings(0, "head", made, inputs, queries, {}, size=1, backend=backend)
 
 
 def two_sided(key: Tensor) -> Tensor:
@@ -37,24 +37,24 @@ def shifted(key: Tensor) -> Tensor:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize(("feature_map", "features"), [(EXPONENTIAL, two_sided), ("elu", shifted)])
 def test_norms_are_those_of_the_sum_over_pairs(feature_map: Any, features: Any, normalise: bool, backend: str) -> None:
-    """Whatever the state is divided by, and without the sums that answers are divided by."""
+    """Norms do not depend on the divisor of the state, and exclude the sums of masses."""
     data = inputs(SHAPE, 1, 40, scale=3.0)
     head = {"feature_map": feature_map, "memory": [{"kind": "state", "normalise": normalise}]}
-    found = looked(head, data, range(9, 40, 10), backend)
-    assert found.norm_columns == (10, 20, 30, 40)
-    for row, end in enumerate(found.norm_columns):
+    findings = looked(head, data, range(9, 40, 10), backend)
+    assert findings.norm_columns == (10, 20, 30, 40)
+    for row, end in enumerate(findings.norm_columns):
         matrix = torch.einsum("ekf,ekd->kfd", features(data.key[0, :end]), data.value[0, :end])
-        wanted = matrix.flatten(1).norm(dim=1).repeat_interleave(found.norms["state"].shape[1] // 2)
-        np.testing.assert_allclose(found.norms["state"][row], wanted, rtol=1e-9)
+        wanted = matrix.flatten(1).norm(dim=1).repeat_interleave(findings.norms["state"].shape[1] // 2)
+        np.testing.assert_allclose(findings.norms["state"][row], wanted, rtol=1e-9)
 
 
 def test_norms_of_features_that_are_out_of_range_are_numbers() -> None:
-    """exp(400) has a square that no float has."""
+    """The square of exp(400) overflows in every float dtype."""
     data = inputs(SHAPE, 1, 12)
     data.key = data.key.clamp(-1, 1) * 400
-    found = looked({"feature_map": EXPONENTIAL, "memory": ["state"]}, data, range(12)).norms["state"]
-    assert np.isfinite(found).all()
-    assert (found[-1] > 1e150).all()
+    findings = looked({"feature_map": EXPONENTIAL, "memory": ["state"]}, data, range(12)).norms["state"]
+    assert np.isfinite(findings).all()
+    assert (findings[-1] > 1e150).all()
 
 
 @pytest.mark.parametrize("memory", [{"kind": "delta"}, {"kind": "latents", "size": 8}])
@@ -62,10 +62,10 @@ def test_other_matrices_are_as_they_are_kept(memory: Any) -> None:
     head = {"memory": [memory]} | ({"feature_map": "elu"} if memory["kind"] == "delta" else {})
     data = inputs(SHAPE, 1, 12)
     _, state = run(built(complete({"position": "none", **head}), SHAPE), data)
-    found = looked(head, data, range(12)).norms
-    assert list(found) == [memory["kind"]]
+    findings = looked(head, data, range(12)).norms
+    assert list(findings) == [memory["kind"]]
     wanted = state[f"{memory['kind']}.state"][0].flatten(1).norm(dim=1)
-    np.testing.assert_allclose(found[memory["kind"]][-1], wanted, rtol=1e-9)
+    np.testing.assert_allclose(findings[memory["kind"]][-1], wanted, rtol=1e-9)
 
 
 def test_pairs_are_no_matrix() -> None:
@@ -76,7 +76,7 @@ def test_pairs_are_no_matrix() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 11, 12, 13, 23, 24, 25])
 def test_states_are_looked_at_so_often_at_most(count: int) -> None:
-    found = looked({"feature_map": "elu", "memory": [STATE], "read": "sum"}, inputs(SHAPE, 1, 30), range(count))
-    assert 1 <= len(found.norm_columns) <= MOMENTS
-    assert found.norm_columns[-1] == count
-    assert len(found.norm_columns) >= min(count, MOMENTS / 2)
+    findings = looked({"feature_map": "elu", "memory": [STATE], "read": "sum"}, inputs(SHAPE, 1, 30), range(count))
+    assert 1 <= len(findings.norm_columns) <= MOMENTS
+    assert findings.norm_columns[-1] == count
+    assert len(findings.norm_columns) >= min(count, MOMENTS / 2)

@@ -1,5 +1,6 @@
-"""What is found in a model: a softmax student is its teacher in everything, LoLA's pairs stand where its memories say, what its
-parts have to show is there by itself, and a passkey that the teacher finds is found in the teacher's heads."""
+"""Inspection results of a softmax student equal the teacher's, LoLA's pairs are in their memories, parts show their own
+findings, and heads of the teacher attend to a passkey.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ PASSKEY: dict[str, Any] = {"tasks": "passkey,depth=0.2", "length": 128, "queries
 
 
 def every_number(value: Any) -> None:
-    """JSON as it should be: no NaN anywhere."""
+    """Yield every number of the JSON. None is NaN."""
     json.dumps(value, allow_nan=False)
 
 
@@ -47,7 +48,7 @@ def test_a_softmax_student_is_its_teacher(softmax: Findings) -> None:
 
 
 def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) -> None:
-    """That it is said right is not the teacher's luck: some head looks at each digit as it has to be said."""
+    """The right answer is not chance: for each digit, some head attends to it when it is predicted."""
     assert softmax.answered is not None
     assert softmax.answered.right == (True,) * 5
     assert all(places for places in softmax.found_at)
@@ -60,12 +61,12 @@ def test_the_teacher_finds_the_passkey_in_its_second_layer(softmax: Findings) ->
 
 
 def test_pairs_stand_where_memories_have_them(lola: Path) -> None:
-    found = composer.inspect(lola, alone=True, **PASSKEY)
-    assert (found.teacher, found.stream) == (None, None)
-    for head in found.heads:
+    findings = composer.inspect(lola, alone=True, **PASSKEY)
+    assert (findings.teacher, findings.stream) == (None, None)
+    for head in findings.heads:
         total = np.sum(list(head.shares.values()), axis=0)
         np.testing.assert_allclose(total, 1, atol=1e-5)
-        for row, query in enumerate(found.queries):
+        for row, query in enumerate(findings.queries):
             for index in range(head.heads):
                 held = {name: _columns(head.stands[name][index][row]) for name in head.memories}
                 own = query - query % 16  # the chunk that the query is in
@@ -96,15 +97,15 @@ SHOWS = {
 @pytest.mark.parametrize("spec", SHOWS)
 def test_parts_show_what_they_have(spec: str, tokenizer: Any) -> None:
     model = student(spec)
-    found = composer.inspect(model, tokenizer=tokenizer, teacher=TEACHER, text="the cat sat " * 30, length=60, queries=8)
-    every_number(plain(found))
-    assert found.answered is None
+    findings = composer.inspect(model, tokenizer=tokenizer, teacher=TEACHER, text="the cat sat " * 30, length=60, queries=8)
+    every_number(plain(findings))
+    assert findings.answered is None
     layers = model.config.resolved().layers
-    assert [(head.layer, head.name) for head in found.heads] == [
+    assert [(head.layer, head.name) for head in findings.heads] == [
         (index, group.head) for index, groups in enumerate(layers) for group in groups
     ]
-    assert {name for head in found.heads for name in head.shown} == SHOWS[spec]
-    for head in found.heads:
+    assert {name for head in findings.heads for name in head.shown} == SHOWS[spec]
+    for head in findings.heads:
         assert head.error < 1e-5
         assert head.teacher is not None
         assert head.teacher.shape[0] == head.heads
@@ -113,41 +114,41 @@ def test_parts_show_what_they_have(spec: str, tokenizer: Any) -> None:
                 np.testing.assert_allclose(shown.numbers.sum(-1), 1, atol=1e-5)
                 assert (shown.entropy <= np.log(shown.numbers.shape[-1]) + 1e-5).all()
     if spec in ("lawcat", "gla", "gated-delta"):
-        assert all(head.half_lives for head in found.heads)
-        assert all((lives > 0).all() for head in found.heads for lives in head.half_lives.values())
+        assert all(head.half_lives for head in findings.heads)
+        assert all((lives > 0).all() for head in findings.heads for lives in head.half_lives.values())
 
 
 def test_only_the_layers_asked_for(tokenizer: Any) -> None:
-    found = composer.inspect(student("lolcats"), tokenizer=tokenizer, layers=[-1], **PASSKEY)
-    assert [head.layer for head in found.heads] == [1]
+    findings = composer.inspect(student("lolcats"), tokenizer=tokenizer, layers=[-1], **PASSKEY)
+    assert [head.layer for head in findings.heads] == [1]
 
 
 def test_inference_mode_changes_nothing(tokenizer: Any) -> None:
-    """It knows no gradients, and weights are gradients."""
+    """Weights are computed as gradients, which inference mode does not record."""
     looked = {"tokenizer": tokenizer, "teacher": TEACHER, "text": "the cat sat " * 30, "length": 40, "queries": 4}
     model = student("lola")
     wanted = composer.inspect(model, **looked)
     with torch.inference_mode():
-        found = composer.inspect(model, **looked)
-    assert plain(found) == plain(wanted)
+        findings = composer.inspect(model, **looked)
+    assert plain(findings) == plain(wanted)
 
 
 def test_a_source_is_looked_at_as_it_is() -> None:
-    found = composer.inspect(TEACHER, **PASSKEY)
-    assert found.spec == "softmax"
-    assert found.teacher is None
-    lines = str(found).splitlines()
+    findings = composer.inspect(TEACHER, **PASSKEY)
+    assert findings.spec == "softmax"
+    assert findings.teacher is None
+    lines = str(findings).splitlines()
     assert lines[0] == "teacher on passkey,depth=0.2, 126 tokens"
     assert [line.split()[:3] for line in lines[2:]] == [
         [f"{layer}.{head}", "head", "100"] for layer in range(2) for head in range(4)
     ]
-    assert found._repr_html_().count("<tr>") == 9
+    assert findings._repr_html_().count("<tr>") == 9
 
 
 def test_a_source_is_compared_with_the_teacher_that_is_named(tokenizer: Any, lola: Path) -> None:
-    found = composer.inspect(TEACHER, teacher=lola, length=80, queries=4)
-    assert found.teacher == "lola"
-    assert found.teacher_answered is not None
+    findings = composer.inspect(TEACHER, teacher=lola, length=80, queries=4)
+    assert findings.teacher == "lola"
+    assert findings.teacher_answered is not None
     with pytest.raises(ComposerError, match="nowhere"):
         composer.inspect(TEACHER, teacher="./nowhere", length=80, queries=4)
 
@@ -162,9 +163,9 @@ def test_a_model_in_memory_is_left_as_it_is(tokenizer: Any) -> None:
 
 
 def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
-    found = composer.inspect(student("lawcat"), tokenizer=tokenizer, text="a b c d " * 600, length=1500, queries=2, layers=[0])
-    assert found.bin == 2
-    (head,) = found.heads
+    findings = composer.inspect(student("lawcat"), tokenizer=tokenizer, text="a b c d " * 600, length=1500, queries=2, layers=[0])
+    assert findings.bin == 2
+    (head,) = findings.heads
     assert head.weights["state"].shape == (4, 2, 750)
     np.testing.assert_allclose(head.weights["state"].sum(-1), 1, atol=1e-4)
 
@@ -174,7 +175,7 @@ def test_longer_texts_are_seen_in_bins(tokenizer: Any) -> None:
     [
         ({"text": "a", "tasks": "passkey"}, "`tasks` and `text` exclude each other"),
         ({"text": ""}, "tokens; expected at least 2"),
-        ({"tasks": "perplexity,text=x"}, "name a task that writes a text of its own"),
+        ({"tasks": "perplexity,text=x"}, "name a task that writes its own text"),
         ({"tasks": "passkey,recall"}, "tasks: passkey, recall; a model is looked at on one text at a time"),
         ({"tasks": ["passkey", "recall"]}, "tasks: passkey, recall; a model is looked at on one text at a time"),
         ({"tasks": ["paskey"]}, "did you mean"),

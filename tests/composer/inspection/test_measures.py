@@ -1,4 +1,4 @@
-"""Recall, spectra, half-lives, norms, stretches and bins, against cases whose answers are known."""
+"""Recall, spectra, half-lives, norms, stretches and bins equal known results."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def test_orthogonal_keys_give_every_value_back_and_a_shared_one_does_not() -> No
 
 def test_what_a_head_does_not_have_is_left_out() -> None:
     value = torch.ones(2, 2, 3)
-    there = torch.tensor([[True, True], [False, True]])
+    present = torch.tensor([[True, True], [False, True]])
     back = torch.stack((value[0], torch.zeros(2, 3)))
-    found = recalled([Moment(2, torch.tensor([1, 0]), there, value, back)])
-    assert found.error.tolist() == [[0.0, 0.5]]
-    assert found.stored == (1.5,)
-    assert np.isnan(found.error_by_age[0, 0])
+    recall = recalled([Moment(2, torch.tensor([1, 0]), present, value, back)])
+    assert recall.error.tolist() == [[0.0, 0.5]]
+    assert recall.stored == (1.5,)
+    assert np.isnan(recall.error_by_age[0, 0])
 
 
 def test_effective_rank_counts_directions() -> None:
     vectors = torch.eye(5)[:, :3][:3].repeat(7, 1)[:, None]
-    found = spectrum(torch.nn.functional.pad(vectors, (0, 4)))
-    np.testing.assert_allclose(found.effective_rank, [3.0])
-    np.testing.assert_allclose(found.shares[0], [1 / 3] * 3 + [0.0] * 4)
+    result = spectrum(torch.nn.functional.pad(vectors, (0, 4)))
+    np.testing.assert_allclose(result.effective_rank, [3.0])
+    np.testing.assert_allclose(result.shares[0], [1 / 3] * 3 + [0.0] * 4)
     logs = torch.randn(20, 2, 6).mul(100)
     assert np.isfinite(spectrum(logs, logarithm=True).effective_rank).all()
     plain = torch.rand(20, 2, 6)

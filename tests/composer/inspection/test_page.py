@@ -1,4 +1,4 @@
-"""What the page says of a text is true of it: of one that asks nothing, of one with an answer at its end, of one with several."""
+"""The page describes a text without a question, with an answer at its end, and with several answers correctly."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from composer.inspection.pictures import drawn
 from tests.composer.inspection.conftest import TEACHER
 
 
-def looked(**said: Any) -> tuple[str, str]:
-    """The page without pictures, and what it would say below the first map."""
-    found = composer.inspect(TEACHER, queries=8, **said)
-    return page(found, ()), _map(found)
+def looked(**options: Any) -> tuple[str, str]:
+    """Return the page without pictures, and its text below the first map."""
+    findings = composer.inspect(TEACHER, queries=8, **options)
+    return page(findings, ()), _map(findings)
 
 
-def _map(found: Findings) -> str:
-    return next(picture.says for picture in drawn(found) if picture.name.startswith("weights"))
+def _map(findings: Findings) -> str:
+    return next(picture.says for picture in drawn(findings) if picture.name.startswith("weights"))
 
 
 def test_a_text_that_asks_nothing_has_no_answer() -> None:
@@ -41,6 +41,6 @@ def test_an_answer_is_where_it_is_said_to_be(task: str) -> None:
 
 
 def test_rows_are_of_the_model_and_then_of_its_teacher(lola: Any) -> None:
-    found = composer.inspect(lola, teacher=TEACHER, tasks="passkey", length=96, queries=8)
-    rows = re.findall("<th>(.*?)</th>", page(found, ()))
+    findings = composer.inspect(lola, teacher=TEACHER, tasks="passkey", length=96, queries=8)
+    rows = re.findall("<th>(.*?)</th>", page(findings, ()))
     assert rows == ["heads", "beside", "text", "lola answers", "teacher answers", "weights times values", "written by"]

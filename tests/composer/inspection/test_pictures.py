@@ -1,4 +1,4 @@
-"""Pictures of what was found: legible, each memory of one colour in all of them, and nothing drawn where there is nothing."""
+"""Pictures of an inspection are legible, each memory has one colour in all of them, and there are no empty panels."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ that differ."""
 
 
 @pytest.fixture(scope="module")
-def found(tokenizer: Any) -> Found:
-    """Of a spec's student, looked into when it is first asked for."""
+def findings_of(tokenizer: Any) -> Found:
+    """Return the findings of a spec's student, computed at first use."""
 
     @cache
     def inspected(spec: str) -> Findings:
@@ -49,15 +49,15 @@ def found(tokenizer: Any) -> Found:
 
 
 @pytest.fixture(scope="module")
-def pictures(found: Found) -> Iterator[Pictures]:
-    """Of a spec's student, all still open."""
+def pictures(findings_of: Found) -> Iterator[Pictures]:
+    """Return the pictures of a spec's student, still open."""
     kept: dict[str, list[DrawnFigure]] = {}
 
     def of(spec: str) -> list[DrawnFigure]:
         if spec not in kept:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(offscreen(), "close", lambda _: None)
-                kept[spec] = list(drawn(found(spec)))
+                kept[spec] = list(drawn(findings_of(spec)))
         return kept[spec]
 
     yield of
@@ -89,11 +89,11 @@ def test_a_memory_has_its_colour_in_every_picture_of_every_model(pictures: Pictu
     assert seen["window"] == {WINDOW}
 
 
-def test_two_of_a_model_never_share_a_colour(found: Found) -> None:
-    (first, *_) = found("lola").heads
+def test_two_of_a_model_never_share_a_colour(findings_of: Found) -> None:
+    (first, *_) = findings_of("lola").heads
     names = ("full", "latents", "again", "window")
     head = first.model_copy(update={"memories": names, "kinds": ("full", "latents", "window", "window"), "shares": {"sinks": None}})
-    colours = memory_colours(found("lola").model_copy(update={"heads": (head,)}))
+    colours = memory_colours(findings_of("lola").model_copy(update={"heads": (head,)}))
     assert set(colours) == {*names, "sinks"}
     assert len(set(colours.values())) == len(colours)
     assert WINDOW in (colours["window"], colours["again"])
@@ -122,7 +122,7 @@ def test_half_lives_of_heads_are_dots(pictures: Pictures) -> None:
 
 
 def test_what_is_drawn_has_room(pictures: Pictures) -> None:
-    """Panels that share an axis are as high as the highest of them; a spectrum stops where it says that it does."""
+    """Panels that share an axis have the height of the highest, and a spectrum ends at its stated length."""
     for picture in pictures("lawcat"):
         if picture.name not in ("recall", "conv-taps-key", "spectra"):
             continue

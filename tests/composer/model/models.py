@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
-    """A random Llama whose logits say something: its weights are larger than an untrained model's."""
+    """Return a random Llama with larger weights than at initialisation, so that its logits differ clearly."""
     settings = {
         "vocab_size": 97,
         "hidden_size": 64,
@@ -64,7 +64,7 @@ def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 
 
 def student(spec: str, *overrides: str, source: LlamaForCausalLM | None = None) -> ComposedForCausalLM:
-    """A student in float64, its fresh parameters moved away from their start."""
+    """Return a student in float64 with fresh parameters away from their start."""
     if source is not None:
         return moved(composer.build(spec, source, overrides=overrides))
     made, numbers = _built_once(spec, overrides)
@@ -74,13 +74,13 @@ def student(spec: str, *overrides: str, source: LlamaForCausalLM | None = None) 
 
 @functools.cache
 def _built_once(spec: str, overrides: tuple[str, ...]) -> tuple[ComposedForCausalLM, Tensor]:
-    """A student of the usual source, which is for copies alone, and where its building leaves random numbers."""
+    """Return a cached student of the usual source, to copy, and the random state after its build."""
     with torch.inference_mode(mode=False), torch.enable_grad():  # whoever asks first may do so elsewhere
         return moved(composer.build(spec, llama(), overrides=overrides)), torch.get_rng_state()
 
 
 def moved(model: Any) -> ComposedForCausalLM:
-    """With fresh parameters that are away from their start."""
+    """Move the fresh parameters away from their start."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -90,5 +90,5 @@ def moved(model: Any) -> ComposedForCausalLM:
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
-    """Random ids that are no special token."""
+    """Draw random ids without special tokens."""
     return torch.randint(3, 97, (batch, length), generator=torch.Generator().manual_seed(seed))

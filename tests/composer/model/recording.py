@@ -1,7 +1,6 @@
-"""What a CUDA graph does, on a CPU: operations are recorded with the tensors that they were called with, and replayed on those.
-
-As there, nothing but these operations runs in a replay: no Python, no other tensors; and a step that waits for a number on the host
-cannot be recorded. One thing is otherwise: operations run as they are recorded, so their tensors are put back afterwards.
+"""A CUDA graph simulated on a CPU: operations are recorded with their tensors, and replayed on them. A replay runs these
+operations only, without Python or other tensors. A step that needs a number on the host cannot be recorded. Unlike in CUDA,
+operations run while they are recorded, so their tensors are restored afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonz
 
 
 class Operations(TorchDispatchMode):
-    """Keeps what is called, and what comes of it."""
+    """Record the called operations and their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,23 +36,23 @@ class Operations(TorchDispatchMode):
         name, kwargs = func._schema.name, kwargs or {}
         if name in WAITING:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
-        given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-        for one in given:
-            key = one.untyped_storage().data_ptr()
+        tensors_in = [tensors_in for tensors_in in tree_flatten((args, kwargs))[0] if isinstance(tensors_in, Tensor)]
+        for tensor in tensors_in:
+            key = tensor.untyped_storage().data_ptr()
             if key not in self.made and key not in self.before:
-                whole = torch.as_strided(one, (one.untyped_storage().nbytes() // one.element_size(),), (1,), 0)
+                whole = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
                 self.before[key] = whole, whole.clone()
-        found = func(*args, **kwargs)
-        outputs = [one for one in tree_flatten(found)[0] if isinstance(one, Tensor)]
-        old = {one.untyped_storage().data_ptr() for one in given}
-        fresh = [one for one in outputs if one.untyped_storage().data_ptr() not in old]
-        self.made |= {one.untyped_storage().data_ptr() for one in fresh}
+        result = func(*args, **kwargs)
+        outputs = [tensor for tensor in tree_flatten(result)[0] if isinstance(tensor, Tensor)]
+        old = {tensor.untyped_storage().data_ptr() for tensor in tensors_in}
+        fresh = [tensor for tensor in outputs if tensor.untyped_storage().data_ptr() not in old]
+        self.made |= {tensor.untyped_storage().data_ptr() for tensor in fresh}
         self.called.append((func, args, kwargs, fresh))
-        return found
+        return result
 
 
 def recorded(step: Computation) -> Computation:
-    """As ``composer.model.cuda_graph.captured``, without a GPU."""
+    """Replace ``composer.model.cuda_graph.captured`` without a GPU."""
     with Operations() as operations:
         logits = step()
     for whole, before in operations.before.values():
@@ -61,9 +60,9 @@ def recorded(step: Computation) -> Computation:
 
     def replay() -> Tensor:
         for func, args, kwargs, fresh in operations.called:
-            found = [one for one in tree_flatten(func(*args, **kwargs))[0] if isinstance(one, Tensor)]
+            result = [result for result in tree_flatten(func(*args, **kwargs))[0] if isinstance(result, Tensor)]
             if fresh:
-                for old, new in zip(fresh, found, strict=True):
+                for old, new in zip(fresh, result, strict=True):
                     old.copy_(new)
         return logits
 
@@ -71,7 +70,7 @@ def recorded(step: Computation) -> Computation:
 
 
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *asking: ModuleType) -> None:
-    """Steps are recorded here as on a GPU, where Python looks at no numbers. asking: modules that ask whether they may be."""
+    """Record steps as on a GPU, where Python reads no numbers. asking: modules that ask whether they may record."""
     for module in (flow, tensors, ring, window):
         monkeypatch.setattr(module, "may_look", lambda numbers: False)
     monkeypatch.setattr(product, "captured", recorded)

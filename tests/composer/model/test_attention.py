@@ -1,4 +1,4 @@
-"""A layer's attention with heads in it: what it answers by itself, who hears of it, and what it says where it is called alone."""
+"""A layer's attention with heads: its output on its own, its listener, and its errors if it is called alone."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.composer.model.models import student, tokens
 
 
 def heard(spec: str, *overrides: str) -> tuple[Any, list[tuple[LayerCall, Any, torch.Tensor]]]:
-    """The first layer's attention of a student that has read a few tokens, and what its listener was told."""
-    model, told = student(spec, *overrides), []
+    """Return the attention of a student's first layer after a few tokens, and the events of its listener."""
+    model, messages = student(spec, *overrides), []
     (_, attention), *_ = attentions(model)
-    attention.listener = lambda *said: told.append(said)
+    attention.listener = lambda *event: messages.append(event)
     with torch.no_grad():
         model(tokens(2, 11))
-    return attention, told
+    return attention, messages
 
 
 @pytest.mark.parametrize("spec", ["lolcats", "lawcat", "latte-macchiato"])
 def test_by_itself_it_answers_as_in_the_model(spec: str) -> None:
-    """From an empty state: the layer's output, and its heads' alone, for which the rest of the host is left out."""
+    """From an empty state, the output of the layer and of its heads alone equal those in the model."""
     attention, ((call, options, output),) = heard(spec)
     assert call.heads is not None
     assert not call.alone
@@ -49,8 +49,8 @@ def test_a_layer_without_the_tokens_of_a_call() -> None:
 
 def test_tokens_go_to_another_device_once_a_call() -> None:
     _, ((call, _, _),) = heard("lolcats")
-    passed, there = call.passed, torch.device("meta")
+    passed, device = call.passed, torch.device("meta")
     assert passed.on(torch.device("cpu")) is passed
-    moved = passed.on(there)
-    assert moved.tokens.position.device == there
-    assert passed.on(there).tokens is moved.tokens, "all layers that stand there share them"
+    moved = passed.on(device)
+    assert moved.tokens.position.device == device
+    assert passed.on(device).tokens is moved.tokens, "all layers that stand there share them"

@@ -1,6 +1,6 @@
-"""`output_attentions=True` gives what each head attends to: a softmax student's weights are those that transformers computes for
-its source, padded or not, and any other's are what its memories imply, in inference mode, too. Where weights are no attention it is
-refused."""
+"""`output_attentions=True` returns the weights of each head: those of the source for a softmax student, padded or not, and the
+implied weights for others, also in inference mode. Heads without attention weights are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_of_full_heads_they_are_those_of_the_source() -> None:
     source.set_attn_implementation("eager")
     ids, mask = padded()
     wanted = source(ids, attention_mask=mask, output_attentions=True).attentions
-    found = student("softmax", source=source)(ids, attention_mask=mask, output_attentions=True).attentions
-    assert len(found) == len(wanted) == 3
+    actual = student("softmax", source=source)(ids, attention_mask=mask, output_attentions=True).attentions
+    assert len(actual) == len(wanted) == 3
     real = mask.bool()
-    for own, theirs in zip(found, wanted, strict=True):
+    for own, theirs in zip(actual, wanted, strict=True):
         assert own.shape == (3, 4, 20, 20)
         rows = real[:, None, :, None].expand_as(own)
         torch.testing.assert_close(own[rows], theirs[rows], rtol=0, atol=1e-5)
@@ -51,12 +51,12 @@ def test_of_others_they_are_what_their_memories_imply(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["softmax", "lola", "forgetting", "latte-bidirectional"])
 def test_inference_mode_changes_nothing(spec: str) -> None:
-    """It knows no gradients, and weights are gradients."""
+    """Weights are computed as gradients, which inference mode does not record."""
     model, (ids, mask) = student(spec), padded()
     wanted = model(ids, attention_mask=mask, output_attentions=True).attentions
     with torch.inference_mode():
-        found = model(ids.clone(), attention_mask=mask.clone(), output_attentions=True).attentions
-    for own, before in zip(found, wanted, strict=True):
+        actual = model(ids.clone(), attention_mask=mask.clone(), output_attentions=True).attentions
+    for own, before in zip(actual, wanted, strict=True):
         torch.testing.assert_close(own, before, rtol=0, atol=0)
     assert all(parameter.requires_grad for parameter in model.parameters())
 

@@ -1,4 +1,4 @@
-"""What a cache holds is what it says: no state keeps a longer tensor alive that it was once a part of."""
+"""A cache uses the reported memory: no state keeps a longer tensor alive by a view."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_memory_of_a_prefill_is_given_back(spec: str) -> None:
 
 @torch.no_grad()
 def test_a_call_that_was_cut_short_is_not_gone_on_from() -> None:
-    """Its first layers have taken the token, and the others have not."""
+    """The first layers have processed the token and the others have not, so the cache is refused."""
     model, ids = student("lolcats"), tokens(1, 7)
     for begun in (model(ids[:, :6]).past_key_values, ComposedCache(len(model.model.layers))):
         cut = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)

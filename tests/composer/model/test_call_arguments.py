@@ -1,4 +1,4 @@
-"""A student takes the arguments that transformers' Llama takes, and its losses and outputs are computed as Llama's are."""
+"""A student accepts the arguments of transformers' Llama, and computes losses and outputs as Llama does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 def resized(model: Any) -> Any:
-    """A copy with an embedding for more tokens, which start as the mean of the others."""
+    """Return a copy with more embeddings, which start as the mean of the others."""
     larger = copy.deepcopy(model)
     torch.manual_seed(4)
     larger.resize_token_embeddings(120)
@@ -55,15 +55,15 @@ def test_a_student_answers_as_its_source(host: str, call: str) -> None:
 
 @torch.no_grad()
 def test_a_tuple_has_what_llamas_has() -> None:
-    found, wanted = (
+    actual, wanted = (
         [type(value).__name__ for value in model(IDS, labels=IDS, output_hidden_states=True, use_cache=False, return_dict=False)]
         for model in (student("lolcats"), llama())
     )
-    assert found == wanted
+    assert actual == wanted
 
 
 def test_loops_find_llamas_arguments() -> None:
-    """Trainer keeps the columns of data that ``forward`` names, and ``generate`` the masks; PEFT looks at it, too."""
+    """Trainer keeps the columns that ``forward`` names, ``generate`` the masks, and PEFT reads the signature, too."""
     own, llamas = (inspect.signature(model.forward).parameters for model in (student("softmax"), LlamaForCausalLM))
     assert list(own) == [name for name in llamas if name != "self"]
 
@@ -71,7 +71,7 @@ def test_loops_find_llamas_arguments() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("spec", ["softmax", "lolcats", "gla", "mamba2"])
 def test_tensors_without_numbers(spec: str) -> None:
-    """On the device ``meta`` a model has its shapes."""
+    """A model on the device ``meta`` computes shapes."""
     model = student(spec).to("meta")
     ids, mask = (tensor.to("meta") for tensor in (IDS, torch.ones_like(IDS)))
     assert model(ids).logits.shape == (2, 12, 97)

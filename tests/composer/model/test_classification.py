@@ -1,4 +1,4 @@
-"""The classifier: the mean over real tokens, whatever padding stands around them, and transformers' own losses."""
+"""The classifier averages real tokens for any padding, and uses transformers' losses."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_classifier_is_a_source_for_other_heads(tmp_path: Path) -> None:
 
 
 def test_a_language_model_becomes_a_classifier_as_transformers_has_it(tmp_path: Path) -> None:
-    """Its score is new, what is saved says so, and can be built from."""
+    """Its score matrix is new, the saved folder says so, and can be a source."""
     composer.build("softmax", llama()).save_pretrained(tmp_path / "model")
     made = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
     assert made(tokens(1, 5)).logits.shape == (1, 3)

@@ -1,5 +1,4 @@
-"""A step of decode is one graph: torch.compile finds nothing in it that it would have to leave to Python or to wait for. And calls
-of several lengths are, as users make them."""
+"""A step of decode is one graph: torch.compile finds no graph break and no wait. Calls of several lengths also compile."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ BUILT = "composer.build({spec!r}, llama(num_hidden_layers={count}))"
 
 
 def small(name: str) -> list[str]:
-    """Memories that overflow."""
+    """Return a spec whose memories overflow."""
     spec = load_spec(name)
     heads = {"head": spec.head} | {f"heads.{key}": head for key, head in spec.heads.items()}
     return [
@@ -85,19 +84,21 @@ MASKED, PLAIN = dealt(covering(LAYERS, WITH_STATE)), dealt(covering(LAYERS, {"me
 
 @pytest.mark.parametrize("part", MASKED)
 def test_a_masked_step_of_decode_is_one_graph(part: str) -> None:
-    """Every part with a state, four rows, a mask and positions."""
+    """This covers every part with a state, with four rows, a mask and positions."""
     assert printed_of(MASKED[part], PROGRAM.replace("{model}", BUILT), calls=CALLS[:1]) == "compared"
 
 
 @pytest.mark.parametrize("part", PLAIN)
 def test_a_step_of_decode_is_one_graph(part: str) -> None:
-    """Every kind of memory, one row, neither a mask nor positions."""
+    """This covers every kind of memory, with one row and neither a mask nor positions."""
     assert printed_of(PLAIN[part], PROGRAM.replace("{model}", BUILT), calls=CALLS[1:]) == "compared"
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_a_step_of_decode_on_a_trunk_of_its_own_is_one_graph(trunk: str) -> None:
-    """Each with softmax heads, since only the trunk differs from the models above; one of them with the other two calls, too."""
+    """The heads are softmax, since only the trunk differs from the models above. One trunk is also tested with the other two
+    calls.
+    """
     assert compared_on(TRUNKS[trunk], CALLS + OTHERS if trunk == "learned" else CALLS)
 
 
@@ -109,8 +110,9 @@ def test_a_step_of_decode_behind_padding_may_be_one_column_more_than_positions_a
     ("spec", "calls"), [("latte-macchiato", ((0, 7), (7, 16), (16, 17))), ("softmax", ((0, 7), (7, 16), (16, 17), (17, 18)))]
 )
 def test_calls_of_several_lengths_from_no_cache_on(spec: str, calls: tuple[tuple[int, int], ...]) -> None:
-    """The cache is made in the call that is compiled, and a second length tells the compiler that lengths differ. The memory of
-    softmax grows in two steps, which receive their positions."""
+    """The compiled call creates the cache, and a second length marks lengths as dynamic. Softmax's memory grows in two steps
+    with positions.
+    """
     assert printed_of(layers_of([spec], lambda _: []), CONVERSATION, calls=calls) == "compared"
 
 

@@ -1,5 +1,5 @@
-"""Decode steps that are recorded and replayed write the same tokens: on a CPU their operations are recorded (``recording``), which
-shows what a CUDA graph needs, that nothing but them is in a step; on a GPU (`make gpu`) it is a CUDA graph.
+"""Recorded and replayed decode steps write the same tokens. On a CPU their operations are recorded (``recording``), which shows
+that a step has nothing else. On a GPU (`make gpu`) it is a CUDA graph.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
-    """Recorders are made on a CPU, where Python looks at no numbers either; those that were made."""
+    """Make recorders on a CPU, where Python reads no numbers either. Yields the recorders."""
     made: list[Recorder] = []
 
     def recording_of(self: ComposedForCausalLM, cache: Any) -> Recorder:
@@ -63,7 +63,7 @@ def without(model: ComposedForCausalLM, ids: torch.Tensor, **settings: Any) -> t
 
 @pytest.mark.parametrize("spec", CAUSAL)
 def test_every_spec_writes_the_same(spec: str, replays: list[Recorder]) -> None:
-    """And is recorded where its state does not grow."""
+    """Steps are recorded if the state does not grow."""
     model, ids = small(spec), tokens(2, 9)
     wanted = without(model, ids, **GREEDY)
     assert not replays
@@ -101,14 +101,14 @@ def test_a_conversation_goes_on_and_a_copy_is_left_alone(replays: list[Recorder]
     kept = copy.deepcopy(first.past_key_values)
     longer = torch.cat((first.sequences, ids[:, 9:]), 1)
     more = GREEDY | {"attention_mask": torch.ones_like(longer)}
-    found = model.generate(longer, past_key_values=first.past_key_values, **more)
-    assert torch.equal(model.generate(longer, past_key_values=kept, **more), found)
-    assert torch.equal(without(model, longer, **more), found)
-    assert all(one.replays for one in replays)
+    generated = model.generate(longer, past_key_values=first.past_key_values, **more)
+    assert torch.equal(model.generate(longer, past_key_values=kept, **more), generated)
+    assert torch.equal(without(model, longer, **more), generated)
+    assert all(replay.replays for replay in replays)
 
 
 def test_no_recorded_step_goes_beyond_learned_positions(replays: list[Recorder]) -> None:
-    """A replay looks at no position, so the model does in its place, and a text that is padded may end beyond."""
+    """A replay does not check positions, so the model does. A padded text may end beyond them."""
     made: Any = fresh("lolcats", embedding="learned", length=16)
     ids, mask = tokens(1, 9), torch.tensor([[0] * 2 + [1] * 7])
     assert torch.equal(made.generate(ids, **GREEDY | {"max_new_tokens": 8}), without(made, ids, **GREEDY | {"max_new_tokens": 8}))
@@ -116,11 +116,11 @@ def test_no_recorded_step_goes_beyond_learned_positions(replays: list[Recorder])
         made.generate(ids, **GREEDY)
     settings = GREEDY | {"attention_mask": mask}
     assert torch.equal(made.generate(ids, **settings), without(made, ids, **settings))
-    assert all(one.replays for one in replays)
+    assert all(replay.replays for replay in replays)
 
 
 def test_positions_of_ones_own_are_not_recorded(replays: list[Recorder]) -> None:
-    """What a step is to be told apart from its cache is not in the recorded one."""
+    """Explicit positions are not part of a recorded step."""
     model, ids = small("lolcats"), tokens(2, 9)
     position = torch.arange(9).expand(2, -1) + 3
     wanted = without(model, ids, position_ids=position, **GREEDY)
@@ -133,22 +133,22 @@ def test_what_asks_for_more_runs_as_ever(more: dict[str, Any], replays: list[Rec
     model, ids = small("lolcats"), tokens(2, 9)
     settings = GREEDY | more | {"return_dict_in_generate": True}
     wanted = without(model, ids, **settings)
-    found = model.generate(ids, **settings)
-    assert torch.equal(found.sequences, wanted.sequences)
-    assert not any(one.replays for one in replays)
+    generated = model.generate(ids, **settings)
+    assert torch.equal(generated.sequences, wanted.sequences)
+    assert not any(replay.replays for replay in replays)
 
 
 def test_logits_stay_as_they_were(replays: list[Recorder]) -> None:
-    """Those of a step are not written over by the next; states and columns are those of the steps as ever."""
+    """The next step does not overwrite a step's logits, states and columns."""
     model, ids = small("lolcats"), tokens(2, 15)
     with torch.no_grad():
         caches = [model(ids[:, :9], use_cache=True).past_key_values for _ in range(2)]
         wanted = [model(input_ids=ids[:, [column]], past_key_values=caches[0]).logits for column in range(9, 15)]
         recorder = model.recording(caches[1])
-        found = [model(input_ids=ids[:, [column]], past_key_values=caches[1]).logits for column in range(9, 15)]
+        actual = [model(input_ids=ids[:, [column]], past_key_values=caches[1]).logits for column in range(9, 15)]
     assert recorder.replays
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(actual, wanted, strict=True):
+        assert torch.equal(first, other)
     for layer in range(3):
         ours, theirs = caches[1].state(layer), caches[0].state(layer)
         assert ours.columns == theirs.columns == 15
@@ -170,7 +170,7 @@ def test_another_model_and_gradients_are_not_its_own(replays: list[Recorder]) ->
 
 
 def test_a_text_within_another_takes_nothing_from_it(replays: list[Recorder]) -> None:
-    """``generate`` is called at each token of another call, as threads do; each cache keeps the recorder of its own call."""
+    """``generate`` is called at each token of another call, as threads do. Each cache keeps the recorder of its own call."""
     model, ids, settings = small("lolcats"), tokens(2, 9), GREEDY | {"max_new_tokens": 5}
     wanted = without(model, ids, **settings)
 
@@ -181,11 +181,11 @@ def test_a_text_within_another_takes_nothing_from_it(replays: list[Recorder]) ->
     outer = model.generate(ids, stopping_criteria=StoppingCriteriaList([within]), **settings)
     assert torch.equal(outer, wanted)
     assert len(replays) == 1 + settings["max_new_tokens"]
-    assert all(one.replays for one in replays)
+    assert all(replay.replays for replay in replays)
 
 
 def test_a_cache_that_is_given_back_has_no_recorder(replays: list[Recorder]) -> None:
-    """Nor one that was given, or whose call failed; a recorder keeps no cache alive."""
+    """A returned cache has no recorder, nor has one that was passed in or whose call failed. A recorder keeps no cache alive."""
     model, ids = small("lolcats"), tokens(2, 12)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
     alive = ref(first.past_key_values)
@@ -245,4 +245,4 @@ def test_a_cuda_graph_writes_the_same(spec: str, mode: str) -> None:
     model.recording = lambda cache: made.append(whole(cache)) or made[-1]  # pyright: ignore[reportAttributeAccessIssue]
     wanted = without(model, ids, **MODES[mode])
     assert torch.equal(model.generate(ids, **MODES[mode]), wanted)
-    assert [one.replays for one in made] == [True]
+    assert [replay.replays for replay in made] == [True]

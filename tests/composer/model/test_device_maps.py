@@ -1,5 +1,6 @@
-"""A model whose layers stand on several devices, each layer's inputs moved to it as device maps do. The second device is ``meta``,
-which has shapes and no numbers, and refuses operations with tensors of another one."""
+"""A model with layers on several devices moves each layer's inputs to it, as device maps do. The second device is ``meta``,
+which computes shapes only and refuses tensors of another device.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.composer.model.models import student, tokens
 
 
 def moved(module: nn.Module, arguments: Any, options: Any) -> tuple[Any, Any]:
-    """The hook of a device map."""
+    """Return the hook of a device map."""
     return send_to_device(arguments, "meta"), send_to_device(options, "meta", skip_keys="past_key_values")
 
 

@@ -1,4 +1,4 @@
-"""Packed documents are apart, whichever of transformers' and TRL's arguments state them; statements that differ are refused."""
+"""Packed documents are separate for each of transformers' and TRL's arguments, and contradicting arguments are rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def documents() -> list[Tensor]:
 
 
 def collated(**options: Any) -> dict[str, Any]:
-    """The documents as transformers packs them into one row."""
+    """Return the documents packed into one row by transformers."""
     return DataCollatorWithFlattening(**options)([{"input_ids": document[0].tolist()} for document in documents()])
 
 
@@ -54,7 +54,7 @@ def test_collated_documents_of_other_hosts(family: str) -> None:
 
 @torch.no_grad()
 def test_positions_that_do_not_begin_at_0() -> None:
-    """A collator may count from 1: the documents are those of any other."""
+    """A collator may count positions from 1. The documents are the same."""
     model, batch = student("lolcats"), collated(position_ids_start=1)
     alone = [model(document, position_ids=torch.arange(1, document.shape[1] + 1)[None]).logits for document in documents()]
     torch.testing.assert_close(model(**batch).logits, torch.cat(alone, 1), rtol=0, atol=1e-10)
@@ -63,13 +63,13 @@ def test_positions_that_do_not_begin_at_0() -> None:
 def test_gradients_are_those_of_bounds() -> None:
     model, batch = student("lolcats", "head.memory.0.size=5").train(), collated(**COLLATORS["all"])
     bounds = {"input_ids": batch["input_ids"], "labels": batch["labels"], "cu_seqlens": batch["cu_seq_lens_q"]}
-    found = []
-    for said in (batch, bounds):
+    gradients_of = []
+    for packing in (batch, bounds):
         model.zero_grad()
-        model(**said).loss.backward()
-        found.append({name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(of, found[1][name]) for name, of in found[0].items())
+        model(**packing).loss.backward()
+        gradients_of.append({name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None})
+    assert gradients_of[0].keys() == gradients_of[1].keys()
+    assert all(torch.equal(of, gradients_of[1][name]) for name, of in gradients_of[0].items())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Specs read as users read them are the papers' formulas, written out over all pairs; and where specs should mean the same, their
-models answer the same."""
+"""Specs as users write them equal the papers' formulas over all pairs, and specs with the same meaning give equal models."""
 
 from __future__ import annotations
 
@@ -32,25 +31,25 @@ def logits(model: torch.nn.Module, ids: Tensor, **more: Any) -> Tensor:
 
 
 def in_pieces(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    """The logits of 24 tokens, a few at a time and one at a time, from what the call before handed on."""
-    found, cache = [], None
+    """Return the logits of 24 tokens in calls of a few tokens and of one token with a cache."""
+    pieces, cache = [], None
     for start, end in ((0, 9), (9, 10), (10, 21), (21, 22), (22, 24)):
         with torch.no_grad():
             answer = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
         cache = answer.past_key_values
-        found.append(answer.logits)
-    return torch.cat(found, 1)
+        pieces.append(answer.logits)
+    return torch.cat(pieces, 1)
 
 
 def padded(rows: list[Tensor], before: list[int], width: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask, with so many columns of padding in front of each row and the rest behind it."""
+    """Return ids and mask with some columns of padding before each row and the rest after it."""
     room = [(count, width - count - len(row)) for row, count in zip(rows, before, strict=True)]
     ids = torch.stack([functional.pad(row, sides, value=9) for row, sides in zip(rows, room, strict=True)])
     return ids, torch.stack([functional.pad(torch.ones_like(row), sides) for row, sides in zip(rows, room, strict=True)])
 
 
 class Layer:
-    """The middle layer of a model, and what its formula is made of: query, key and value ``B H T D``, turned, one a query head."""
+    """The middle layer of a model, and the inputs of its formula: query, key and value ``B H T D``, rotated, one per query head."""
 
     def __init__(self, model: Composed, batch: int = 2) -> None:
         attention = model.model.layers[1].self_attn
@@ -63,35 +62,35 @@ class Layer:
         self.chunks = place[:, None] // 4 - place // 4
 
     def projected(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As Llama has it: 4 query heads, 2 key heads of consecutive pairs of them, and rope from transformers' own tables."""
+        """Project as Llama does: 4 query heads on 2 key heads, and rope from transformers' tables."""
         cos, sin = llama().model.rotary_emb(self.hidden, torch.arange(LENGTH)[None])
         projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
-        query, key, value = (one(inputs).unflatten(2, (-1, 16)).transpose(1, 2) for one in projections)
-        query, key = (one * cos + torch.cat((-one[..., 8:], one[..., :8]), -1) * sin for one in (query, key))
+        query, key, value = (projection(inputs).unflatten(2, (-1, 16)).transpose(1, 2) for projection in projections)
+        query, key = (states * cos + torch.cat((-states[..., 8:], states[..., :8]), -1) * sin for states in (query, key))
         return query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
 
     def parameter(self, name: str) -> Tensor:
-        """Of the head, by its name in the checkpoint."""
+        """Return a parameter of the head by its name in the checkpoint."""
         return self.attention.composed.get_parameter(f"head.{name}").detach()
 
     def products(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """φ(q)·φ(k) of all pairs, of queries and keys behind a matrix each."""
+        """Return φ(q)·φ(k) of all pairs after a matrix each for queries and keys."""
         mapped = (
             torch.einsum("bhtd,hdf->bhtf", states, self.parameter(f"feature_map.{side}_weight"))
             for states, side in ((self.query, "query"), (self.key, "key"))
         )
-        query, key = (function(one) for one in mapped)
+        query, key = (function(states) for states in mapped)
         return query @ key.mT
 
     def exponents(self) -> Tensor:
         return self.query @ self.key.mT / 4
 
     def output(self, weights: Tensor) -> Tensor:
-        """Weights of all pairs, in two shares or one, on their values."""
+        """Apply the weights of all pairs, in two shares or one, to their values."""
         return self.attention.o_proj((weights @ self.value).transpose(1, 2).flatten(2))
 
     def answer(self) -> Tensor:
-        """What the model computes."""
+        """Return the model's output."""
         tokens = Tokens(torch.arange(LENGTH).expand(len(self.hidden), -1))
         return self.attention.answers(self.hidden, Passed(tokens, "torch"), {})
 
@@ -101,7 +100,7 @@ def hedgehog(mapped: Tensor) -> Tensor:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Over what they sum up to, 0 where that is nothing."""
+    """Divide by the sum, with 0 for an empty sum."""
     total = weights.sum(-1, keepdim=True)
     return weights / total.where(total > 0, 1.0)
 
@@ -109,7 +108,7 @@ def shares(weights: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", ["sliding", "terraced"])
 @torch.no_grad()
 def test_lolcats_as_its_code_has_it(shape: str) -> None:
-    """Window logits minus their row maximum, times σ(w) as exponentials; the linear term is not rescaled."""
+    """The window's exponentials subtract the row maximum and are multiplied by σ(w). The linear term is not rescaled."""
     model = student("lolcats-terraced", "head.memory.0.size=4", f"head.memory.0.shape={shape}")
     layer = Layer(model)
     near = layer.back < 4 if shape == "sliding" else layer.chunks <= 1
@@ -125,7 +124,9 @@ def test_lolcats_as_its_code_has_it(shape: str) -> None:
 
 @torch.no_grad()
 def test_lolcats_as_its_workshop_paper_has_it() -> None:
-    """Equation 8: the window's softmax has the share σ, linear attention to all before it 1 - σ, by exp(xW + x) (equation 6)."""
+    """Equation 8: σ times the window's softmax plus 1 - σ times linear attention to all earlier pairs, with exp(xW + x)
+    (equation 6).
+    """
     layer = Layer(student("lolcats-workshop"))
     sigma = layer.parameter("window.weight").sigmoid()[:, None, None]
     window = (layer.back >= 0) & (layer.back < 16)
@@ -141,7 +142,7 @@ def test_lolcats_as_its_workshop_paper_has_it() -> None:
 @pytest.mark.parametrize("read", ["shared", "mixture"])
 @torch.no_grad()
 def test_a_weight_of_each_token(read: str) -> None:
-    """σ(w·x_t) times the window's exponentials in one denominator, or the share of the window, with 1 - σ for the state."""
+    """σ(w·x_t) scales the window's exponentials in one denominator, or is the share of the window beside 1 - σ for the state."""
     head = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4, "weight": "token"}, "state"], "read": read}
     layer = Layer(composer.build({"compose": 1, "name": "x", "head": head}, llama()))
     sigma = (layer.hidden @ layer.parameter("window.weight").T).sigmoid().transpose(1, 2)[..., None]
@@ -155,16 +156,16 @@ def test_a_weight_of_each_token(read: str) -> None:
 
 @pytest.mark.parametrize("read", ["exact", "row_max"])
 def test_lola_without_a_cache_is_lolcats_on_its_own_weights(read: str) -> None:
-    """Both as they are shipped but for the read, on texts of more than three chunks of 64."""
+    """Both are the shipped specs except for the read, on texts of more than three chunks of 64."""
     lolcats, ids = student("lolcats-terraced", f"head.read.scale={read}"), tokens(2, 210)
     lola = composer.build("lola", llama(), overrides=["head.memory.1.size=0", f"head.read={{kind: shared, scale: {read}}}"])
     lola.load_state_dict(lolcats.state_dict(), strict=True)
     torch.testing.assert_close(logits(lola, ids), logits(lolcats, ids), rtol=0, atol=1e-9)
     cached = composer.build("lola", llama(), overrides=[f"head.read={{kind: shared, scale: {read}}}"])
     cached.load_state_dict(lolcats.state_dict(), strict=True)
-    found = logits(cached, ids)
-    torch.testing.assert_close(found[:, :128], logits(lolcats, ids)[:, :128], rtol=0, atol=1e-9)
-    assert (found[:, 128:] - logits(lolcats, ids)[:, 128:]).abs().max() > 1e-3, "a cache of 64 makes a difference once it is used"
+    result = logits(cached, ids)
+    torch.testing.assert_close(result[:, :128], logits(lolcats, ids)[:, :128], rtol=0, atol=1e-9)
+    assert (result[:, 128:] - logits(lolcats, ids)[:, 128:]).abs().max() > 1e-3, "a cache of 64 makes a difference once it is used"
 
 
 def test_lola_with_room_for_everything_is_its_source() -> None:
@@ -175,21 +176,21 @@ def test_lola_with_room_for_everything_is_its_source() -> None:
 
 @pytest.mark.parametrize(("keep", "shape"), [("self_recall", "sliding"), ("squared_error", "terraced"), ("random", "sliding")])
 def test_lola_sees_no_padding_and_goes_on_where_it_was(keep: str, shape: str) -> None:
-    """Rows of 20, 24 and 8 tokens with padding before them, or behind, whole and in pieces with a cache."""
+    """Rows of 20, 24 and 8 tokens have padding before or after them, whole and in pieces with a cache."""
     source = llama(num_hidden_layers=2)
     model = student("lola", *SMALL, f"head.memory.1.keep={keep}", f"head.memory.0.shape={shape}", source=source)
     rows = [tokens(1, length, seed=length)[0] for length in (20, 24, 8)]
     alone = [logits(model, row[None])[0] for row in rows]
     for left in (True, False):
         ids, mask = padded(rows, [24 - len(row) if left else 0 for row in rows], 24)
-        found = [logits(model, ids, attention_mask=mask), in_pieces(model, ids, mask)]
+        actual = [logits(model, ids, attention_mask=mask), in_pieces(model, ids, mask)]
         for row, real, wanted in zip(range(3), mask.bool(), alone, strict=True):
-            for one in found:
-                torch.testing.assert_close(one[row, real], wanted, rtol=0, atol=1e-10)
+            for answers in actual:
+                torch.testing.assert_close(answers[row, real], wanted, rtol=0, atol=1e-10)
 
 
 def mixed(hidden: Tensor, filters: Tensor, norm: Tensor) -> Tensor:
-    """Three taps over the last tokens, then RMSNorm."""
+    """Apply three taps over the last tokens, then RMSNorm."""
     padded = functional.pad(hidden, (0, 0, 2, 0))
     taps = sum(filters[:, tap] * padded[:, tap : tap + LENGTH] for tap in range(3))
     assert isinstance(taps, Tensor)
@@ -198,7 +199,7 @@ def mixed(hidden: Tensor, filters: Tensor, norm: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_queries_and_keys_of_mixed_inputs() -> None:
-    """Values are of the hidden state itself."""
+    """Values are projected from the unmixed hidden state."""
     spec = "rglru-window"
     layer = Layer(student(spec, "head.mix_input={kind: conv, kernel: 3, feeds: qk}", "head.memory.0.size=5"))
     inputs = mixed(layer.hidden, layer.parameter("mix_input.weight"), layer.parameter("mix_input.norm"))
@@ -231,7 +232,7 @@ def test_mixed_queries_and_keys_go_on_where_they_were() -> None:
 
 @torch.no_grad()
 def test_what_a_thread_mixes_is_its_own() -> None:
-    """Another one runs the model between the projections of queries and of keys."""
+    """Another thread runs the model between the projections of queries and of keys."""
     model, ids = student("rglru-window", "head.mix_input.blocks=4", "head.memory.0.size=6"), tokens(2, 24)
     expected, runs = logits(model, ids), list[Tensor]()
     (_, attention), *_ = attentions(model)
@@ -248,7 +249,7 @@ def test_what_a_thread_mixes_is_its_own() -> None:
 
 
 def classifier() -> ComposedForSequenceClassification:
-    """Latte both ways, on a small trunk, with weights that are large enough to say something."""
+    """Bidirectional Latte on a small trunk with weights large enough for different outputs."""
     model = composer.build("latte-bidirectional", fresh=True, overrides=ENCODER, dtype="float64")
     assert isinstance(model, ComposedForSequenceClassification)
     generator = torch.Generator().manual_seed(5)
@@ -278,10 +279,10 @@ def test_a_classifier_of_both_directions_sees_no_padding_forward_or_backward() -
 
 
 def test_a_classifier_of_both_directions_hangs_on_every_token_whatever_their_order() -> None:
-    """Without positions a text is a bag of its tokens; and the first tokens see the last."""
+    """Without positions the order of tokens does not matter, and the first tokens see the last."""
     model, ids = classifier(), tokens(1, 12)
-    found = logits(model, ids)
-    torch.testing.assert_close(logits(model, ids.flip(1)), found, rtol=0, atol=1e-10)
+    result = logits(model, ids)
+    torch.testing.assert_close(logits(model, ids.flip(1)), result, rtol=0, atol=1e-10)
     with torch.no_grad():
-        states = [model.model(one).last_hidden_state[:, 0] for one in (ids, ids[:, :11])]
+        states = [model.model(text).last_hidden_state[:, 0] for text in (ids, ids[:, :11])]
     assert (states[0] - states[1]).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""A model runs on PyTorch's fake tensors, which have shapes and no numbers; what asks for them ahead of a run does so."""
+"""A model runs on PyTorch's fake tensors, which have shapes and no numbers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PARTS = dealt(layers_of(["softmax", "lolcats", "lola", "lawcat", "gated-deltanet
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_prefill_has_its_shapes(part: str) -> None:
-    """With gradients and a mask, and without either."""
+    """A prefill has its shapes with gradients and a mask, and without either."""
     layers = PARTS[part]
     model = composer.build(document(layers), llama(num_hidden_layers=len(layers)))
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             ids = fake.from_tensor(torch.zeros(2, 12, dtype=torch.int64))
-            mask, position = (fake.from_tensor(one.expand(2, 12)) for one in (torch.ones(12), torch.arange(12)))
+            mask, position = (fake.from_tensor(tensor.expand(2, 12)) for tensor in (torch.ones(12), torch.arange(12)))
             options = {"attention_mask": mask, "position_ids": position} if gradients else {}
             assert model(ids, use_cache=False, **options).logits.shape == (2, 12, 97)

@@ -1,4 +1,4 @@
-"""A state below a sparse cache, while pairs fall into it: when the cache looks at it."""
+"""A sparse cache reads the state below it at the right time while pairs enter the state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ KEY = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
 @pytest.mark.parametrize("pieces", [(4,), (3, 1), (1, 1, 1, 1)], ids=str)
 def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int, ...]) -> None:
-    """One place above a state that keeps 7 %. Of values 8 and 4 the cache keeps 8, and 4 falls. As -1 follows, the state answers 4
-    to both, so that -1 is the farther from it; a decay later it would answer 0.27, and 8 would be."""
+    """The cache has one place above a state that keeps 7 % per token. Of values 8 and 4 the cache keeps 8 and evicts 4. When -1
+    follows, the state predicts 4 for both, so that -1 has the larger error. One decay later it would predict 0.27, and 8
+    would have the larger error.
+    """
     state = {"kind": "state", "gate": {"kind": "constant", "exponent": 0.1}, "normalise": False}
     memory = [{"kind": "window", "size": 1}, {"kind": "sparse", "size": 1, "keep": "self_recall"}, state]
     spec = complete({"position": "none", "feature_map": "relu", "memory": memory, "read": "sum"})
@@ -26,8 +28,8 @@ def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int,
     held, at = head.empty_state(1, torch.float64, torch.device("cpu")), 0
     for length in pieces:
         columns = slice(at, at + length)
-        given = (tensor[:, columns] for tensor in (hidden, key, key, value))
-        _, held = head(*given, Tokens(torch.arange(at, at + length)[None]), held, "torch")
+        data = (tensor[:, columns] for tensor in (hidden, key, key, value))
+        _, held = head(*data, Tokens(torch.arange(at, at + length)[None]), held, "torch")
         at += length
     assert held["sparse.position"].flatten().tolist() == [2]
     assert held["state.state"].flatten().tolist()[0] == pytest.approx(8 + 4 * (1 - 2**-0.1))
@@ -36,14 +38,16 @@ def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int,
 @pytest.mark.parametrize("scale", ["none", "root"])
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: str) -> None:
-    """Undivided: Σ_s exp(k) exp(k_s) v_s, over √F with a root, however the state keeps it. What is nearest to it falls."""
+    """The prediction is Σ_s exp(k) exp(k_s) v_s, or divided by √F with a root, for any storage of the state. The pair with the
+    smallest error is evicted.
+    """
     state = {"kind": "state", "normalise": False, "scale": scale}
     memory = [{"kind": "sparse", "size": 2, "keep": "self_recall"}, state]
     spec = complete({"position": "none", "feature_map": "exp", "memory": memory, "read": "sum"})
     shape = Shape(hidden_size=4, heads=1, key_heads=1, head_dim=2)
-    head, given = built(spec, shape, noise=0.0), inputs(shape, 1, 12, scale=2.0)
-    features = torch.cat((given.key, -given.key), dim=-1)[0, :, 0].exp()
-    held, matrix, value = list[int](), torch.zeros(4, 2, dtype=torch.float64), given.value[0, :, 0]
+    head, data = built(spec, shape, noise=0.0), inputs(shape, 1, 12, scale=2.0)
+    features = torch.cat((data.key, -data.key), dim=-1)[0, :, 0].exp()
+    held, matrix, value = list[int](), torch.zeros(4, 2, dtype=torch.float64), data.value[0, :, 0]
     for t in range(12):
         held.append(t)
         if len(held) > 2:
@@ -51,5 +55,5 @@ def test_a_score_sees_what_a_state_of_exponentials_answers(backend: str, scale: 
             least = min(held, key=lambda s: float((answers[s] - value[s]).norm()))
             held.remove(least)
             matrix = matrix + torch.outer(features[least], value[least])
-    _, after = run(head, given, backend=backend)
+    _, after = run(head, data, backend=backend)
     assert after["sparse.position"].flatten().tolist() == held

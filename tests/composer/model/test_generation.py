@@ -1,4 +1,4 @@
-"""transformers' own generation, on states: cached equals uncached in every mode, and what does not fit is refused clearly."""
+"""transformers' generation works on states: cached equals uncached in every mode, and unsupported arguments are rejected."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_padding_anywhere_is_unseen(spec: str, side: str) -> None:
     padded = torch.zeros(1, 15, dtype=torch.int64)
     padded[mask.bool()] = ids[0]
     with torch.no_grad():
-        found = model(padded, attention_mask=mask).logits[mask.bool()]
-        torch.testing.assert_close(found, model(ids).logits[0], rtol=0, atol=1e-10)
+        logits = model(padded, attention_mask=mask).logits[mask.bool()]
+        torch.testing.assert_close(logits, model(ids).logits[0], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_conversation_goes_on(spec: str) -> None:
-    """What a first call returned is handed to a second, with more text."""
+    """The cache of a first call is passed to a second call with more text."""
     model, ids = student(spec, *SPECS[spec]), tokens(2, 30)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
     longer = torch.cat((first.sequences, ids[:, 9:]), 1)
@@ -89,29 +89,29 @@ def test_a_conversation_goes_on(spec: str) -> None:
 
 
 def test_new_tokens_alone_continue_a_conversation() -> None:
-    """Their mask has the columns of all tokens."""
+    """The mask has the columns of all tokens."""
     model, ids = student("lolcats", *SPECS["lolcats"]), tokens(2, 30)
     first = model.generate(ids[:, :9], return_dict_in_generate=True, **GREEDY)
     new = torch.cat((first.sequences[:, -1:], ids[:, 9:]), 1)
     mask = torch.ones(2, first.sequences.shape[1] + 21, dtype=torch.int64)
-    found = model.generate(new, past_key_values=first.past_key_values, attention_mask=mask, **GREEDY)
+    generated = model.generate(new, past_key_values=first.past_key_values, attention_mask=mask, **GREEDY)
     whole = torch.cat((first.sequences, ids[:, 9:]), 1)
     wanted = model.generate(whole, use_cache=False, attention_mask=mask, **GREEDY)
-    assert torch.equal(found[:, 22:], wanted[:, whole.shape[1] :])
+    assert torch.equal(generated[:, 22:], wanted[:, whole.shape[1] :])
 
 
 @pytest.mark.parametrize("spec", ["softmax", "lolcats", "gla"])
 def test_a_cache_that_has_seen_the_whole_input_is_refused(spec: str) -> None:
-    """Whichever argument has the input, and however it is generated from."""
+    """This holds for every argument with the input, and for every way to generate."""
     model, ids = student(spec, *SPECS[spec]), tokens(2, 9)
     first = model.generate(ids, return_dict_in_generate=True, **GREEDY)
     cache, text = first.past_key_values, first.sequences
     assert cache.get_seq_length() == 16
     embeddings = model.get_input_embeddings()(ids)
-    for given in ({"inputs": ids}, {"input_ids": text[:, :-1]}, {"inputs_embeds": embeddings}, {"inputs": text[:, -1:]}):
+    for options in ({"inputs": ids}, {"input_ids": text[:, :-1]}, {"inputs_embeds": embeddings}, {"inputs": text[:, -1:]}):
         for more in ({}, {"num_beams": 2}, {"prefill_chunk_size": 4}, {"do_sample": True}):
             with pytest.raises(ValueError, match="the cache has seen 16 tokens, and the input has [0-9]+: none is new"):
-                model.generate(**given, past_key_values=cache, **GREEDY | more)
+                model.generate(**options, past_key_values=cache, **GREEDY | more)
     with pytest.raises(ValueError, match="has seen 16 tokens, the input has 1 new ones, and attention_mask has 9 columns"):
         model.generate(text[:, -1:], past_key_values=cache, attention_mask=torch.ones(2, 9), **GREEDY)
     assert cache.get_seq_length() == 16, "the cache is as it was"
@@ -121,7 +121,7 @@ def test_a_cache_that_has_seen_the_whole_input_is_refused(spec: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_text_goes_on_at_any_position(spec: str) -> None:
-    """Calls one after the other are one call, with padding and without, where positions jump as a call begins."""
+    """Several calls equal one call, with and without padding, and with a jump of positions at the start of a call."""
     model, ids, position = student(spec, *SPECS[spec]), tokens(2, 30), torch.arange(30).repeat(2, 1)
     position[:, 9:] += 100
     position[:, 20:] += 100
@@ -130,9 +130,9 @@ def test_a_text_goes_on_at_any_position(spec: str) -> None:
     whole, cache = model(ids, position_ids=position, attention_mask=mask).logits, None
     for start, end in ((0, 9), (9, 20), (20, 21), (21, 22), (22, 30)):
         columns = slice(start, end)
-        found = model(ids[:, columns], position_ids=position[:, columns], attention_mask=mask[:, :end], past_key_values=cache)
-        real, cache = mask[:, columns].bool(), found.past_key_values
-        torch.testing.assert_close(found.logits[real], whole[:, columns][real], rtol=0, atol=1e-10)
+        logits = model(ids[:, columns], position_ids=position[:, columns], attention_mask=mask[:, :end], past_key_values=cache)
+        real, cache = mask[:, columns].bool(), logits.past_key_values
+        torch.testing.assert_close(logits.logits[real], whole[:, columns][real], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("how", ["position_ids", "cu_seqlens"])
@@ -144,22 +144,22 @@ def test_packed_documents_are_apart(spec: str, how: str) -> None:
     else:
         packing = {"cu_seqlens": torch.tensor([0, 5, 6, 23])}
     with torch.no_grad():
-        found = model(torch.cat(documents, 1), **packing).logits
+        logits = model(torch.cat(documents, 1), **packing).logits
         alone = torch.cat([model(document).logits for document in documents], 1)
-    torch.testing.assert_close(found, alone, rtol=0, atol=1e-10)
+    torch.testing.assert_close(logits, alone, rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_padding_in_a_packed_row_is_part_of_no_document() -> None:
-    """Where a document begins with it, too, or is nothing else."""
+    """Documents may begin with padding, or have nothing else."""
     model, ids = student("lolcats-terraced", "head.memory.0.size=3"), tokens(1, 23)
     mask = torch.ones_like(ids)
     mask[:, [3, 9, 10, 16, 17, 18, 22]] = 0
-    found = model(ids, attention_mask=mask, cu_seqlens=torch.tensor([0, 9, 16, 19, 23])).logits
+    logits = model(ids, attention_mask=mask, cu_seqlens=torch.tensor([0, 9, 16, 19, 23])).logits
     for begin, end in ((0, 9), (9, 16), (19, 23)):
         real = mask[0, begin:end].bool()
         alone = model(ids[:, begin:end][:, real]).logits
-        torch.testing.assert_close(found[:, begin:end][:, real], alone, rtol=0, atol=1e-10)
+        torch.testing.assert_close(logits[:, begin:end][:, real], alone, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -184,7 +184,9 @@ def test_loss_and_checkpointed_gradients(spec: str) -> None:
 
 @torch.no_grad()
 def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> None:
-    """transformers takes it from them, so the text before would be forgotten. In evaluation they take it."""
+    """transformers drops the cache in checkpointed layers in training, so the earlier text would be ignored. In evaluation the
+    cache is used.
+    """
     model, ids = student("gla"), tokens(2, 12)
     expected, cache = model(ids).logits[:, 6:], model(ids[:, :6]).past_key_values
     model.gradient_checkpointing_enable()
@@ -195,18 +197,18 @@ def test_a_cache_is_refused_where_checkpointed_layers_would_not_look_at_it() -> 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_autocast_stays_near_a_float32_model(spec: str) -> None:
-    """Projections are rounded to 8 bits; sums are not, so outputs are within a few times 2^-8 of their size."""
+    """Projections are rounded to 8 bits and sums are not, so outputs differ by a few times 2^-8 of their size."""
     model, ids = student(spec, *SPECS[spec]).float(), tokens(2, 70)
     with torch.no_grad():
         expected = model.model(ids).last_hidden_state
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = model.model(ids).last_hidden_state
-    assert (found.float() - expected).norm() <= 0.05 * expected.norm()
+            logits = model.model(ids).last_hidden_state
+    assert (logits.float() - expected).norm() <= 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("spec", CAUSAL)
 def test_a_cache_goes_on_where_autocast_begins_or_ends(spec: str) -> None:
-    """A prefill in float32, a piece and a token under autocast, and a token in float32 again."""
+    """The calls are a prefill in float32, a piece and a token under autocast, and a token in float32."""
     model, ids, cache, outputs = student(spec, "trunk=null").float(), tokens(2, 40), None, []
     with torch.no_grad():
         expected = model.model(ids).last_hidden_state
@@ -234,13 +236,13 @@ def test_state_bytes_are_what_the_cache_holds() -> None:
         for length in (3, 40):
             with torch.no_grad():
                 cache = model(tokens(2, length), use_cache=True).past_key_values
-            told = explain_resolved(model.config.resolved(), sequence=length, dtype="float64")
-            assert cache.bytes() == 2 * told.state_bytes
+            explained = explain_resolved(model.config.resolved(), sequence=length, dtype="float64")
+            assert cache.bytes() == 2 * explained.state_bytes
 
 
 def test_what_does_not_fit_is_refused() -> None:
     model, ids = student("lawcat"), tokens(1, 5)
-    with pytest.raises(TypeError, match="DynamicCache.*states of its own"):
+    with pytest.raises(TypeError, match="DynamicCache.*its own states"):
         model(ids, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="cache_implementation"):
         model.generate(ids, cache_implementation="static", **GREEDY)
@@ -304,7 +306,7 @@ def test_a_student_of_a_student_keeps_what_fits() -> None:
 
 
 def test_a_tokenizer_for_what_stops_a_text_is_taken() -> None:
-    """transformers hands it on from ``generate`` to the model."""
+    """transformers passes it from ``generate`` to the model."""
     model, ids = student("lolcats"), tokens(1, 9)
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
     assert torch.equal(model.generate(ids, tokenizer=object(), **options), model.generate(ids, **options))

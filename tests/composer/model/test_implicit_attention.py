@@ -1,4 +1,4 @@
-"""Implied weights against formulas, in pieces as in one call, by documents, in inference mode, and in bounded memory."""
+"""Implied weights equal their formulas, in pieces as in one call, by documents, in inference mode, and with bounded memory."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def given_to(data: Inputs) -> HeadCall:
 def test_of_a_full_memory_they_are_its_softmax() -> None:
     shape = SMALL.shape(4)
     head, data = built(complete({"position": "none", "memory": ["full"]}), shape), inputs(shape, 2, 12)
-    found = implicit_attention(head, given_to(data), range(12), "auto").total()
+    weights = implicit_attention(head, given_to(data), range(12), "auto").total()
     for query in range(12):
         keys = data.key[:, : query + 1].repeat_interleave(2, dim=2)
         logits = torch.einsum("bhd,bshd->bhs", data.query[:, query], keys) / math.sqrt(8)
-        torch.testing.assert_close(found[:, query, :, : query + 1], logits.softmax(-1), rtol=0, atol=1e-12)
-        assert not found[:, query, :, query + 1 :].any()
+        torch.testing.assert_close(weights[:, query, :, : query + 1], logits.softmax(-1), rtol=0, atol=1e-12)
+        assert not weights[:, query, :, query + 1 :].any()
 
 
 def test_of_a_state_they_are_its_features_products() -> None:
-    """φ(q)·φ(k)γ^(t-s) over their sum, φ = elu + 1; γ the gate's decay."""
+    """The weights are φ(q)·φ(k)γ^(t-s) over their sum, with φ = elu + 1 and the gate's decay γ."""
     shape = SMALL.shape(4)
     gated = {"kind": "state", "gate": "constant"}
     head, data = built(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
-    found = implicit_attention(head, given_to(data), range(9), "auto").total()
+    weights = implicit_attention(head, given_to(data), range(9), "auto").total()
     (piece,) = stepwise.pieces(head, given_to(data), "auto")
     decay = (
         piece.values["state_gate", "decay"]
@@ -61,7 +61,7 @@ def test_of_a_state_they_are_its_features_products() -> None:
     products = torch.einsum("bthf,bshf->bths", *features)
     products = products * (decay[:, :, :, None] - decay.transpose(1, 2)[:, None]).exp()
     products = products * torch.ones(9, 9).tril()[None, :, None]
-    torch.testing.assert_close(found, products / products.sum(-1, keepdim=True), rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights, products / products.sum(-1, keepdim=True), rtol=0, atol=1e-12)
 
 
 def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +82,9 @@ def test_no_document_sees_another() -> None:
     made, data = built(complete(LOLA), shape), inputs(shape, 1, 40)
     segment = torch.tensor([[1] * 15 + [2] * 25])
     data.tokens = Tokens(torch.cat((torch.arange(15), torch.arange(25)))[None], segment)
-    found = implicit_attention(made, given_to(data), (14, 15, 39), "auto")
-    total = found.total()
-    assert found.error() < 1e-10
+    weights = implicit_attention(made, given_to(data), (14, 15, 39), "auto")
+    total = weights.total()
+    assert weights.error() < 1e-10
     assert not total[:, 1:, :, :15].any()
     assert total[:, 2, :, 15:].abs().gt(0).any(1).all()
 
@@ -95,9 +95,9 @@ def test_a_head_that_inference_mode_made_is_asked_as_any_other(memory: Any) -> N
     wanted = implicit_attention(built(spec, shape), given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
     with torch.inference_mode():
         head = built(spec, shape)
-        found = implicit_attention(head, given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
+        weights = implicit_attention(head, given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
         assert all(parameter.is_inference() for parameter in head.parameters())
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(weights, wanted, rtol=0, atol=0)
 
 
 LONG: dict[str, Any] = {
@@ -118,7 +118,7 @@ LONG: dict[str, Any] = {
 
 
 class LiveBytes(TorchDispatchMode):
-    """The bytes of the tensors that operations have made and that are alive, and their largest sum."""
+    """The bytes of live tensors that operations have created, and their maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_live_bytes_are_counted_until_they_are_freed() -> None:
-    """Also those that only a graph of gradients keeps; a view has none of its own."""
+    """Tensors that only an autograd graph holds count, views do not."""
     start = torch.ones(1000, requires_grad=True)
     with LiveBytes() as counted:
         end = start.exp().exp().view(10, 100)
@@ -160,11 +160,11 @@ def test_live_bytes_are_counted_until_they_are_freed() -> None:
 
 @pytest.mark.parametrize("name", LONG)
 def test_memory_grows_with_the_tokens_and_not_with_their_square(name: str) -> None:
-    """One T × T matrix of one head would be 256 MiB."""
+    """One T × T matrix of one head would have 256 MiB."""
     shape, length = Shape(hidden_size=8, heads=1, key_heads=1, head_dim=4), 8192
     head, data = built(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)
     with LiveBytes() as counted:
-        found = implicit_attention(head, given_to(data), (length // 2, length - 1), "auto")
-    assert found.total().shape == (1, 2, 1, length)
-    assert found.error() < 1e-5
+        weights = implicit_attention(head, given_to(data), (length // 2, length - 1), "auto")
+    assert weights.total().shape == (1, 2, 1, length)
+    assert weights.error() < 1e-5
     assert counted.peak < 2**27

@@ -1,4 +1,4 @@
-"""A step of decode writes over the state of its cache, and of nobody else: copies, beams and gradients keep theirs."""
+"""A decode step overwrites the state of its own cache only: copies, beams and autograd graphs keep theirs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LENGTH = 9
 
 @pytest.fixture(params=SPECS.values(), ids=list(SPECS), scope="module")
 def model(request: pytest.FixtureRequest):
-    spec, *said = request.param
-    return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *said)
+    spec, *overrides = request.param
+    return student(spec, *[f"head.memory.{index}.size=5" for index in SIZES.get(spec, [])], *overrides)
 
 
 def held(cache: ComposedCache) -> dict[str, torch.Tensor]:
@@ -38,7 +38,7 @@ def held(cache: ComposedCache) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def test_a_users_copy_of_a_cache_is_left_alone(model) -> None:
-    """And goes on as the first one went, over the fall of a chunk."""
+    """The copy continues as the first cache did, across the eviction of a chunk."""
     ids = tokens(2, LENGTH + 4)
     cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
     kept = copy.deepcopy(cache)
@@ -51,7 +51,7 @@ def test_a_users_copy_of_a_cache_is_left_alone(model) -> None:
 
 
 def test_with_gradients_nothing_is_written_over(model) -> None:
-    """The tensors of the state before are the graph's: each step leaves them as they were, and is the step without gradients."""
+    """The autograd graph holds the earlier state, so each step leaves it unchanged and equals the step without gradients."""
     ids = tokens(2, LENGTH + 3)
     with torch.no_grad():
         cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
@@ -59,19 +59,19 @@ def test_with_gradients_nothing_is_written_over(model) -> None:
     for column in range(LENGTH, LENGTH + 3):
         states = held(cache)
         before = {name: tensor.clone() for name, tensor in states.items()}
-        found = model(ids[:, [column]], past_key_values=cache).logits
+        gradients = model(ids[:, [column]], past_key_values=cache).logits
         assert all(torch.equal(tensor, before[name]) for name, tensor in states.items())
         with torch.no_grad():
-            torch.testing.assert_close(found, model(ids[:, [column]], past_key_values=other).logits, rtol=1e-9, atol=1e-9)
-    found.sum().backward()
+            torch.testing.assert_close(gradients, model(ids[:, [column]], past_key_values=other).logits, rtol=1e-9, atol=1e-9)
+    gradients.sum().backward()
 
 
 def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
-    """Also after a prompt of one token, whose states are the very tensors that the graph of gradients holds."""
+    """This holds also after a prompt of one token, whose states are the tensors of the autograd graph."""
 
     def gradients(logits: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad(logits.square().mean(), list(model.parameters()), allow_unused=True)
-        return [gradient for gradient in found if gradient is not None]
+        gradients = torch.autograd.grad(logits.square().mean(), list(model.parameters()), allow_unused=True)
+        return [gradient for gradient in gradients if gradient is not None]
 
     for length in (1, LENGTH):
         ids = tokens(2, length + 3)
@@ -80,13 +80,13 @@ def test_what_gradients_need_is_left_alone_by_steps_without_them(model) -> None:
         with torch.no_grad():
             for column in range(length, length + 3):
                 model(ids[:, [column]], past_key_values=answer.past_key_values)
-        for one, other in zip(gradients(answer.logits), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        for slope, other in zip(gradients(answer.logits), wanted, strict=True):
+            torch.testing.assert_close(slope, other, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
 def test_beams_have_states_of_their_own(model) -> None:
-    """Two beams of one row go on apart from each other."""
+    """Two beams of one row continue independently."""
     ids = tokens(2, LENGTH + 2)
     cache = model(ids[:, :LENGTH], use_cache=True).past_key_values
     cache.reorder_cache(torch.tensor([1, 1]))
@@ -111,7 +111,7 @@ def test_a_step_moves_no_state(spec: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("spec", CAUSAL)
 def test_inference_mode_and_no_gradients_may_take_turns(spec: str) -> None:
-    """Outside inference mode PyTorch refuses to write over tensors that were made in it."""
+    """Outside inference mode, PyTorch refuses to overwrite tensors that were created in it."""
     model, ids = student(spec), tokens(2, LENGTH + 4)
     with torch.inference_mode():
         cache = model(ids[:, :LENGTH], use_cache=True).past_key_values

@@ -1,5 +1,6 @@
-"""A whole student answers, trains and decodes where kernels do not: a package that is missing or fails to import, a kernel that has
-gone, a shape that it refuses. The next form answers as it always does, and one warning for each kernel says so."""
+"""A student answers, trains and decodes without working kernels: a missing or broken package, a removed kernel, an unsupported
+shape. The next form gives the usual result, with one warning per kernel.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ KERNELS = {
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Nothing has been told, nothing has failed and nothing has been lowered, before the test and because of it."""
+    """Clear the warnings, failures and compiled programs of earlier tests."""
     monkeypatch.setattr(program, "_warned", set())
     monkeypatch.setattr(blocks.kernels, "_failed", {})
     forget()
@@ -45,7 +46,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def answers(backend: str, runs_on: str) -> list[torch.Tensor]:
-    """Logits of a text, of a prefill and of decode behind it, and all gradients."""
+    """Return the logits of a text, of a prefill and of decode after it, and all gradients."""
     spec, overrides = STUDENTS[backend]
     model = composer.build(spec, TEACHER, overrides=overrides)
     model.set_backend(runs_on)
@@ -60,7 +61,7 @@ def answers(backend: str, runs_on: str) -> list[torch.Tensor]:
 
 
 def broken_at_import(backend: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """In the place of the package stands one that raises, and nothing of what was imported of it is left."""
+    """Replace the package by one that raises on import, and forget its imported modules."""
     (folder / backend).mkdir()
     (folder / backend / "__init__.py").write_text("raise RuntimeError('no driver for this device')", encoding="utf-8")
     on_it = "blocks.fused." if backend == "triton" else "fla."
@@ -82,25 +83,25 @@ def test_a_student_answers(backend: str, broken: str, tmp_path: Path, monkeypatc
     gone = [(name, module) for name, module in kernels.items() if backend == "triton" or name == "chunk_gla"]
     if broken == "import":
         broken_at_import(backend, monkeypatch, tmp_path)
-        said = [rf"{module} has no {name} that could be imported \(RuntimeError: no driver" for name, module in gone]
+        expected_messages = [rf"{module} has no {name} that could be imported \(RuntimeError: no driver" for name, module in gone]
     elif broken == "removed":
         for name, module in kernels.items():
             monkeypatch.delattr(f"{module}.{name}")
-        said = [rf"{module} has no {name} that could be imported \(AttributeError" for name, module in gone]
+        expected_messages = [rf"{module} has no {name} that could be imported \(AttributeError" for name, module in gone]
     elif broken == "refused":
         for name, module in kernels.items():
             monkeypatch.setattr(f"{module}.{name}", too_large)
-        said = [rf"{name} refused \(AssertionError: K is too large\)" for name in kernels]
+        expected_messages = [rf"{name} refused \(AssertionError: K is too large\)" for name in kernels]
     else:
-        found = f"{PACKAGES[backend].name} 0.5 is installed, and a later one is needed"
-        monkeypatch.setattr(blocks.kernels, "_missing", lambda _: found)
-        said = [re.escape(found)]
+        version_message = f"{PACKAGES[backend].name} 0.5 is installed, and a later one is needed"
+        monkeypatch.setattr(blocks.kernels, "_missing", lambda _: version_message)
+        expected_messages = [re.escape(version_message)]
     with warnings.catch_warnings(record=True) as warned, launched() as answered:
         warnings.simplefilter("always")
         for _ in range(2):
-            for one, other in zip(answers(backend, backend), wanted, strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * max(other.abs().max().item(), 1e-6))
+            for actual, other in zip(answers(backend, backend), wanted, strict=True):
+                torch.testing.assert_close(actual, other, rtol=0, atol=1e-4 * max(other.abs().max().item(), 1e-6))
     assert not answered
-    told = [str(one.message) for one in warned if issubclass(one.category, FallsBack)]
-    assert len(told) == len(said), told
-    assert all(sum(bool(re.match(of_one, one)) for one in told) == 1 for of_one in said), told
+    messages = [str(warning.message) for warning in warned if issubclass(warning.category, FallsBack)]
+    assert len(messages) == len(expected_messages), messages
+    assert all(sum(bool(re.match(of_one, message)) for message in messages) == 1 for of_one in expected_messages), messages

@@ -1,4 +1,4 @@
-"""Models whose classes are made as they are needed can be pickled, as any other of transformers."""
+"""Models of generated classes can be pickled like other transformers models."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_a_model_is_pickled_whole(name: str) -> None:
 
 @torch.no_grad()
 def test_another_process_reads_them(tmp_path: Path) -> None:
-    """Which has built none of this kind. They are saved and loaded there as here."""
-    ids, found = tokens(2, 9) % 80, models()
-    torch.save((found, ids, {name: model(ids).logits for name, model in found.items()}), tmp_path / "models.pt")
+    """Another process that has built no such model loads and saves them."""
+    ids, built_models = tokens(2, 9) % 80, models()
+    torch.save((built_models, ids, {name: model(ids).logits for name, model in built_models.items()}), tmp_path / "models.pt")
     code = f"""
         import torch
         torch.set_grad_enabled(False)
@@ -55,7 +55,7 @@ def test_another_process_reads_them(tmp_path: Path) -> None:
 
 
 class Derived(composed_causal(Qwen3ForCausalLM)):  # pyright: ignore[reportGeneralTypeIssues]
-    """A user's own class."""
+    """A user's subclass."""
 
 
 def test_a_class_that_inherits_is_found_by_its_name() -> None:

@@ -1,4 +1,4 @@
-"""On the shipped teacher: what a prefill says of each token, a step of decode says of it, for heads of every kind that hands on."""
+"""On the shipped teacher, prefill and decode give the same logits for heads with every kind of state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A softmax student is its source, for every variant of Llama; a LoLCATs student is, too, as long as its window never overflows."""
+"""A softmax student equals its source for every variant of Llama, and so does a LoLCATs student if its window never overflows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_window_that_never_overflows_is_softmax_whatever_its_weight(variant: s
 
 
 def lolcats_attention(hidden: torch.Tensor, attention: torch.nn.Module, rotate, size: int) -> torch.Tensor:
-    """LoLCATs over the whole T × T matrix, from its formula: exp(q·k/√d)·σ(w) inside the window, φ(q)·φ(k) before it."""
+    """Compute LoLCATs over the whole T × T matrix: exp(q·k/√d)·σ(w) inside the window, φ(q)·φ(k) before it."""
     head_dim, batch, length = attention.head_dim, *hidden.shape[:2]
     shape = (batch, length, -1, head_dim)
     query, key, value = (
@@ -84,12 +84,12 @@ def test_beyond_the_window_it_is_the_whole_matrix(variant: str) -> None:
 
     attention, passed = built.model.layers[1].self_attn, Passed(Tokens(torch.arange(50).expand(2, -1)), "torch")
     with torch.no_grad():
-        found = attention.answers(hidden, passed, {})
-        torch.testing.assert_close(found, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
+        answers = attention.answers(hidden, passed, {})
+        torch.testing.assert_close(answers, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
 
 
 def test_groups_of_heads_in_one_layer_each_do_their_own() -> None:
-    """Heads 0 and 1 softmax, heads 2 and 3 LoLCATs with a window that holds all: together the source."""
+    """Softmax in heads 0 and 1, and LoLCATs with a window for all tokens in heads 2 and 3, equal the source."""
     mixed = {
         "compose": 1,
         "name": "mixed",

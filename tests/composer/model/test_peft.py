@@ -1,4 +1,4 @@
-"""PEFT's adapters change a student as they change its source, with PEFT's defaults; those that hold keys and values are refused."""
+"""PEFT's adapters change a student as they change its source, with PEFT's defaults. Adapters with keys and values are rejected."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
 
 @cache
 def pair(host: str) -> tuple[Any, Any]:
-    """A source and its softmax student, in float32."""
+    """A source and its softmax student in float32."""
     source: Any = llama().float() if host == "llama" else small(host)
     return source, composer.build("softmax", source)
 
 
 def adapted(model: Any, adapter: str) -> PeftModel:
-    """A copy with this adapter, whose parameters are not those of the start."""
+    """Return a copy with this adapter and parameters away from their start."""
     torch.manual_seed(0)
     changed = get_peft_model(copy.deepcopy(model), ADAPTERS[adapter]())
     generator = torch.Generator().manual_seed(1)
@@ -58,8 +58,8 @@ def adapted(model: Any, adapter: str) -> PeftModel:
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("host", ["llama", "qwen3"])
 def test_a_student_is_adapted_as_its_source(host: str, adapter: str) -> None:
-    """Loss, gradients and generated text, with padding; no config names the modules that it changes."""
-    ids, mask, found = tokens(2, 9).clamp(max=90), torch.ones(2, 9, dtype=torch.int64), []
+    """Loss, gradients and generated text match with padding, and no config lists target modules."""
+    ids, mask, outcomes = tokens(2, 9).clamp(max=90), torch.ones(2, 9, dtype=torch.int64), []
     mask[0, -3:] = 0
     for model in pair(host):
         changed = adapted(model, adapter)
@@ -69,8 +69,8 @@ def test_a_student_is_adapted_as_its_source(host: str, adapter: str) -> None:
         with torch.no_grad():
             settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
             text = changed.generate(input_ids=ids[1:], attention_mask=mask[1:], **settings)
-        found.append((loss.item(), norm, text.tolist()))
-    (loss, norm, text), (loss_of_student, norm_of_student, text_of_student) = found
+        outcomes.append((loss.item(), norm, text.tolist()))
+    (loss, norm, text), (loss_of_student, norm_of_student, text_of_student) = outcomes
     assert loss_of_student == pytest.approx(loss, rel=1e-4)
     assert norm_of_student == pytest.approx(norm, rel=1e-3)
     assert text_of_student == text
@@ -85,7 +85,7 @@ def test_a_prefix_of_keys_and_values_is_refused(call: str) -> None:
 
 
 def test_nested_modules_are_adapted(tmp_path: Any) -> None:
-    """Adapters load as they were saved, and merge into the weights."""
+    """Saved adapters load, and merge into the weights."""
     model = get_peft_model(student("lolcats"), LoraConfig(target_modules=["self_attn.o_proj", "mlp.down_proj"], **CAUSAL))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""What must be precise is float32 however a model is narrowed: in a file, as it is loaded, by a cast, when it is trained."""
+"""Precise parameters stay in float32 if a model is narrowed: in a file, on loading, by a cast, and in training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def student() -> Any:
-    """In float32, with numbers in it that no narrower type has."""
+    """A student in float32 with numbers that no narrower type represents."""
     model = composer.build(SPEC, llama_model())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -49,9 +49,9 @@ def student() -> Any:
     return model
 
 
-def assert_precise(found: dict[str, Tensor], wide: dict[str, Tensor], narrow: torch.dtype) -> None:
-    assert found.keys() >= PRECISE
-    for name, tensor in found.items():
+def assert_precise(parameters: dict[str, Tensor], wide: dict[str, Tensor], narrow: torch.dtype) -> None:
+    assert parameters.keys() >= PRECISE
+    for name, tensor in parameters.items():
         if name in PRECISE:
             assert tensor.dtype == torch.float32, name
             assert torch.equal(tensor, wide[name]), name
@@ -122,12 +122,12 @@ def test_loads(kind: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("source", ["a source", "nothing"])
 def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
-    """What is drawn is the same, whatever the type of the rest; also where it is built anew from a student in float32."""
-    given: dict[str, Any] = {"fresh": True} if source == "nothing" else {"source": llama(tmp_path / "llama")}
+    """Initial values are the same for every dtype of the other weights, also in a build from a float32 student."""
+    options: dict[str, Any] = {"fresh": True} if source == "nothing" else {"source": llama(tmp_path / "llama")}
     spec = SPEC | ({"trunk": TRUNK} if source == "nothing" else {})
-    composer.build_folder(spec, out=tmp_path / "wide", **given)
+    composer.build_folder(spec, out=tmp_path / "wide", **options)
     wide, kind = composer.load(tmp_path / "wide").state_dict(), getattr(torch, dtype)
-    report = composer.build_folder(spec, out=tmp_path / "narrow", dtype=dtype, **given)
+    report = composer.build_folder(spec, out=tmp_path / "narrow", dtype=dtype, **options)
     composer.build_folder(SPEC, tmp_path / "wide", tmp_path / "again", dtype=dtype)
     for folder in (tmp_path / "narrow", tmp_path / "again"):
         stored = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
@@ -135,17 +135,17 @@ def test_builds(source: str, dtype: Dtype, tmp_path: Path) -> None:
         assert_precise(composer.load(folder).state_dict(), wide, kind)
         assert verify(folder).ok
     assert {name for name, entry in report.plan.parameters.items() if entry.dtype == "float32"} == PRECISE
-    assert_precise(composer.build(spec, dtype=dtype, **given).state_dict(), wide, kind)
+    assert_precise(composer.build(spec, dtype=dtype, **options).state_dict(), wide, kind)
 
 
 def test_autocast_does_not_reach_them() -> None:
-    """Under it projections compute in bfloat16, which is as wrong at the start as it is late: heads take parameters as they are."""
+    """Autocast would compute projections in bfloat16. Its error is constant, but heads read parameters directly."""
     model = composer.build(SPEC | {"trunk": TRUNK | {"layers": 1}}, fresh=True)
     tokens = torch.randint(64, (1, 4096), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model.model(tokens).last_hidden_state
         with torch.autocast("cpu", torch.bfloat16):
-            found = model.model(tokens).last_hidden_state
-    wrong = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+            hidden = model.model(tokens).last_hidden_state
+    wrong = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1)
     early, late = (wrong[:, part].median().item() for part in (slice(0, 64), slice(3072, 4096)))
     assert 0 < late <= 2 * early + 0.005

@@ -1,4 +1,4 @@
-"""A prefill of every part of the causal specs is one graph: torch.compile breaks it nowhere, torch.export takes it."""
+"""A prefill of every part of the causal specs is one graph for torch.compile and torch.export."""
 
 from __future__ import annotations
 

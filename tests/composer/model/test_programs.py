@@ -1,4 +1,4 @@
-"""A model's programs are its user's to choose, to read and to look into: backends, print and forward hooks."""
+"""Users can choose a model's backend, print its programs and add forward hooks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_backend_gives_the_same_logits(spec: str) -> None:
 
 
 def test_a_backend_of_ones_own_runs_in_a_model_that_was_loaded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever asked for it: build, load or set_backend; and generation runs it, too."""
+    """The backend may be set by build, load or set_backend, and generation uses it."""
     expected = logits(student("lawcat"), tokens(1, 9))
     with own_backend(monkeypatch) as calls:
         model = student("lawcat", source=llama())
@@ -74,11 +74,11 @@ def test_an_unknown_backend_is_refused_with_those_that_there_are(tmp_path: Path)
 
 
 def test_forward_hooks_fire_on_every_part() -> None:
-    """Once a call and operation, with what it gives: so does the cache that is one step with the state below it."""
+    """A hook fires once per call and operation with its outputs, also for a cache that is one step with the state below it."""
     model: Any = student("lola", *SPECS["lola"])
     head, seen = model.model.layers[1].self_attn.composed.head, dict[str, list[Any]]()
     for name, module in head.named_children():
-        module.register_forward_hook(lambda _module, _given, gave, name=name: seen.setdefault(name, []).append(gave))
+        module.register_forward_hook(lambda _module, _inputs, gave, name=name: seen.setdefault(name, []).append(gave))
     logits(model, tokens(2, 11))
     assert seen.keys() == dict(head.named_children()).keys() >= {"window", "sparse", "state", "feature_map", "read"}
     ((output,), _state) = seen["read"][0]
@@ -104,7 +104,7 @@ def test_a_hook_may_change_what_a_part_gives() -> None:
     model: Any = student("lolcats")
     ids, read = tokens(1, 7), model.model.layers[0].self_attn.composed.head.read
     before = logits(model, ids)
-    hook = read.register_forward_hook(lambda _module, _given, gave: ((torch.zeros_like(gave[0][0]),), gave[1]))
+    hook = read.register_forward_hook(lambda _module, _inputs, gave: ((torch.zeros_like(gave[0][0]),), gave[1]))
     assert not torch.allclose(logits(model, ids), before)
     hook.remove()
     assert torch.equal(logits(model, ids), before)
@@ -120,15 +120,15 @@ def test_a_model_is_printed_with_its_programs() -> None:
 @pytest.mark.parametrize("spec", ["lolcats", "lawcat", "softmax"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_what_is_printed_is_what_runs_on_the_models_device_and_in_its_dtype(spec: str, dtype: torch.dtype) -> None:
-    """Of heads without parameters, too, and of such as have some that stay wide. The meta device stands for one that is no CPU."""
+    """This includes heads without parameters and heads with precise ones. The meta device stands for one that is no CPU."""
     model: Any = student(spec)
     model.to(dtype)
-    head, said = model.model.layers[0].self_attn.composed.head, str(dtype).removeprefix("torch.")
-    assert f"# backend auto on cpu, {said}. Shapes: B rows, T tokens." in repr(model)
-    for line in listing(head._compiled.program("auto", Setting("cpu", said))):
+    head, dtype_name = model.model.layers[0].self_attn.composed.head, str(dtype).removeprefix("torch.")
+    assert f"# backend auto on cpu, {dtype_name}. Shapes: B rows, T tokens." in repr(model)
+    for line in listing(head._compiled.program("auto", Setting("cpu", dtype_name))):
         assert line in repr(model)
     model.set_backend("reference")
-    assert f"# backend reference on meta, {said}." in repr(model.to("meta"))
+    assert f"# backend reference on meta, {dtype_name}." in repr(model.to("meta"))
 
 
 def test_a_head_by_itself_is_printed_by_its_own_parameters() -> None:

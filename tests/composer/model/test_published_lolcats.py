@@ -1,4 +1,4 @@
-"""LoLCATs' published code, by its masks written out: where `lolcats-terraced` is it, and why it is not elsewhere."""
+"""LoLCATs' published code, by its masks, equals `lolcats-terraced` in the stated cases and differs in others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from tests.composer.model.test_equalities import LENGTH, Layer, hedgehog
 
 
 def masks(window: int, length: int = LENGTH) -> tuple[Tensor, Tensor]:
-    """Which pairs its window counts, and which its linear part does, of a whole text.
-
-    A matrix of whole chunks, a chunk seeing itself and the one before, of which the last rows and columns are taken: so the last
-    chunk is always full. Of a single chunk the one before is itself, and its pairs count as 2, so they are left to neither part.
+    """Return the pairs of the code's window and of its linear part for a whole text. A matrix of whole chunks, in which a chunk
+    sees itself and the chunk before it, is cut to its last rows and columns, so the last chunk is always full. In a text of
+    one chunk, the chunk before is the chunk itself, and its pairs have the value 2, which belongs to neither part.
     """
     chunks = -(-length // window)
     place = torch.arange(chunks * window)[-length:] // window
@@ -34,7 +33,7 @@ def published(layer: Layer, near: Tensor, far: Tensor) -> Tensor:
 @pytest.mark.parametrize(("window", "same"), [(4, True), (8, True), (20, True), (6, False), (7, False), (40, False), (64, False)])
 @torch.no_grad()
 def test_whole_texts_are_computed_alike_at_multiples_of_the_window(window: int, same: bool) -> None:
-    """As in its training, on 1,024 tokens with a window of 64. A text of one chunk is another matter: its pairs count twice."""
+    """This holds as in its training, on 1,024 tokens with a window of 64. In a text of one chunk its pairs count twice."""
     layer = Layer(student("lolcats-terraced", f"head.memory.0.size={window}"))
     difference = (layer.answer() - published(layer, *masks(window))).abs().max()
     assert difference < 1e-6 if same else difference > 1e-3
@@ -42,7 +41,7 @@ def test_whole_texts_are_computed_alike_at_multiples_of_the_window(window: int, 
 
 @torch.no_grad()
 def test_its_decode_slides() -> None:
-    """A token that is decoded has the last ``window`` keys and a state of all before: what a sliding window has."""
+    """A decoded token sees the last ``window`` keys and a state of all earlier ones, as with a sliding window."""
     layer = Layer(student("lolcats-terraced", "head.memory.0.size=4", "head.memory.0.shape=sliding"))
     near, far = (layer.back >= 0) & (layer.back < 4), layer.back >= 4
     decoded = published(layer, near, far)
@@ -51,7 +50,7 @@ def test_its_decode_slides() -> None:
 
 
 def test_its_chunks_hang_on_the_text_s_end() -> None:
-    """Why they are not offered: with one more token behind them, the same tokens see others."""
+    """Its chunks are not offered as a memory, since one more token changes what earlier tokens see."""
     for window in (4, 6):
         (near, far), (nearer, farther) = masks(window), masks(window, LENGTH - 1)
         assert not torch.equal(near[:-1, :-1], nearer)

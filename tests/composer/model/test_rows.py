@@ -1,4 +1,4 @@
-"""The order of columns inside a model: real tokens first, and back; positions and documents, by any way to say them."""
+"""Inside a model, real tokens come first. Positions and documents may be given in every accepted way."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from composer.model.rows import Rows
 CPU = torch.device("cpu")
 
 
-def rows(batch: int, length: int, *, seen: torch.Tensor | None = None, columns: int = 0, **said: Any) -> Rows:
+def rows(batch: int, length: int, *, seen: torch.Tensor | None = None, columns: int = 0, **options: Any) -> Rows:
     nothing: dict[str, Any] = {"mask": None, "positions": None}
-    bounds = {name: said.pop(name) for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k") if name in said}
-    longest = {name: said.pop(name) for name in ("max_length_q", "max_length_k") if name in said}
-    documents = documents_of(batch, length, CPU, bounds=bounds, seq_idx=said.pop("seq_idx", None), longest=longest)
-    return Rows(batch, length, CPU, seen, columns, **nothing | said, documents=documents)
+    bounds = {name: options.pop(name) for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k") if name in options}
+    longest = {name: options.pop(name) for name in ("max_length_q", "max_length_k") if name in options}
+    documents = documents_of(batch, length, CPU, bounds=bounds, seq_idx=options.pop("seq_idx", None), longest=longest)
+    return Rows(batch, length, CPU, seen, columns, **nothing | options, documents=documents)
 
 
 masks = st.integers(1, 3).flatmap(
@@ -31,8 +31,8 @@ masks = st.integers(1, 3).flatmap(
 
 
 @given(masks)
-def test_real_tokens_come_first_in_their_order_and_go_back(said: list[list[bool]]) -> None:
-    mask = torch.tensor(said)
+def test_real_tokens_come_first_in_their_order_and_go_back(is_real: list[list[bool]]) -> None:
+    mask = torch.tensor(is_real)
     order = rows(*mask.shape, mask=mask)
     columns = torch.arange(mask.shape[1]).expand_as(mask)
     inside = order.inward(columns)
@@ -49,26 +49,26 @@ def test_real_tokens_come_first_in_their_order_and_go_back(said: list[list[bool]
 
 def test_a_call_goes_on_behind_what_was_seen() -> None:
     seen = torch.tensor([3, 5])
-    one, several = rows(2, 1, seen=seen, columns=5), rows(2, 2, seen=seen, columns=5, mask=torch.ones(2, 7))
-    assert one.tokens.position.tolist() == [[3], [5]]
+    single, several = rows(2, 1, seen=seen, columns=5), rows(2, 2, seen=seen, columns=5, mask=torch.ones(2, 7))
+    assert single.tokens.position.tolist() == [[3], [5]]
     assert several.tokens.position.tolist() == [[3, 4], [5, 6]]
-    assert (one.seen.tolist(), several.seen.tolist()) == ([4, 6], [5, 7])
-    assert (one.below, several.below) == (6, 7), "no position is as large"
+    assert (single.seen.tolist(), several.seen.tolist()) == ([4, 6], [5, 7])
+    assert (single.below, several.below) == (6, 7), "no position is as large"
     assert rows(2, 2, positions=torch.zeros(2, 2, dtype=torch.int64)).below is None
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_bounds_and_positions_say_the_same_documents(padded: bool) -> None:
-    """A row of documents of 3, 1 and 4 tokens; padded: the last document's first token is none."""
+    """A row has documents of 3, 1 and 4 tokens. In the padded row the last document's first token is padding."""
     mask = torch.tensor([[1, 1, 1, 1, 0, 1, 1, 1]]) if padded else None
     position = torch.tensor([[0, 1, 2, 0, 9, 0, 1, 2]]) if padded else torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])
     bounded = rows(1, 8, mask=mask, cu_seqlens=torch.tensor([0, 3, 4, 8]))
     stated = rows(1, 8, mask=mask, positions=position)
     real = slice(7 if padded else 8)
-    for one in (bounded, stated):
-        assert one.tokens.position[0, real].tolist() == [0, 1, 2, 0, 0, 1, 2, 3][real]
-        assert one.tokens.segment is not None
-        assert one.tokens.segment[0, real].tolist() == [0, 0, 0, 1, 2, 2, 2, 2][real]
+    for batch in (bounded, stated):
+        assert batch.tokens.position[0, real].tolist() == [0, 1, 2, 0, 0, 1, 2, 3][real]
+        assert batch.tokens.segment is not None
+        assert batch.tokens.segment[0, real].tolist() == [0, 0, 0, 1, 2, 2, 2, 2][real]
 
 
 def test_a_first_document_continues_an_empty_state_and_ends_another() -> None:
@@ -80,7 +80,7 @@ def test_a_first_document_continues_an_empty_state_and_ends_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("options", "wrong"),
     [
         ({"mask": torch.ones(2, 3)}, r"attention_mask has shape \(2, 3\); expected 2 dimensions, 1 rows and at least 4 columns"),
         ({"mask": torch.ones(1, 1, 4)}, r"attention_mask has shape \(1, 1, 4\)"),
@@ -117,9 +117,9 @@ def test_a_first_document_continues_an_empty_state_and_ends_another() -> None:
         ),
     ],
 )
-def test_what_cannot_be_told(said: dict[str, Any], wrong: str) -> None:
+def test_what_cannot_be_told(options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        rows(1, 4, **said)
+        rows(1, 4, **options)
 
 
 BEGINS_AT_3_AND_4: dict[str, dict[str, Any]] = {
@@ -141,15 +141,15 @@ BEGINS_AT_3_AND_4: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", BEGINS_AT_3_AND_4)
 def test_documents_are_read_from_every_statement_of_them(how: str) -> None:
-    said = BEGINS_AT_3_AND_4[how]
-    tokens = rows(1, 8, **said).tokens
+    statement = BEGINS_AT_3_AND_4[how]
+    tokens = rows(1, 8, **statement).tokens
     assert tokens.segment is not None
     assert tokens.segment.tolist() == [[0, 0, 0, 1, 2, 2, 2, 2]]
-    assert tokens.position.tolist() == said.get("positions", torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])).tolist()
+    assert tokens.position.tolist() == statement.get("positions", torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3]])).tolist()
 
 
 def test_each_row_has_documents_of_its_own() -> None:
-    """Padding, whatever its number is, belongs to none."""
+    """Padding of any number belongs to no document."""
     numbers, mask = torch.tensor([[0, 0, 1, 1, 1], [7, 3, 3, 9, 9]]), torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]])
     tokens = rows(2, 5, seq_idx=numbers, mask=mask).tokens
     assert tokens.segment is not None

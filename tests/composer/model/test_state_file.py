@@ -1,5 +1,6 @@
-"""A state in a file continues as the cache in memory does, bit by bit, for every kind of memory. The file of another model, and a
-damaged one, is refused."""
+"""A state in a file continues bit for bit as the cache in memory does, for every kind of memory. Files of other models and
+damaged files are rejected.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ READ, MORE = 90, 7
 @torch.no_grad()
 @pytest.mark.parametrize("spec", [*BOUNDED, *GROWING])
 def test_a_file_continues_as_one_run(spec: str, tmp_path: Path) -> None:
-    """Token by token, the logits are those of a run without a file in it. The bytes are those of ``explain``."""
+    """The logits of each token equal a run without a file, and the bytes equal those of ``explain``."""
     model, ids, path = student(spec), tokens(1, READ + MORE), tmp_path / "state"
     cache = new_cache(model.config)
     model(ids[:, :READ], past_key_values=cache)
@@ -62,25 +63,25 @@ def test_a_file_continues_as_one_run(spec: str, tmp_path: Path) -> None:
     assert growing_layers(model) == GROWING.get(spec, [])
     for place in range(READ, READ + MORE):
         token = ids[:, place : place + 1]
-        wanted, found = (model(token, past_key_values=own).logits for own in (cache, loaded))
-        assert torch.equal(found, wanted)
+        wanted, actual = (model(token, past_key_values=own).logits for own in (cache, loaded))
+        assert torch.equal(actual, wanted)
 
 
 @torch.no_grad()
 def test_reading_in_pieces_is_the_same_wherever_the_file_lies(tmp_path: Path) -> None:
-    """A text of three pieces, read at once, or with a file after the second of them."""
+    """A text of three pieces is read at once, or with a file after the second piece."""
     model, ids = student("lawcat"), tokens(1, 2 * PIECE + 100)
-    whole, first, told = new_cache(model.config), new_cache(model.config), []
-    read_in_pieces(model, ids, whole, lambda done, length: told.append((done, length)))
-    assert told == [(PIECE, 2148), (2 * PIECE, 2148), (2148, 2148)]
+    whole, first, progress = new_cache(model.config), new_cache(model.config), []
+    read_in_pieces(model, ids, whole, lambda done, length: progress.append((done, length)))
+    assert progress == [(PIECE, 2148), (2 * PIECE, 2148), (2148, 2148)]
     read_in_pieces(model, ids[:, : 2 * PIECE], first)
     save_cache(tmp_path / "state", first, model, OWNER)
     second = load_cache(tmp_path / "state", model, OWNER)
     read_in_pieces(model, ids[:, 2 * PIECE :], second)
     for layer in range(3):
-        wanted, found = whole.state(layer).tensors, second.state(layer).tensors
-        assert wanted.keys() == found.keys()
-        assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+        wanted, actual = whole.state(layer).tensors, second.state(layer).tensors
+        assert wanted.keys() == actual.keys()
+        assert all(torch.equal(wanted[name], actual[name]) for name in wanted)
 
 
 def test_a_state_in_bfloat16_has_the_types_of_the_model(tmp_path: Path) -> None:
@@ -90,8 +91,8 @@ def test_a_state_in_bfloat16_has_the_types_of_the_model(tmp_path: Path) -> None:
     save_cache(tmp_path / "state", cache, model, OWNER)
     types = {tensor.dtype for tensor in load_file(tmp_path / "state").values()}
     assert types == {torch.bfloat16, torch.float32, torch.int64}
-    wanted, found = cache.state(1).tensors, load_cache(tmp_path / "state", model, OWNER).state(1).tensors
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    wanted, actual = cache.state(1).tensors, load_cache(tmp_path / "state", model, OWNER).state(1).tensors
+    assert all(torch.equal(wanted[name], actual[name]) for name in wanted)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_another_model(saved: tuple[Any, Path], change: dict[str, Any], problem:
 
 
 def test_a_state_of_other_heads(saved: tuple[Any, Path]) -> None:
-    """Where hashes are forged, the names and the shapes of the states still decide."""
+    """With forged hashes, the names and shapes of the states are still checked."""
     with pytest.raises(ComposerError, match=r"is damaged: this model has no state layers\.0\.head\."):
         load_cache(saved[1], student("latte"), OWNER)
 
@@ -134,7 +135,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def rewritten(change: Callable[[Tensors, dict[str, Any]], object]) -> Callable[[Path], None]:
-    """A damage that is written again as a valid safetensors file, with a right hash."""
+    """Write a damage as a valid safetensors file with the right hash."""
 
     def write(path: Path) -> None:
         tensors = load_file(path)
@@ -166,7 +167,7 @@ def header_of(length: int) -> Callable[[bytearray], None]:
 
 
 def padded(path: Path) -> None:
-    """A header of 9 MB that is otherwise right."""
+    """Write an otherwise valid header of 9 MB."""
     contents = path.read_bytes()
     (length,) = struct.unpack("<Q", contents[:8])
     header = contents[8 : 8 + length] + b" " * 9_000_000
@@ -215,7 +216,7 @@ def test_damaged_files(saved: tuple[Any, Path], tmp_path: Path, kind: str) -> No
 
 
 def test_a_growing_state_is_bounded_by_its_file(tmp_path: Path) -> None:
-    """A number of tokens that the file has no room for is refused before memory is taken."""
+    """A number of tokens beyond the size of the file is rejected before memory is allocated."""
     model, path = student("softmax"), tmp_path / "state"
     cache = new_cache(model.config)
     read_in_pieces(model, tokens(1, READ), cache)

@@ -1,4 +1,4 @@
-"""A head's program piece by piece: the pieces together are one call, end where they must, and show what flows between the steps."""
+"""A head's program run piece by piece equals one call, has the right boundaries, and exposes the values between steps."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ LENGTH = 40
 
 
 def called(spec: HeadSpec) -> tuple[Head, HeadCall, torch.Tensor]:
-    """The head, what it is called with, and what it answers in one call."""
-    head, given = built(spec, SMALL.shape(4)), inputs(SMALL.shape(4), 2, LENGTH)
-    return head, HeadCall(*given.tensors, given.tokens), run(head, given)[0]
+    """Return the head, its inputs, and its output in one call."""
+    head, data = built(spec, SMALL.shape(4)), inputs(SMALL.shape(4), 2, LENGTH)
+    return head, HeadCall(*data.tensors, data.tokens), run(head, data)[0]
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_pieces_are_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepwise, "LONGEST", 16)
-    head, given, whole = called(HEADS[name])
-    found = list(pieces(head, given, "auto", bounds=(5, 30, 30, 99)))
-    ends = [piece.columns.stop for piece in found]
+    head, data, whole = called(HEADS[name])
+    parts = list(pieces(head, data, "auto", bounds=(5, 30, 30, 99)))
+    ends = [piece.columns.stop for piece in parts]
     assert ends == sorted(set(ends))
     assert {5, 30, LENGTH} <= set(ends)
-    assert max(piece.columns.stop - piece.columns.start for piece in found) <= 16
-    outputs = [next(iter(piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values())) for piece in found]
+    assert max(piece.columns.stop - piece.columns.start for piece in parts) <= 16
+    outputs = [next(iter(piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values())) for piece in parts]
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole, rtol=1e-9, atol=1e-10)
-    for piece in found:
+    for piece in parts:
         assert piece.answers.keys() == {node.name for node, _ in anatomy(head).graph.memories}
         assert piece.tokens.position[0].tolist() == list(range(LENGTH))[piece.columns]
 
 
 def test_with_gradients_answers_depend_on_what_enters() -> None:
-    head, given, _ = called(HEADS["memory: window"])
-    (piece,) = pieces(head, given, "auto", gradients=True)
+    head, data, _ = called(HEADS["memory: window"])
+    (piece,) = pieces(head, data, "auto", gradients=True)
     (answer,) = piece.answers.values()
     (by_value,) = torch.autograd.grad(answer.sum(), piece.entering)
     assert by_value.any()
@@ -49,6 +49,6 @@ def test_with_gradients_answers_depend_on_what_enters() -> None:
 
 def test_tensors_of_inference_mode_are_copied() -> None:
     with torch.inference_mode():
-        _, given, _ = called(HEADS["memory: window"])
-    assert given.query.is_inference()
-    assert not any(of.is_inference() for of in (given.ordinary().query, given.ordinary().tokens.position))
+        _, data, _ = called(HEADS["memory: window"])
+    assert data.query.is_inference()
+    assert not any(of.is_inference() for of in (data.ordinary().query, data.ordinary().tokens.position))

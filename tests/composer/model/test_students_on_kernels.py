@@ -83,7 +83,7 @@ def answers(folder: Path, backend: str) -> Answers:
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Answers]]:
-    """The folder of a student whose fresh parameters are not at their start, and what PyTorch's forms answer."""
+    """The folder of a student with fresh parameters away from their start, and the results of PyTorch's forms."""
 
     @cache
     def saved(spec: str) -> tuple[Path, Answers]:
@@ -100,8 +100,8 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     return saved
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE * wanted.abs().max().item())
+def close(actual: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=CLOSE * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize(("spec", "backend"), ANSWERS)
@@ -109,13 +109,13 @@ def test_a_student_is_the_same(spec: str, backend: str, student: Callable[[str],
     folder, wanted = student(spec)
     close(torch.cat((wanted.prefill, wanted.decode), dim=1), wanted.text[:, :DECODED])
     with launched() as kernels:
-        found = answers(folder, backend)
+        actual = answers(folder, backend)
     assert set(kernels) == ANSWERS[spec, backend]
-    close(found.text, wanted.text)
-    close(found.prefill, wanted.prefill)
-    close(found.decode, wanted.decode)
+    close(actual.text, wanted.text)
+    close(actual.prefill, wanted.prefill)
+    close(actual.decode, wanted.decode)
     for name, gradient in wanted.gradients.items():
-        close(found.gradients[name], gradient)
+        close(actual.gradients[name], gradient)
 
 
 def test_both_are_asked_of_each_student() -> None:

@@ -1,5 +1,6 @@
-"""Whole students on this project's own kernels write what they write on PyTorch's forms, rows that are padded on their left, too;
-and some that are not in ``test_students_on_kernels.py`` train alike."""
+"""Students on this project's kernels write the same text as on PyTorch's forms, with left padding, too. Some students that
+``test_students_on_kernels.py`` omits train alike.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ CLOSE = 1e-4
 
 
 def student(spec: str, *overrides: str) -> ComposedForCausalLM:
-    """Its fresh parameters moved away from their start."""
+    """A student with fresh parameters away from their start."""
     model = composer.build(spec, str(TEACHER), overrides=(*(SMALL if spec in WINDOWED else ()), *overrides))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -29,8 +30,8 @@ def student(spec: str, *overrides: str) -> ComposedForCausalLM:
     return model.eval()
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE * expected.abs().max().item())
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=CLOSE * expected.abs().max().item())
 
 
 IDS = torch.randint(3, 500, (1, 40), generator=torch.Generator().manual_seed(0))
@@ -53,10 +54,10 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
         with nothing_refused(), launched() as called:
             logits = model(IDS).logits
             logits.logsumexp(-1).sum().backward()
-        slopes = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        slopes = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
         answers.append((logits.detach(), slopes))
-    (expected, slopes), (found, others) = answers
-    close(found, expected)
+    (expected, slopes), (actual, others) = answers
+    close(actual, expected)
     assert slopes.keys() == others.keys()
     for name, slope in slopes.items():
         close(others[name], slope)
@@ -73,18 +74,18 @@ def test_logits_and_gradients(spec: str, overrides: tuple[str, ...], kernels: di
     ids=["lolcats", "lola", "lawcat"],
 )
 def test_what_is_written_behind_a_prompt(spec: str, overrides: tuple[str, ...], kernels: dict[str, int]) -> None:
-    """Two rows, the first of which is padded on its left."""
+    """The first of two rows has left padding."""
     model = student(spec, *overrides)
     ids = IDS.view(2, 20)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
-    asked = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
-    found = {}
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    results = {}
     for backend in ("torch", "triton"):
         model.set_backend(backend)
         with nothing_refused(), launched() as called:
-            found[backend] = model.generate(ids, **asked, output_logits=True, return_dict_in_generate=True)
-    assert torch.equal(found["triton"].sequences, found["torch"].sequences)
-    for one, other in zip(found["triton"].logits, found["torch"].logits, strict=True):
-        close(one, other)
+            results[backend] = model.generate(ids, **options, output_logits=True, return_dict_in_generate=True)
+    assert torch.equal(results["triton"].sequences, results["torch"].sequences)
+    for first, other in zip(results["triton"].logits, results["torch"].logits, strict=True):
+        close(first, other)
     assert called == kernels

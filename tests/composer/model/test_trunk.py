@@ -1,4 +1,6 @@
-"""Trunks from nothing: Llama's own is Llama, the others are their formulas, and absolute positions follow each document."""
+"""Trunks from nothing: Llama's default equals Llama, the others equal their formulas, and absolute positions restart in each
+document.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_a_trunk_like_llamas_is_llama(tied: bool, bias: bool) -> None:
 
 
 def classic(ids: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    """LayerNorm, a plain MLP with the exact GELU, learned positions, a tied output; 4 query heads share 2 key heads."""
+    """A trunk with LayerNorm, a plain MLP with exact GELU, learned positions, a tied output, and 4 query heads on 2 key heads."""
 
     def norm(states: torch.Tensor, name: str) -> torch.Tensor:
         centred = states - states.mean(-1, keepdim=True)
@@ -80,7 +82,7 @@ def test_the_classic_trunk_is_its_formula() -> None:
 
 @pytest.mark.parametrize("width", [32, 20])
 def test_sinusoidal_positions(width: int) -> None:
-    """The first layer sees them: with all else at nothing, they are all that is left of the hidden state."""
+    """With all other weights at 0, the hidden state is the positions."""
     built = model(embedding="sinusoidal", width=width, head_dim=8)
     ids = tokens(1, 9)
     states = built.model(ids, output_hidden_states=True).hidden_states[0] - built.model.embed_tokens(ids)
@@ -95,13 +97,13 @@ def test_sinusoidal_positions(width: int) -> None:
 @pytest.mark.parametrize("head", HEADS)
 def test_step_by_step_is_one_call(head: str, trunk: str) -> None:
     built, ids = model(head, **TRUNKS[trunk]), tokens(2, 24)
-    expected, cache, found = logits(built, ids), None, []
+    expected, cache, pieces = logits(built, ids), None, []
     for start, end in ((0, 7), (7, 8), (8, 20), *((step, step + 1) for step in range(20, 24))):
         with torch.no_grad():
             answer = built(ids[:, start:end], past_key_values=cache, use_cache=True)
         cache = answer.past_key_values
-        found.append(answer.logits)
-    torch.testing.assert_close(torch.cat(found, 1), expected, rtol=0, atol=1e-10)
+        pieces.append(answer.logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
@@ -113,16 +115,16 @@ def test_padding_anywhere_is_unseen(trunk: str, side: str) -> None:
     mask[0, at] = 0
     padded = torch.zeros(1, 15, dtype=torch.int64)
     padded[mask.bool()] = ids[0]
-    found = logits(built, padded, attention_mask=mask)[mask.bool()]
-    torch.testing.assert_close(found, logits(built, ids)[0], rtol=0, atol=1e-10)
+    found_logits = logits(built, padded, attention_mask=mask)[mask.bool()]
+    torch.testing.assert_close(found_logits, logits(built, ids)[0], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_packed_documents_are_apart(trunk: str) -> None:
     built, documents = model("lawcat", **TRUNKS[trunk]), [tokens(1, length, seed=length) for length in (5, 1, 17)]
-    alone = torch.cat([logits(built, one) for one in documents], 1)
-    found = logits(built, torch.cat(documents, 1), cu_seqlens=torch.tensor([0, 5, 6, 23]))
-    torch.testing.assert_close(found, alone, rtol=0, atol=1e-10)
+    alone = torch.cat([logits(built, text) for text in documents], 1)
+    found_logits = logits(built, torch.cat(documents, 1), cu_seqlens=torch.tensor([0, 5, 6, 23]))
+    torch.testing.assert_close(found_logits, alone, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
@@ -175,7 +177,7 @@ def test_saved_and_loaded_and_made_anew(trunk: str, tmp_path) -> None:
     built.save_pretrained(tmp_path)
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), built.parameters(), strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(loaded.parameters(), built.parameters(), strict=True))
     torch.testing.assert_close(logits(loaded, ids), logits(built, ids), rtol=0, atol=1e-12)
     anew = AutoModelForCausalLM.from_config(built.config)
     assert all(parameter.isfinite().all() for parameter in anew.parameters())

@@ -1,5 +1,6 @@
-"""Students whose query heads have keys and values of their own: the same at the start, and afterwards true copies of the
-projections; built, streamed, trained, saved and loaded like any other, on every family."""
+"""Students with keys and values per query head are equal to their sources at the start and then learn as copies of the
+projections do. They are built, streamed, trained, saved and loaded on every family.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def ids(seed: int = 1, length: int = 23) -> torch.Tensor:
 @pytest.mark.parametrize("family", PASSED)
 @torch.no_grad()
 def test_it_starts_as_its_source_on_every_family(family: str) -> None:
-    """Those that project queries, keys and values at once, too: nothing of the trunk is copied."""
+    """This includes families with joint projections. No weight of the trunk is copied."""
     later = Version(transformers.__version__) < Version(LATER.get(family, "0"))
     if family not in CONFIG_MAPPING or later:
         pytest.skip(f"transformers {transformers.__version__} has no place for heads in {family}")
@@ -48,27 +49,27 @@ def test_it_starts_as_its_source_on_every_family(family: str) -> None:
 @pytest.mark.parametrize("spec", ["lawcat", "lolcats", "gated-delta", "lola", "forgetting"])
 @torch.no_grad()
 def test_it_starts_as_the_same_student_with_shared_ones(spec: str) -> None:
-    source, given = llama(), ids()
+    source, token_ids = llama(), ids()
     plain, own = composer.build(spec, source), composer.build(spec, source, overrides=[OWN])
     theirs = dict(plain.named_parameters())
     for name, parameter in own.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
             parameter.copy_(theirs[name])
-    found = own(given).logits
-    torch.testing.assert_close(found, plain(given).logits, rtol=1e-8, atol=1e-8)
-    stepwise = own(given[:, :9], use_cache=True)
-    rest = own(given[:, 9:], past_key_values=stepwise.past_key_values, use_cache=True)
-    torch.testing.assert_close(torch.cat((stepwise.logits, rest.logits), dim=1), found, rtol=1e-8, atol=1e-8)
+    logits = own(token_ids).logits
+    torch.testing.assert_close(logits, plain(token_ids).logits, rtol=1e-8, atol=1e-8)
+    stepwise = own(token_ids[:, :9], use_cache=True)
+    rest = own(token_ids[:, 9:], past_key_values=stepwise.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat((stepwise.logits, rest.logits), dim=1), logits, rtol=1e-8, atol=1e-8)
 
 
 @torch.no_grad()
 def test_what_it_learns_is_a_copy_of_the_projections() -> None:
-    """A model with a key head a query head, whose projections are the shared ones and the differences, has the same logits."""
+    """A model with one key head per query head, whose projections are the shared ones plus the differences, has the same logits."""
     source: Any = llama()
     own: Any = composer.build("softmax", source, overrides=[OWN])
     whole: Any = LlamaForCausalLM(LlamaConfig(**{**source.config.to_dict(), "num_key_value_heads": 4})).double().eval()
     held = dict(source.state_dict())
-    for layer, attention in enumerate(one.self_attn for one in own.model.layers):
+    for layer, attention in enumerate(block.self_attn for block in own.model.layers):
         for name, target in (("key", "k_proj"), ("value", "v_proj")):
             difference = attention.composed.head.unshare.get_parameter(name)
             difference.copy_(0.1 * torch.randn_like(difference))
@@ -109,7 +110,7 @@ def test_streamed_and_in_memory(student: Path, tmp_path: Path) -> None:
 
 
 def test_its_attention_weights_are_compared(student: Path, tmp_path: Path) -> None:
-    """They do not depend on whose the values are."""
+    """Weights do not depend on the heads of values."""
     report = run(
         student, tmp_path / "out", write_texts(tmp_path / "texts.jsonl"), "recipe.transfer.cross_entropy=1", which="transfer"
     )
@@ -119,7 +120,7 @@ def test_its_attention_weights_are_compared(student: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("named", "count"), [("[k]", 1), ("[v]", 1), ("[k, v]", 2)])
 def test_what_it_costs_is_said(named: str, count: int) -> None:
-    """Parameters of H · D · C for each, their operations, and a state for each query head: here twice the cache of the source."""
+    """Parameters are H · D · C for each, with their operations, and a state per query head, here twice the source's cache."""
     overrides = ["head.position=none", f"head.unshare={{kind: copies, inputs: {named}}}"]
     plain, own = (explain_resolved(resolve(load_spec("softmax", overrides[:most]), SMALL), sequence=64) for most in (1, 2))
     size = 4 * 8 * 24 * count

@@ -1,4 +1,4 @@
-"""No step of ``generate`` waits on the host for a number: what mask and positions say of it, the cache knows."""
+"""No step of ``generate`` waits on the host for a number, since the cache keeps what mask and positions say."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASK = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
 
 
 class Waits(TorchDispatchMode):
-    """Counts the operations that wait."""
+    """Count the operations that wait."""
 
     def __init__(self, counted: Counter[str]) -> None:
         super().__init__()
@@ -40,22 +40,22 @@ class Waits(TorchDispatchMode):
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often steps have waited, by operation, and how many there were. Python may not look, as on a GPU."""
-    found: Counter[str] = Counter()
+    """Return how often steps have waited, by operation, and the number of steps. Python may not read numbers, as on a GPU."""
+    counts: Counter[str] = Counter()
 
     def call(self: ComposedForCausalLM, *arguments: Any, **options: Any) -> Any:
         ids, cache = options["input_ids"], cache_among(options)
         if ids.shape[1] > 1 or cache is None or not cache.get_seq_length():
             return whole(self, *arguments, **options)
-        found["steps"] += 1
-        with Waits(found):
+        counts["steps"] += 1
+        with Waits(counts):
             return whole(self, *arguments, **options)
 
     whole = ComposedForCausalLM.__call__
     on_a_cpu(monkeypatch)
     monkeypatch.setattr(ComposedForCausalLM, "use_graph", False)
     monkeypatch.setattr(ComposedForCausalLM, "__call__", call)
-    return found
+    return counts
 
 
 def waiting(counted: Counter[str]) -> set[str]:
@@ -78,32 +78,32 @@ def test_with_learned_positions_and_in_every_mode(mode: str, counted: Counter[st
     made: Any = fresh("lolcats", embedding="learned", length=64)
     ids = tokens(2, 9)
     torch.manual_seed(7)
-    found = made.generate(ids, attention_mask=MASK, **MODES[mode])
+    generated = made.generate(ids, attention_mask=MASK, **MODES[mode])
     assert not waiting(counted)
     torch.manual_seed(7)
-    plain = {name: said for name, said in MODES[mode].items() if name != "prefill_chunk_size"}
-    assert torch.equal(found, made.generate(ids, attention_mask=MASK, use_cache=False, **plain))
+    plain = {name: value for name, value in MODES[mode].items() if name != "prefill_chunk_size"}
+    assert torch.equal(generated, made.generate(ids, attention_mask=MASK, use_cache=False, **plain))
 
 
 def test_a_text_that_goes_on(counted: Counter[str]) -> None:
-    """Behind a text with padding, with more of it than one token, and with padding in between."""
+    """A padded text continues with several tokens, also with padding between them."""
     model, ids = small("lolcats"), tokens(2, 30)
     first = model.generate(ids[:, :9], attention_mask=MASK, return_dict_in_generate=True, **GREEDY)
     longer = torch.cat((first.sequences, ids[:, 9:20]), dim=1)
     mask = torch.cat((MASK, torch.ones(2, longer.shape[1] - 9, dtype=torch.int64)), dim=1)
     mask[1, -9:-6] = 0
     counted.clear()
-    found = model.generate(longer, attention_mask=mask, past_key_values=first.past_key_values, **GREEDY)
+    generated = model.generate(longer, attention_mask=mask, past_key_values=first.past_key_values, **GREEDY)
     assert not waiting(counted)
-    assert torch.equal(found, model.generate(longer, attention_mask=mask, use_cache=False, **GREEDY))
+    assert torch.equal(generated, model.generate(longer, attention_mask=mask, use_cache=False, **GREEDY))
 
 
 def test_positions_that_do_not_follow_are_heeded(counted: Counter[str]) -> None:
-    """A second document in the prompt: the steps are its own, and its positions are those that are said."""
+    """With a second document in the prompt, the steps use the given positions."""
     model, ids = small("lolcats"), tokens(1, 9)
     position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    found = model.generate(ids, position_ids=position, **GREEDY)
-    assert torch.equal(found[:, 9:], model.generate(ids[:, 4:], **GREEDY)[:, 5:])
+    generated = model.generate(ids, position_ids=position, **GREEDY)
+    assert torch.equal(generated[:, 9:], model.generate(ids[:, 4:], **GREEDY)[:, 5:])
 
 
 def test_a_text_that_outgrows_learned_positions_is_refused_in_time(counted: Counter[str]) -> None:

@@ -1,4 +1,4 @@
-"""The layers of several shipped specs in one model: what takes long, as compiling a whole model does, is done once for them all."""
+"""Layers of several shipped specs in one model, so that slow steps such as compiling run once for all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Layer = tuple[tuple[int, HeadSpec], ...]
 
 
 def layers_of(names: Iterable[str], overrides: Callable[[str], Sequence[str]]) -> dict[str, Layer]:
-    """Every layer that these specs have, once, by the first spec that has it."""
-    found: dict[Layer, str] = {}
+    """Return the distinct layers of these specs, each with the first spec that has it."""
+    layers: dict[Layer, str] = {}
     for name in names:
         spec = resolve(load_spec(name, overrides(name)), SIZE)
         for layer in dict.fromkeys(spec.layers):
             groups = tuple((group.heads, spec.heads[group.head]) for group in layer)
-            found.setdefault(groups, f"{name.replace('/', '-')}-{len(found)}")
-    return {name: layer for layer, name in found.items()}
+            layers.setdefault(groups, f"{name.replace('/', '-')}-{len(layers)}")
+    return {name: layer for layer, name in layers.items()}
 
 
 def covering(layers: Mapping[str, Layer], roles: Set[str] | None = None) -> dict[str, Layer]:
@@ -37,7 +37,7 @@ def covering(layers: Mapping[str, Layer], roles: Set[str] | None = None) -> dict
     roles: only the parts in these roles count.
     """
     parts = {name: parts_of(head for _, head in layer) for name, layer in layers.items()}
-    missing = {part for found in parts.values() for part in found if roles is None or part[0] in roles}
+    missing = {part for parts_of_layer in parts.values() for part in parts_of_layer if roles is None or part[0] in roles}
     chosen: list[str] = []
     while missing:
         best = max(parts, key=lambda name: len(parts[name] & missing))
@@ -52,17 +52,17 @@ def parts_of(heads: Iterable[HeadSpec]) -> set[tuple[str, str]]:
 
 
 def _parts(value: Any, role: str = "head") -> set[tuple[str, str]]:
-    """The roles in a document, each with the kind of the part that has it."""
+    """Yield the roles in a document, each with the kind of its part."""
     if isinstance(value, list):
-        return set().union(*(_parts(one, role) for one in value))
+        return set().union(*(_parts(nested, role) for nested in value))
     if not isinstance(value, Mapping):
         return set()
     own = {(role, value["kind"])} if isinstance(value.get("kind"), str) else set()
-    return own.union(*(_parts(one, key) for key, one in value.items()))
+    return own.union(*(_parts(nested, key) for key, nested in value.items()))
 
 
 def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:
-    """A model's worth at a time, by the first and the last of it."""
+    """Yield groups of layers of one model's size, named by the first and the last layer."""
     rest, parts = iter(layers.items()), {}
     while part := dict(islice(rest, MOST)):
         first, *_, last = *part, *part
@@ -70,23 +70,22 @@ def dealt(layers: Mapping[str, Layer]) -> dict[str, dict[str, Layer]]:
     return parts
 
 
-def printed_of(layers: Mapping[str, Layer], program: str, **said: object) -> str:
-    """What a program prints that builds ``{spec}`` of ``{count}`` layers; of one that fails, what the first to fail alone says.
-
-    In a process of its own: in this one, shapes are checked at every call, which no compiler looks through.
+def printed_of(layers: Mapping[str, Layer], program: str, **options: object) -> str:
+    """Return the output of a program that builds ``{spec}`` of ``{count}`` layers. If it fails, return the output for the first
+    layer that fails alone. It runs in another process, since compilers cannot trace the shape checks of this one.
     """
     try:
-        return printed_behind_composer(program.format(spec=document(layers), count=len(layers), **said))
+        return printed_behind_composer(program.format(spec=document(layers), count=len(layers), **options))
     except AssertionError as error:
         if len(layers) == 1:
             raise AssertionError(f"{''.join(layers)}: {error}") from None
         for name, layer in layers.items():
-            printed_of({name: layer}, program, **said)
+            printed_of({name: layer}, program, **options)
         raise
 
 
 def document(layers: Mapping[str, Layer]) -> dict[str, Any]:
-    """A spec of these layers, one behind the other."""
+    """Return a spec of these layers in order."""
     rules, heads = [], {}
     for at, (name, layer) in enumerate(layers.items()):
         groups = {f"{name}-{place}": group for place, group in enumerate(layer)}

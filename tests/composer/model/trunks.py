@@ -1,4 +1,4 @@
-"""Specs with a trunk of their own, and small models that are built from them."""
+"""Specs with their own trunk, and small models built from them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TRUNKS: dict[str, dict[str, Any]] = {
 
 
 def document(head: str = "softmax", **trunk: Any) -> dict[str, Any]:
-    """A spec on 2 layers of 4 query heads and 2 key heads of 8 numbers."""
+    """Return a spec with 2 layers of 4 query heads and 2 key heads of 8 numbers."""
     sizes = {"width": 32, "layers": 2, "heads": 4, "key_heads": 2, "vocabulary": 97}
     return {"compose": 1, "name": "x", "head": HEADS[head], "trunk": sizes | trunk}
 
 
 def model(head: str = "softmax", **trunk: Any) -> Composed:
-    """In float64, with weights that are large enough to say something, biases and norms included."""
+    """Return a model in float64 with large enough weights, biases and norms included."""
     made = composer.build(document(head, **trunk), fresh=True, dtype="float64")
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A Hub on the loopback interface, with an empty cache, and a student to push."""
+"""A local Hub, an empty cache, and a student to push."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHub]:
 
 @pytest.fixture(scope="session")
 def exported(student: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The student as an export."""
+    """Export the student."""
     import composer
 
     return composer.export(student, tmp_path_factory.mktemp("exports") / "alone").out

@@ -1,4 +1,4 @@
-"""A pushed model, export or spec comes back from the Hub byte for byte, and only files that a record names are uploaded."""
+"""A pushed model, export or spec is downloaded byte for byte, and only files named in a record are uploaded."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_only_owner_and_name_are_a_repository(student: Path, named: str) -> None
 
 
 def test_without_a_network(student: Path, tmp_path: Path) -> None:
-    """The tests run offline: a push and a pull say so."""
+    """In offline mode, a push and a pull give a clear error."""
     with pytest.raises(PushError, match="HF_HUB_OFFLINE is set"):
         composer.push(student, REPO)
     for call in (composer.load_spec, composer.verify, composer.export):

@@ -1,4 +1,6 @@
-"""A folder belongs to one command and one process; a run is continued with its own settings, and replaced without other files."""
+"""A folder belongs to one command and one process. A run continues with its settings, and is replaced without touching other
+files.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ TEMPORARY = RunStore("try", BenchError, mark=MARK, has_resume=True, is_temporary
 
 
 def fill(folder: Path) -> None:
-    """Write files of the command, and two of somebody else."""
+    """Write files of the command and two other files."""
     for name in ("log.jsonl", "plots/a-1.png", "plots/mine.png", "parts/deep/one", "notes.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()

@@ -1,4 +1,4 @@
-"""The layers of the highest scores are kept, as many as asked for or as a budget allows, and the spec says so."""
+"""The layers with the highest scores are kept, by number or by budget, and written into the spec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ SIZES = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, 
 
 
 def scored(*restored: float) -> list[LayerScore]:
-    return [LayerScore(layer=index, restored=one, swapped=-one, error=0.0) for index, one in enumerate(restored)]
+    return [
+        LayerScore(layer=index, restored=restored_value, swapped=-restored_value, error=0.0)
+        for index, restored_value in enumerate(restored)
+    ]
 
 
 def test_the_highest_scores_in_the_order_of_layers() -> None:
@@ -46,7 +49,7 @@ def test_the_rule_comes_last_and_wins() -> None:
 
 
 def test_heads_without_a_layer_go_with_their_rules() -> None:
-    """A spec whose heads are not all used would be refused; rules and heads that still have a layer stay."""
+    """Unused heads would be an error in a spec, so they are removed. Rules and heads that still have a layer stay."""
     document = composer.load_spec("alternating-delta").model_dump(mode="json", exclude_unset=True)
     near, far = document["layers"]
     source = {"at": [1, 3], "use": "source"}
@@ -62,7 +65,7 @@ def test_heads_without_a_layer_go_with_their_rules() -> None:
 
 
 def test_groups_of_heads_and_overridden_rules() -> None:
-    """A head that a rule names beside another stays as long as that rule has a layer, and negative layers are layers."""
+    """A head stays while a rule that names it has a layer, and negative layers count."""
     head = {"position": "rope", "memory": [{"kind": "window", "size": 4, "evict": "drop"}]}
     halves = [{"head": "near", "heads": "1/2"}, {"head": "far", "heads": "1/2"}]
     document = {

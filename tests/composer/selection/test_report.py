@@ -1,4 +1,4 @@
-"""The picture of a selection has a bar a layer and score, and those kept are told apart by more than colour."""
+"""The picture of a selection has a bar per layer and score, and kept layers differ by more than colour."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.composer.legible import assert_legible, kept_open
 def test_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
     figures = kept_open(monkeypatch)
     scores = tuple(LayerScore(layer=index, restored=index - 0.5, swapped=-0.1 * index, error=0.3) for index in range(layers))
-    found = Selection.model_construct(
+    selection = Selection.model_construct(
         name="near-far", teacher="here/teacher", by="restored", keep=(1,), scores=scores, out=tmp_path
     )
-    draw(found, tmp_path / "layers.png")
+    draw(selection, tmp_path / "layers.png")
     figure = figures["layers.png"]
     assert_legible(figure)
     assert len(figure.axes) == len(get_args(By))
     for axis, name in zip(figure.axes, get_args(By), strict=True):
         bars = axis.patches
-        assert [bar.get_height() for bar in bars] == [getattr(one, name) for one in scores]
+        assert [bar.get_height() for bar in bars] == [getattr(score, name) for score in scores]
         assert [place for place, bar in enumerate(bars) if bar.get_hatch()] == [1]

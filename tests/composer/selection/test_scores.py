@@ -1,4 +1,4 @@
-"""Scores of layers are what comes of building the models that they speak of, and leave both models as they were."""
+"""Scores of layers equal those of separately built models, and both models are unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEACHER = Path(__file__).parents[3] / "examples" / "teacher"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory):
-    """A student whose heads are random, its teacher, and two rows."""
+    """A student with random heads, its teacher, and two rows."""
     out = tmp_path_factory.mktemp("selection") / "student"
     composer.build_folder("lawcat", TEACHER, out, overrides=["recipe.sequence=64"], seed=3)
     options = TrainingOptions(data=("stories,samples=20",), share=0.5)
@@ -36,14 +36,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory):
     )
 
 
-def apart(wanted: torch.nn.Module, found: torch.nn.Module, rows: PackedRows) -> float:
-    """KL(wanted ‖ found), a mean over tokens, in float64."""
+def apart(wanted: torch.nn.Module, actual: torch.nn.Module, rows: PackedRows) -> float:
+    """Return KL(wanted ‖ found), the mean over tokens in float64."""
     total, tokens = 0.0, 0
     with torch.no_grad():
         for batch in rows.in_order(1):
             ids = batch.ids[batch.valid][None]
-            one, other = (model(ids).logits.double().log_softmax(-1) for model in (wanted, found))
-            total += float(functional.kl_div(other, one, reduction="sum", log_target=True))
+            first, other = (model(ids).logits.double().log_softmax(-1) for model in (wanted, actual))
+            total += float(functional.kl_div(other, first, reduction="sum", log_target=True))
             tokens += ids.shape[1]
     return total / tokens
 
@@ -53,14 +53,14 @@ def test_scores_are_those_of_models_that_were_built_so(pair) -> None:
     before = {name: tensor.clone() for model in (student, teacher) for name, tensor in model.state_dict().items()}
     divergence, scores = score_layers(student, teacher, rows)
     assert divergence == pytest.approx(apart(teacher, student, rows), rel=1e-4)
-    for one in scores:
-        rule = [f"layers=[{{at: {one.layer}, use: source}}]"]
+    for score in scores:
+        rule = [f"layers=[{{at: {score.layer}, use: source}}]"]
         restored = composer.build("lawcat", TEACHER, overrides=rule, seed=3)
-        assert one.restored == pytest.approx(divergence - apart(teacher, restored, rows), rel=1e-3, abs=1e-5)
-        others = [index for index in range(2) if index != one.layer]
+        assert score.restored == pytest.approx(divergence - apart(teacher, restored, rows), rel=1e-3, abs=1e-5)
+        others = [index for index in range(2) if index != score.layer]
         swapped = composer.build("lawcat", TEACHER, overrides=[f"layers=[{{at: {others}, use: source}}]"], seed=3)
-        assert one.swapped == pytest.approx(apart(teacher, swapped, rows), rel=1e-3)
-        assert one.error > 0
+        assert score.swapped == pytest.approx(apart(teacher, swapped, rows), rel=1e-3)
+        assert score.error > 0
     for name, tensor in before.items():
         model = student if ".composed." in name else teacher
         assert torch.equal(model.state_dict()[name], tensor)

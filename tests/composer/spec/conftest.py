@@ -12,7 +12,7 @@ Write = Callable[[str, str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write a file into an empty working folder, so that messages name it without one."""
+    """Write a file into an empty working folder, so that messages name it without a folder."""
     monkeypatch.chdir(tmp_path)
 
     def write_file(name: str, text: str) -> Path:

@@ -32,12 +32,12 @@ DROP: dict[str, Any] = {"memory": [{"kind": "window", "evict": "drop"}]}
 
 
 def resolved(document: dict[str, Any], size: Dimensions = SIZE) -> Resolved:
-    """The document of a spec, complete."""
+    """Return the resolved document of a spec."""
     return resolve(load_spec(document), size)
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """LoLCATs with something else at ``head.memory.0.size``."""
+    """Return LoLCATs with another value at ``head.memory.0.size``."""
     document = copy.deepcopy(LOLCATS)
     *way, last = (int(step) if step.isdigit() else step for step in path.split("."))
     place: Any = document
@@ -48,12 +48,12 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def groups(**heads: int) -> list[dict[str, Any]]:
-    """Query heads of one layer, in this order."""
+    """Return the groups of query heads of one layer in order."""
     return [{"head": name, "heads": count} for name, count in heads.items()]
 
 
 def refused(document: dict[str, Any], size: Dimensions = SIZE) -> tuple[tuple[str | int, ...], str]:
-    """Where the document is refused, and how."""
+    """Return the path and the message with which the document is rejected."""
     with pytest.raises(GraphError) as caught:
         resolved(document, size)
     return caught.value.path, str(caught.value)

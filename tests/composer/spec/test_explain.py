@@ -1,4 +1,4 @@
-"""The figures of `explain`, worked out by hand: parameters, bytes, operations, and LoLA's own compression rates."""
+"""The figures of `explain` equal a computation by hand: parameters, bytes, operations, and LoLA's compression rates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_lawcat_by_hand() -> None:
 
 
 def test_groups_of_heads_are_counted_by_themselves() -> None:
-    """Layer 0 is split between two heads; the others are exact."""
+    """Layer 0 is split between two heads. The other layers are exact."""
     costs = explained(
         {
             "heads": {
@@ -103,7 +103,7 @@ def test_groups_of_heads_are_counted_by_themselves() -> None:
     ],
 )
 def test_lolas_table_1(row: str, at_2k: float, at_4k: float) -> None:
-    """Its column of rates for Llama-3.1-8B, to two digits; for 4K the paper doubles what it rounded."""
+    """The rates for Llama-3.1-8B match to two digits. For 4K the paper doubles a rounded number."""
     costs = explain_resolved(shipped(f"ablations/lola-cache-sizes:{row}", LLAMA_8B), sequence=2048)
     assert costs.compression_lola is not None
     rounded = float(f"{costs.compression_lola:.2g}")
@@ -113,8 +113,9 @@ def test_lolas_table_1(row: str, at_2k: float, at_4k: float) -> None:
 
 
 def test_lolas_table_1_in_bytes() -> None:
-    """The same rows as they are: keys and values in bfloat16 with positions; of each of 32 query heads a cache with positions, and
-    a state of 128 features in float32 with its normaliser."""
+    """The same rows have keys and values in bfloat16 with positions, and for each of 32 query heads a cache with positions and a
+    state of 128 features in float32 with its normaliser.
+    """
     pair, cache, state = 2 * 8 * 128 * 2 + 8, 32 * (2 * 128 * 2 + 8), 32 * 128 * (128 + 1) * 4
     for row, held, rates in (
         ("lolcats", 64 * pair + state, (3.53, 7.06)),
@@ -204,7 +205,9 @@ PAIR, OWN_PAIR, SUMS = 2 * 2 * 8 * 2 + 8, 2 * 8 * 2 + 8, 4 * 128 * 9 * 4
     ],
 )
 def test_state_by_hand(head: dict[str, Any], state: int, pairs: float) -> None:
-    """2 key heads and 4 query heads of 8 numbers on 24 channels, in bfloat16; what LoLA's convention counts beside."""
+    """Compute a state of 2 key heads and 4 query heads of 8 numbers on 24 channels in bfloat16, and the bytes that LoLA counts
+    separately.
+    """
     costs = explained({"head": head}, sequence=100, dtype="bfloat16")
     (group,) = costs.groups
     assert group.state_bytes == state
@@ -214,7 +217,9 @@ def test_state_by_hand(head: dict[str, Any], state: int, pairs: float) -> None:
 
 
 def test_latents_by_hand() -> None:
-    """Latents turn nothing by position; the values' rotations are counted once, though they go in and out."""
+    """Latents rotate nothing by position. The rotations of values are counted once, although they are rotated on input and
+    output.
+    """
     head = {"position": "rope", "value_position": "vapor", "memory": [{"kind": "latents", "size": 12}]}
     (group,) = explained({"head": head}, sequence=100).groups
     assert group.fresh_parameters == 2 * 12 * 24 + 2 * 4
@@ -223,7 +228,7 @@ def test_latents_by_hand() -> None:
 
 
 def test_a_weight_of_the_token_is_counted() -> None:
-    """24 channels for each of 4 heads."""
+    """The weight has 24 channels for each of 4 heads."""
     memory = {"kind": "window", "size": 5}
     alone, weighed = (
         explained({"head": {"feature_map": "elu", "memory": [memory | weight, "state"]}}).decode_flops_per_token
@@ -233,7 +238,7 @@ def test_a_weight_of_the_token_is_counted() -> None:
 
 
 def test_where_nothing_is_kept_there_is_no_rate() -> None:
-    """A cache of no pairs, which models of before may have, is an empty one; a model that sees both ways hands nothing on."""
+    """A cache of size 0 is empty, and a bidirectional model keeps no state, so neither has a rate."""
     empty = {"memory": [{"kind": "sparse", "size": 0, "keep": "recent", "evict": "drop"}]}
     none = explain_resolved(resolve(load_spec({"compose": 1, "name": "empty", "head": empty}), SIZE, idle=True), sequence=100)
     assert (none.groups[0].compression, none.compression_lola) == (None, None)

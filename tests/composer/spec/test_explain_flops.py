@@ -1,4 +1,4 @@
-"""FLOPs of explain are those of the equations: compared with PyTorch's count of what its forms execute."""
+"""FLOPs of explain follow the equations, and equal PyTorch's count of the executed forms."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ SIZE = Dimensions(hidden_size=64, layers=1, heads=4, key_heads=4, head_dim=16, r
 CHUNK = 32
 
 
-def executed(head: Head, given: Inputs, state: dict[str, torch.Tensor] | None = None) -> tuple[int, dict[str, torch.Tensor]]:
-    """The operations of one call on the torch backend, and its state."""
+def executed(head: Head, data: Inputs, state: dict[str, torch.Tensor] | None = None) -> tuple[int, dict[str, torch.Tensor]]:
+    """Return the operations of one call on the torch backend, and its state."""
     with FlopCounterMode(display=False) as counter:
-        _, state = run(head, given, state, backend="torch")
+        _, state = run(head, data, state, backend="torch")
     return counter.get_total_flops(), state
 
 
 @pytest.mark.parametrize("tokens", [64, 512])
 def test_a_prefill_with_a_gate_executes_the_masked_pairs_too(tokens: int) -> None:
-    """Of T² pairs a token sees (T + 1) / 2 on average, and these count; the gate and the sums of its decays count, too."""
+    """A token sees (T + 1) / 2 of T² / T pairs on average, which explain counts. It also counts the gate and the sums of its
+    decays.
+    """
     resolved = resolve(load_spec("forgetting"), SIZE)
     shape, gate = SIZE.shape(4), 2 * 64 * 4
     counted = explain_resolved(resolved, sequence=tokens).groups[0].prefill_flops_per_token
@@ -42,11 +44,11 @@ def test_decode_with_a_cache_is_a_mean_over_the_tokens_of_a_chunk() -> None:
     shape = SIZE.shape(4)
     counted = explain_resolved(resolved, sequence=4 * CHUNK).groups[0].decode_flops_per_token
     assert counted is not None
-    head, given = built(resolved.heads["head"], shape), inputs(shape, 1, 5 * CHUNK)
-    _, state = executed(head, given.cut(slice(0, 4 * CHUNK)))
+    head, data = built(resolved.heads["head"], shape), inputs(shape, 1, 5 * CHUNK)
+    _, state = executed(head, data.cut(slice(0, 4 * CHUNK)))
     steps = []
     for token in range(4 * CHUNK, 5 * CHUNK):
-        total, state = executed(head, given.cut(slice(token, token + 1)), state)
+        total, state = executed(head, data.cut(slice(token, token + 1)), state)
         steps.append(total)
     assert sum(steps) / CHUNK == pytest.approx(counted, rel=0.15)
     assert steps[0] > 15 * counted

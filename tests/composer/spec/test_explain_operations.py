@@ -1,4 +1,4 @@
-"""Operations that turn on what stands around a memory, worked out by hand."""
+"""Operations that depend on the parts around a memory equal a computation by hand."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def decoded(head: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(("window", "falling"), [("sliding", 1), ("terraced", 32)])
 def test_a_cache_is_scored_once_a_fall(window: str, falling: int) -> None:
-    """4 query heads of 8 numbers and 128 features: each fall scores the 16 pairs of the cache and those that fall with one product
-    of features and state a pair, and a terraced window lets 32 pairs fall every 32 tokens."""
+    """4 query heads of 8 numbers and 128 features: each eviction scores the 16 pairs of the cache and the evicted pairs, with
+    one product of features and state per pair. A terraced window evicts 32 pairs every 32 tokens.
+    """
 
     def cost(keep: str) -> int:
         memory = [{"kind": "window", "size": 32, "shape": window}, {"kind": "sparse", "size": 16, "keep": keep}, "state"]
@@ -33,7 +34,7 @@ def test_a_cache_is_scored_once_a_fall(window: str, falling: int) -> None:
 
 @pytest.mark.parametrize("gate", ["head", "channel"])
 def test_what_a_delta_state_forgets_is_counted(gate: str) -> None:
-    """As of any state: each of 4 states of 128 × 8 numbers is multiplied once a token, beside what the gate itself takes."""
+    """Each of 4 states of 128 × 8 numbers is multiplied by its decay once per token, in addition to the gate."""
 
     def cost(kind: str, gate: str) -> int:
         plain = {"normalise": False} if kind == "state" else {}
@@ -44,7 +45,7 @@ def test_what_a_delta_state_forgets_is_counted(gate: str) -> None:
 
 
 def test_local_layers_of_the_source_keep_their_window() -> None:
-    """2 key heads of 8 numbers in float32: 64 tokens of three layers, and 1,000 of the last; 4 heads see as many."""
+    """2 key heads of 8 numbers in float32 hold 64 tokens in three layers, and 1,000 in the last. 4 heads see the same tokens."""
     resolved = shipped("softmax")
     costs = explain_resolved(resolved, sequence=1000, dtype="float32", windows=(64, 64, 64, None))
     local, whole = costs.groups
@@ -61,14 +62,14 @@ def test_local_layers_of_the_source_keep_their_window() -> None:
     # `full` holds every pair where 64 are seen, and is told so, with what holds no more.
     assert (local.bounded, whole.bounded) == ("{kind: window, size: 64, evict: drop}", None)
     assert everywhere.groups[0].bounded is None
-    said = "every pair is held, and 64 are seen: {kind: window, size: 64, evict: drop} holds these alone"
-    assert " ".join(str(costs).split()).count(said) == 1
+    note = "every pair is held, and 64 are seen: {kind: window, size: 64, evict: drop} holds these alone"
+    assert " ".join(str(costs).split()).count(note) == 1
     assert everywhere.groups[0].layers == (0, 1, 2, 3)
     assert everywhere.kv_cache_bytes == 4 * whole.kv_cache_bytes
 
 
 def test_a_window_in_a_local_layer_holds_what_is_seen_and_no_more() -> None:
-    """As the explanation of `full` says; where pairs fade, or logits grow with the length, no window is the same."""
+    """The note on `full` suggests a window, except for decaying pairs and for logits that grow with the length."""
     window = {"head": {"memory": [{"kind": "window", "size": 64, "evict": "drop"}]}}
     (bounded,) = explained(window, sequence=1000, windows=(64,) * 4).groups
     assert (bounded.state_grows, bounded.bounded) == (False, None)

@@ -1,4 +1,4 @@
-"""A hash is what a spec means and nothing else: not its names, its order, its chain of files, or what it leaves at its default."""
+"""A hash depends on the meaning of a spec alone, not on names, order, its chain of files, or explicit defaults."""
 
 from __future__ import annotations
 
@@ -157,18 +157,20 @@ def branched(first: str, second: str, third: str, fourth: str, *edges: str) -> R
 
 def test_edges_are_compared_by_the_memories_at_their_ends() -> None:
     edges = "pairs -> a", "pairs -> b", "a -> c", "b -> d"
-    one = branched("a", "b", "c", "d", *edges)
+    first_spec = branched("a", "b", "c", "d", *edges)
     for same in (
         branched("a", "b", "c", "d", *reversed(edges)),
         branched("a", "b", "c", "d", *(edge.replace(" ", "") for edge in edges)),
         branched("b", "a", "d", "c", "pairs -> a", "pairs -> b", "b -> d", "a -> c"),
         branched("near", "far", "old", "older", "pairs -> near", "pairs -> far", "near -> old", "far -> older"),
     ):
-        assert same.hash == one.hash
-        assert not differences_on_source(same, one)
+        assert same.hash == first_spec.hash
+        assert not differences_on_source(same, first_spec)
     other = branched("b", "a", "c", "d", *edges)
-    assert other.hash != one.hash
-    ((path, first, second),) = ((one.path, one.first, one.second) for one in differences_on_source(one, other))
+    assert other.hash != first_spec.hash
+    ((path, first, second),) = (
+        (difference.path, difference.first, difference.second) for difference in differences_on_source(first_spec, other)
+    )
     assert path == ("head", "graph")
     assert first[:2] == second[:2] == ["pairs -> window_1", "pairs -> window_2"]
     assert (first[2:], second[2:]) == (
@@ -182,13 +184,13 @@ def test_edges_that_are_those_of_a_flow_are_that_flow(flow: str) -> None:
     memory = [{"kind": "window", "evict": "drop"} if flow == "parallel" else {"kind": "window"}, {"kind": "state"}]
     edges = [f"{'pairs' if flow == 'parallel' else 'window'} -> state", "pairs -> window"]
     head = {"feature_map": "elu", "memory": memory}
-    drawn, said = (resolved({"compose": 1, "name": "x", "head": head | how}) for how in ({"graph": edges}, {"flow": flow}))
-    assert drawn.hash == said.hash
+    drawn, by_flow = (resolved({"compose": 1, "name": "x", "head": head | how}) for how in ({"graph": edges}, {"flow": flow}))
+    assert drawn.hash == by_flow.hash
     assert without_names(without_names(drawn.heads["head"])) == without_names(drawn.heads["head"])
 
 
 def test_a_model_is_known_by_the_hash_that_its_edges_had_with_names() -> None:
-    """Pinned: a folder that was built before has it, and loads."""
+    """The hash of an already built folder is pinned. The folder loads."""
     former = "eef0ac4a7333915d11bce9445d9b73b6f11a574660052a1d8c9edd20659615ac"
     spec = branched("a", "b", "c", "d", "pairs -> a", "pairs -> b", "a -> c", "b -> d")
     assert spec.hash != former
@@ -200,13 +202,15 @@ def test_a_model_is_known_by_the_hash_that_its_edges_had_with_names() -> None:
 
 
 def test_the_hash_of_version_1_stays() -> None:
-    """Pinned: what is built today says this hash of itself for ever, whatever fields a part gains."""
+    """The hash is pinned: models store it, so new fields of a part must not change it."""
     pinned = "11a5aef9407d7ad4a052b0803f4aaea9c45ae5aaa4d5904367ac9e63e3648004"
     assert resolved({"compose": 1, "name": "x", "head": DROP | {"position": "none"}}).hash == pinned
 
 
 def test_the_defaults_of_version_1_stay() -> None:
-    """Pinned: they are no part of the hash, so a spec would silently mean something else. New parts and new fields are welcome."""
+    """Defaults are not part of the hash, so a changed default would change a spec's meaning silently. New parts and fields are
+    allowed.
+    """
     for (role, kind), defaults in DEFAULTS.items():
         fields = CATALOGUE[role][kind].model_fields
         assert {name: fields[name].get_default(call_default_factory=True) for name in defaults} == defaults, (role, kind)
@@ -226,7 +230,7 @@ def test_a_resolved_document_is_complete_and_comes_back_from_json(name: str) -> 
     again = Resolved.model_validate_json(once.model_dump_json())
     assert again == once
     assert again.hash == once.hash
-    # Resolved again, as a spec of its own, against any source's rope, it says the same.
+    # Resolved again, as a separate spec, against any source's rope, it says the same.
     spec = {"compose": 1, "name": "y", "direction": once.direction, "heads": json.loads(once.model_dump_json())["heads"]}
     taken = [groups(**{group.head: group.heads for group in layer}) for layer in once.layers]
     spec["layers"] = [{"at": index, "use": use} for index, use in enumerate(taken)]

@@ -1,4 +1,4 @@
-"""A head of ``heads`` that extends another one is the head that it would be if all of it were written."""
+"""A head of ``heads`` that extends another one equals the head with all fields written out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.spec.inherit import MOST_HEADS
 from composer.spec.loading import expand
 from composer.spec.resolve import Dimensions, resolve
 from tests.composer.spec.conftest import Write
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 SIZE = Dimensions(hidden_size=64, layers=4, heads=4, key_heads=2, head_dim=16, rope_theta=1e4)
 TEXT = """\
@@ -52,21 +52,21 @@ def heads(spec: Spec) -> list[Any]:
 
 
 def test_it_is_the_same_as_written_out(spec: str, write: Write) -> None:
-    one, other = load_spec(spec), load_spec(str(write("written.yaml", WRITTEN)))
-    assert heads(one) == heads(other)
-    assert resolve(one, SIZE).hash == resolve(other, SIZE).hash
+    inherited, other = load_spec(spec), load_spec(str(write("written.yaml", WRITTEN)))
+    assert heads(inherited) == heads(other)
+    assert resolve(inherited, SIZE).hash == resolve(other, SIZE).hash
 
 
 def test_what_is_said_of_a_head_holds_for_those_that_extend_it(spec: str, write: Write) -> None:
-    """By an override, by a file that extends the file, and by a sweep."""
+    """The parent may be changed by an override, by a file that extends the file, and by a sweep."""
     kernel = {"head.feature_map.share": "qk", "heads.far.read": "mixture", "heads.farther.memory.0.size": 12}
     child = "compose: 1\nname: child\nextends: spec.yaml\nhead: {feature_map: {share: qk}}\nheads: {far: {read: mixture}}\n"
     child += "vary: {grid: {'heads.farther.memory[0].size': [12, 24]}}\n"
     (twelve, more) = expand(str(write("child.yaml", child))).values()
     assert heads(load_spec(spec, kernel)) == heads(twelve)
     near, far, farther = heads(more)
-    assert [one.feature_map.share for one in (near, far, farther)] == ["qk"] * 3
-    assert [one.memory[0].size for one in (near, far, farther)] == [8, 64, 24]
+    assert [head.feature_map.share for head in (near, far, farther)] == ["qk"] * 3
+    assert [head.memory[0].size for head in (near, far, farther)] == [8, 64, 24]
     assert (near.read, far.read.kind, farther.read.kind) == (None, "mixture", "mixture")
 
 
@@ -77,19 +77,19 @@ def test_what_is_taken_away_stays_away(spec: str) -> None:
 
 
 def test_one_that_is_there_to_be_extended_needs_no_layer(write: Write) -> None:
-    """It is a whole head all the same, and no part of what the spec means."""
+    """A head that is only extended needs no layer. It must be complete, and is not part of the spec's meaning."""
     spec = load_spec(str(write("spec.yaml", TEXT.replace("  - {at: 1, use: far}\n", ""))))
     assert list(spec.heads) == ["farther"]
     assert load_spec(spec.model_dump(mode="json", exclude_unset=True)) == spec
     assert list(resolve(spec, SIZE).heads) == ["farther", "head"]
     part = TEXT.replace("  far: {extends: head, conv: null, memory: [{kind: window, size: 64}, state]}", "  far: {output: gate}")
-    assert "heads.far.memory: missing" in told(write("part.yaml", part))
+    assert "heads.far.memory: missing" in message_of(write("part.yaml", part))
     with pytest.raises(GraphError, match="no layer uses this head"):
         resolve(load_spec(str(write("none.yaml", TEXT.replace("  - {at: 2, use: farther}\n", "")))), SIZE)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ("extends: far,", "extends: fir,", 'spec.yaml:11:22  heads.farther.extends: expected the name of a head, got "fir"'),
         ("extends: far,", "extends: fir,", '; did you mean "far"? Heads: head, far, farther'),
@@ -99,21 +99,21 @@ def test_one_that_is_there_to_be_extended_needs_no_layer(write: Write) -> None:
         ("  conv: {kernel: 3}", "  extends: far", 'spec.yaml:4:3  head.extends: unknown key "extends"'),
     ],
 )
-def test_what_is_wrong_is_told(write: Write, before: str, after: str, said: str) -> None:
-    assert said in told(write("spec.yaml", TEXT.replace(before, after)))
+def test_what_is_wrong_is_told(write: Write, before: str, after: str, message: str) -> None:
+    assert message in message_of(write("spec.yaml", TEXT.replace(before, after)))
 
 
 def test_what_is_taken_over_is_told_once(write: Write) -> None:
-    """At the place that says it, though three heads have it."""
-    (line,) = told(write("spec.yaml", TEXT.replace("kind: hedgehog", "kind: hedghog"))).splitlines()
+    """A mistake that three heads inherit is reported once at its place."""
+    (line,) = message_of(write("spec.yaml", TEXT.replace("kind: hedgehog", "kind: hedghog"))).splitlines()
     assert line.startswith('spec.yaml:5:23  head.feature_map.kind: unknown kind "hedghog"')
 
 
 def test_chains_and_sizes_are_limited(write: Write) -> None:
     chain = "".join(f"  a{number}: {{extends: a{number + 1}}}\n" for number in range(MOST_HEADS + 1))
     long = TEXT.replace("layers:", f"{chain}  a{MOST_HEADS + 1}: {{extends: head}}\nlayers:")
-    assert f"heads.a{MOST_HEADS}.extends: a chain of more than {MOST_HEADS} heads, which began with a0" in told(
+    assert f"heads.a{MOST_HEADS}.extends: a chain of more than {MOST_HEADS} heads, which began with a0" in message_of(
         write("long.yaml", long)
     )
     many = "".join(f"  a{number}: {{extends: head}}\n" for number in range(1000))
-    assert "heads: 1,002 heads that extend others" in told(write("many.yaml", TEXT.replace("layers:", f"{many}layers:")))
+    assert "heads: 1,002 heads that extend others" in message_of(write("many.yaml", TEXT.replace("layers:", f"{many}layers:")))

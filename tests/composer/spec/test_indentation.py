@@ -1,4 +1,4 @@
-"""A key that is indented too far, or like no other, is told of in words of indentation, with the column where it belongs."""
+"""A key with a wrong indentation is reported as such, with the column where it belongs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 HEAD = "compose: 1\nname: x\nhead:\n"
 
@@ -80,10 +80,10 @@ HEAD = "compose: 1\nname: x\nhead:\n"
 def test_a_key_in_the_wrong_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(text)
-    assert told("x.yaml").startswith(message)
+    assert message_of("x.yaml").startswith(message)
 
 
 def test_mended_as_it_says_it_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(HEAD + "  position: rope\n  memory: [full]\n")
-    assert told("x.yaml") == ""
+    assert message_of("x.yaml") == ""

@@ -1,4 +1,4 @@
-"""``extends``: mappings merge, lists are replaced, null removes, a part of another kind starts anew; chains end well or clearly."""
+"""With ``extends``, mappings merge, lists are replaced, null removes, and a part of another kind starts anew. Cycles are errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from composer.spec import Spec, load_spec
 from composer.spec.inherit import MOST_FILES, merged
 from composer.spec.places import from_plain, plain
 from composer.spec.reading import MOST_BYTES
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 BASE = """\
 compose: 1
@@ -76,8 +76,8 @@ def test_a_chain_of_files_and_a_shipped_name(write: Callable) -> None:
         spec.head
         == load_spec(write("flat.yaml", BASE.replace("  conv: {kernel: 3}\n", "  read: mixture\n").replace("16", "4"))).head
     )
-    for said in ("lawcat", "lawcat.yaml"):
-        heir = load_spec(write("heir.yaml", f"compose: 1\nname: heir\nextends: {said}\n"))
+    for parent in ("lawcat", "lawcat.yaml"):
+        heir = load_spec(write("heir.yaml", f"compose: 1\nname: heir\nextends: {parent}\n"))
         assert heir.model_copy(update={"name": "lawcat"}) == load_spec("lawcat")
 
 
@@ -99,7 +99,7 @@ def test_a_mapping_extends_too(write: Callable) -> None:
 def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
     write("base.yaml", BASE.replace("size: 8", "sise: 8").replace("dim: 16", "dim: -1"))
     child = write("child.yaml", "compose: 1\nname: child\nextends: base.yaml\nhead:\n  flow: cascad\n")
-    places = [line.split(": ")[0] for line in told(child).splitlines()]
+    places = [line.split(": ")[0] for line in message_of(child).splitlines()]
     assert places == [
         "base.yaml:7:38  head.feature_map.dim",
         "base.yaml:9:22  head.memory[0].sise",
@@ -145,18 +145,18 @@ def test_errors_point_at_the_file_that_said_it(write: Callable) -> None:
 def test_parents_that_are_not_there(write: Callable, files: dict[str, str], message: str) -> None:
     for name, text in files.items():
         write(f"{name}.yaml", f"compose: 1\nname: {name}\n{text}\n")
-    assert told("a.yaml").startswith(message)
+    assert message_of("a.yaml").startswith(message)
 
 
 def test_of_many_names_it_shows_the_nearest_and_where_they_are_listed() -> None:
-    message = told("latte-rgru")
+    message = message_of("latte-rgru")
     assert message.endswith('did you mean "latte-rglru" or "latte" or "latte-conv"? `compose show` lists the shipped ones')
-    assert told("nothing-like-it").endswith("no shipped spec of that name. `compose show` lists the shipped ones")
+    assert message_of("nothing-like-it").endswith("no shipped spec of that name. `compose show` lists the shipped ones")
 
 
 def test_a_missing_parent_names_the_chain(write: Callable) -> None:
     write("b.yaml", "compose: 1\nname: b\nextends: gone.yaml\n")
-    assert told(write("a.yaml", "compose: 1\nname: a\nextends: b.yaml\n")).endswith("(through a.yaml → b.yaml)")
+    assert message_of(write("a.yaml", "compose: 1\nname: a\nextends: b.yaml\n")).endswith("(through a.yaml → b.yaml)")
 
 
 def test_what_both_say_stands_where_the_child_says_it(write: Callable) -> None:
@@ -171,12 +171,12 @@ def test_what_both_say_stands_where_the_child_says_it(write: Callable) -> None:
 def test_every_file_says_its_own_name_and_version(write: Callable) -> None:
     write("base.yaml", BASE)
     for key, line in (("name", "compose: 1\n"), ("compose", "name: child\n")):
-        assert told(write("child.yaml", line + "extends: base.yaml\n")).startswith(f"child.yaml:1:1  {key}: missing")
+        assert message_of(write("child.yaml", line + "extends: base.yaml\n")).startswith(f"child.yaml:1:1  {key}: missing")
     child = write("child.yaml", "compose: 1\nname: child\nextends: base.yaml\n")
     write("base.yaml", BASE.replace("name: base\n", ""))
-    assert told(child).startswith("base.yaml:1:1  name: missing")
+    assert message_of(child).startswith("base.yaml:1:1  name: missing")
     write("base.yaml", BASE.replace("compose: 1", "compose: 2"))
-    assert told(child).startswith("child.yaml:3:10  extends: base.yaml:1:10 has compose: 2, and this file has compose: 1")
+    assert message_of(child).startswith("child.yaml:3:10  extends: base.yaml:1:10 has compose: 2, and this file has compose: 1")
 
 
 def test_a_chain_has_an_end(tmp_path: Path) -> None:
@@ -188,5 +188,5 @@ def test_a_chain_has_an_end(tmp_path: Path) -> None:
 
     assert load_spec(chain(MOST_FILES)).head is not None
     for count in (MOST_FILES + 1, 3000):
-        assert f"extends: a chain of more than {MOST_FILES} files" in told(chain(count))
-    assert f"or {MOST_BYTES:,} bytes" in told(chain(8, f"#{'x' * (MOST_BYTES // 4)}\n"))
+        assert f"extends: a chain of more than {MOST_FILES} files" in message_of(chain(count))
+    assert f"or {MOST_BYTES:,} bytes" in message_of(chain(8, f"#{'x' * (MOST_BYTES // 4)}\n"))

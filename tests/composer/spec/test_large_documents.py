@@ -1,4 +1,4 @@
-"""Specs with thousands of heads, rules and mistakes: messages stay short, and work grows with the document, not with its square."""
+"""For specs with thousands of heads, rules and mistakes, messages stay short and time grows linearly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def size(layers: int) -> Dimensions:
 
 
 def document(heads: int, at: str = "all", use: str = "h{}", head: str = "{memory: [full]}") -> str:
-    """So many heads, and a rule for each."""
+    """Return a document with this many heads and a rule for each."""
     own = "".join(f"  h{number}: {head}\n" for number in range(heads))
     rules = "".join(f"  - {{at: {at.format(number)}, use: {use.format(number)}}}\n" for number in range(heads))
     return f"compose: 1\nname: large\nheads:\n{own}layers:\n{rules}"
@@ -51,10 +51,10 @@ MANY_MISTAKES = {
 def test_of_many_mistakes_the_first_are_shown(tmp_path: Path, case: str) -> None:
     text, layers = MANY_MISTAKES[case]
     spec = load(tmp_path, text)
-    found = problems.problems(spec, size(layers))
-    assert len(found) == MOST_SHOWN + 1
-    assert str(found[-1]) == f"and more mistakes: only the first {MOST_SHOWN} are shown"
-    assert all(0 < len(str(error)) < 1000 for error in found)
+    problem_list = problems.problems(spec, size(layers))
+    assert len(problem_list) == MOST_SHOWN + 1
+    assert str(problem_list[-1]) == f"and more mistakes: only the first {MOST_SHOWN} are shown"
+    assert all(0 < len(str(error)) < 1000 for error in problem_list)
     with pytest.raises(ComposerError) as caught:
         resolve.resolve(spec, size(layers))
     assert len(str(caught.value)) < 1000
@@ -107,7 +107,7 @@ def _counted(calls: Counter[str], name: str, function: Any) -> Any:
 
 
 def test_the_rule_that_counts_is_the_last_one(tmp_path: Path) -> None:
-    """As if each rule overwrote the layers that it names."""
+    """The result equals rules applied one after the other."""
     rules = ["all", "0:9:2", "3", "[1, -1]", "5:2:-1", "-4:", "[7, 2, 7]"]
     text = "compose: 1\nname: x\nheads:\n" + "".join(f"  h{number}: {{memory: [full]}}\n" for number in range(len(rules)))
     text += "layers:\n" + "".join(
@@ -152,6 +152,6 @@ def test_a_sweep_with_many_variants_names_the_first(tmp_path: Path) -> None:
 
 
 def load_document(folder: Path, text: str) -> Spec:
-    """A sweep as one document, whose variants are not made."""
+    """Load a sweep as one document without its variants."""
     load(folder, text)
     return load_spec(folder / "large.yaml")

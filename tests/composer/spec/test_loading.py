@@ -1,4 +1,4 @@
-"""A spec is found, loaded with the places of its paths, located in errors, and none of it needs torch."""
+"""A spec is found and loaded with the places of its paths, errors name these places, and torch is not needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from composer.errors import GraphError, SpecError
 from composer.spec import Spec, load_spec, locate, shipped, shipped_specs
 from composer.spec.loading import variants_of
 from composer.spec.places import Place
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 TEXT = """\
 compose: 1
@@ -57,9 +57,9 @@ def test_a_name_is_a_file_first_and_never_a_folder(write: Callable[[str, str], P
     assert load_spec("lawcat").name == "lawcat"
     write("softmax", TEXT)
     assert load_spec("softmax").name == "x"
-    assert re.match('no file "lawct.yaml" here, .* did you mean "lawcat"', told("lawct.yaml"))
+    assert re.match('no file "lawct.yaml" here, .* did you mean "lawcat"', message_of("lawct.yaml"))
     Path("sub").mkdir()
-    assert told(Path("sub")).startswith('"sub" is a folder')
+    assert message_of(Path("sub")).startswith('"sub" is a folder')
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,23 @@ def test_errors_of_the_graph_are_located(write: Callable[[str, str], Path]) -> N
 
 
 def test_places_are_no_part_of_a_spec(write: Callable[[str, str], Path]) -> None:
-    one, other = load_spec(write("x.yaml", TEXT)), load_spec(write("y.yaml", f"# moved\n{TEXT}"))
-    plain = Spec.model_validate(json.loads(one.model_dump_json()))
-    assert one == other == plain
-    assert one.model_dump() == other.model_dump() == plain.model_dump()
-    assert repr(one) == repr(other) == repr(plain)
+    first, other = load_spec(write("x.yaml", TEXT)), load_spec(write("y.yaml", f"# moved\n{TEXT}"))
+    plain = Spec.model_validate(json.loads(first.model_dump_json()))
+    assert first == other == plain
+    assert first.model_dump() == other.model_dump() == plain.model_dump()
+    assert repr(first) == repr(other) == repr(plain)
     assert plain.place(("name",)) is None
-    for copied in (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), one.model_copy(update={"name": "y"})):
+    for copied in (copy.deepcopy(first), pickle.loads(pickle.dumps(first)), first.model_copy(update={"name": "y"})):
         assert copied.place(("name",)) == Place("x.yaml", 2, 7)
 
 
 def test_files_are_named_as_one_would_type_them(write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("sub/x.yaml", "compose: 2\nname: x\n")
     for source in (path, path.absolute(), "./sub/x.yaml"):
-        assert told(source).startswith("sub/x.yaml:1:10  ")
+        assert message_of(source).startswith("sub/x.yaml:1:10  ")
     Path("other").mkdir()
     monkeypatch.chdir("other")
-    assert told("../sub/x.yaml").startswith("../sub/x.yaml:1:10  ")
+    assert message_of("../sub/x.yaml").startswith("../sub/x.yaml:1:10  ")
 
 
 def test_reading_a_spec_imports_neither_torch_nor_transformers() -> None:
@@ -158,9 +158,9 @@ NINES = "9" * 5000
 )
 def test_what_would_take_forever_is_refused_in_words(tmp_path: Path, more: str, message: str) -> None:
     (tmp_path / "x.yaml").write_text(f"compose: 1\nname: x\nhead: {{memory: [full]}}\n{more}\n")
-    said = told(tmp_path / "x.yaml")
-    assert message in said
-    assert len(said) < 500
+    expected_message = message_of(tmp_path / "x.yaml")
+    assert message in expected_message
+    assert len(expected_message) < 500
 
 
 @pytest.mark.parametrize(

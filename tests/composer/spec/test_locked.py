@@ -1,4 +1,4 @@
-"""What `compose show SPEC --from SOURCE` prints is a spec: it reads back, means the same there, and is refused on other sizes."""
+"""The output of `compose show SPEC --from SOURCE` is an equivalent spec, and is rejected for other sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_reads_back_with_the_same_hash(name: str) -> None:
 
 
 def test_it_leaves_nothing_to_its_source() -> None:
-    """Another base of the rotation changes what the spec means, and not what the locked one does."""
+    """Another rotation base changes the spec's meaning and not that of the resolved spec."""
     other = EXAMPLE.model_copy(update={"rope_theta": 5e5})
     resolved = resolve_spec("lolcats", EXAMPLE)
     assert resolve_spec("lolcats", other).hash != resolved.hash

@@ -1,4 +1,4 @@
-"""Every mistake of a document is told at once, in plain words, at its line, with the nearest name."""
+"""Every mistake of a document is reported at once with its line and the nearest name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.spec.fields import alternatives, is_model, kind_words
 from composer.spec.loading import checked
 from composer.spec.messages import PATTERNS
 from composer.spec.reading import read_text
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 HEAD = "compose: 1\nname: x\nhead:\n  "
 
@@ -182,16 +182,16 @@ HEAD = "compose: 1\nname: x\nhead:\n  "
     ],
 )
 def test_one_mistake_is_one_line(write: Callable, text: str, message: str) -> None:
-    said = told(write("x.yaml", text))
-    assert said.startswith(message)
-    assert "\n" not in said
+    text_of_error = message_of(write("x.yaml", text))
+    assert text_of_error.startswith(message)
+    assert "\n" not in text_of_error
 
 
 def test_all_mistakes_are_told_in_the_order_of_the_document(write: Callable) -> None:
     text = (
         "compose: 1\nlayers:\n  - {at: 0}\n  - 3\nhead:\n  memory:\n    - {kind: windw}\n    - 3\n  read: share\npapr: x\nname: X\n"
     )
-    assert [line.split(": ")[0].removeprefix("x.yaml:") for line in told(write("x.yaml", text)).splitlines()] == [
+    assert [line.split(": ")[0].removeprefix("x.yaml:") for line in message_of(write("x.yaml", text)).splitlines()] == [
         "3:5  layers[0].use",
         "4:5  layers[1]",
         "7:14  head.memory[0].kind",
@@ -204,7 +204,7 @@ def test_all_mistakes_are_told_in_the_order_of_the_document(write: Callable) -> 
 
 def test_all_mistakes_of_one_part_are_told_with_its_own_keys(write: Callable) -> None:
     text = HEAD + "memory: [{kind: state, gat: none, gate: {kind: channel, rnk: 3, temperature: 0}, size: 3}]"
-    lines = told(write("x.yaml", text)).splitlines()
+    lines = message_of(write("x.yaml", text)).splitlines()
     assert [line.split(": ")[0] for line in lines] == [
         "x.yaml:4:26  head.memory[0].gat",
         "x.yaml:4:59  head.memory[0].gate.rnk",
@@ -217,12 +217,12 @@ def test_all_mistakes_of_one_part_are_told_with_its_own_keys(write: Callable) ->
 
 def test_a_document_from_python_is_told_by_its_path() -> None:
     document = {"compose": 1, "name": "x", "head": {"memory": [{"kind": "state", "sise": 3}]}}
-    assert told(document).startswith('head.memory[0].sise: unknown key "sise"')
-    assert told({"a": {1: 2}}) == "a: a key must be text, got 1"
-    assert told({"a": b"x"}).startswith("a: expected a mapping, a list, text, a number, true, false or null, got")
+    assert message_of(document).startswith('head.memory[0].sise: unknown key "sise"')
+    assert message_of({"a": {1: 2}}) == "a: a key must be text, got 1"
+    assert message_of({"a": b"x"}).startswith("a: expected a mapping, a list, text, a number, true, false or null, got")
     circle: dict[str, Any] = {}
     circle["a"] = circle
-    assert told(circle) == "a.a.a.a: nested deeper than 64 levels"
+    assert message_of(circle) == "a.a.a.a: nested deeper than 64 levels"
 
 
 def every_model(kind: Any, seen: set[Any]) -> Iterator[Any]:
@@ -236,14 +236,14 @@ def every_model(kind: Any, seen: set[Any]) -> Iterator[Any]:
 
 
 def leaves(annotation: Any) -> Iterator[Any]:
-    for one in alternatives(annotation):
-        yield one
-        for argument in getattr(one, "__args__", ()):
+    for alternative in alternatives(annotation):
+        yield alternative
+        for argument in getattr(alternative, "__args__", ()):
             yield from leaves(argument)
 
 
 def test_paths_can_be_told_apart_from_tags() -> None:
-    """A key named as its part's kind would look like pydantic's tag of the union."""
+    """A key with the name of its part's kind would look like pydantic's tag of the union."""
     models = list(every_model(Spec, set()))
     assert len(models) > 20
     assert not [model for model in models if set(kind_words(model)) & model.model_fields.keys()]
@@ -258,7 +258,7 @@ def taken(annotation: Any, value: object) -> bool:
 
 
 def test_no_number_can_be_said_as_true() -> None:
-    """Nor one of a few whole numbers as 1.0, which equals it."""
+    """A number must not be true, nor a choice of whole numbers 1.0, although Python calls them equal."""
     numbers = 0
     for model in every_model(Spec, set()):
         for name, field in model.model_fields.items():
@@ -287,7 +287,7 @@ def test_every_pattern_has_words() -> None:
 
 @pytest.mark.parametrize("mistakes", ["k{0}: 1", "layers: [{{use: head, at: [{1}]}}]"])
 def test_thousands_of_mistakes_are_told_of_in_time_that_grows_with_them(mistakes: str) -> None:
-    """And not all of them."""
+    """Only the first mistakes are listed."""
     names = ", ".join(["a"] * 10_000)
     lines = "\n".join(mistakes.format(number, names) for number in range(10_000 if "{0}" in mistakes else 1))
     document = read_text(f"compose: 1\nname: x\n{lines}\n", "x.yaml")

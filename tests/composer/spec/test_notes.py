@@ -1,4 +1,4 @@
-"""A spec whose memories depend on how a text is split into calls, because the source's rotation does, is warned of."""
+"""A warning names specs whose memories depend on how a text is split, because the source's rotation does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--set path=value`` says what a child document would say, reaches into lists, and points at itself when it is wrong."""
+"""``--set path=value`` equals a child document, reaches into lists, and is named in its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from composer.spec import Spec, load_spec
 from composer.spec.overrides import each, overridden
 from composer.spec.places import from_plain, plain
 from composer.spec.reading import read_value
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 BASE = {
     "compose": 1,
@@ -50,14 +50,14 @@ def changed(*overrides: str) -> dict:
     ],
 )
 def test_a_value_is_set(override: str, path: tuple, value: object) -> None:
-    found = changed(override)
+    value_at_path = changed(override)
     for step in path:
-        found = found[step]
-    assert found == value
+        value_at_path = value_at_path[step]
+    assert value_at_path == value
 
 
 @pytest.mark.parametrize(
-    ("spec", "override", "found"),
+    ("spec", "override", "read_value"),
     [
         ("delta", "head.memory.0.rate.per=key_head", lambda spec: spec.head.memory[0].rate.per == "key_head"),
         ("delta", "head.memory[0].rate.largest=2", lambda spec: spec.head.memory[0].rate.largest == 2),
@@ -70,12 +70,12 @@ def test_a_value_is_set(override: str, path: tuple, value: object) -> None:
     ],
     ids=["rate", "by index", "position", "trunk"],
 )
-def test_what_stands_at_its_default_may_be_changed_in_part(spec: str | dict, override: str, found: Callable) -> None:
-    assert found(load_spec(spec, [override]))
+def test_what_stands_at_its_default_may_be_changed_in_part(spec: str | dict, override: str, read_value: Callable) -> None:
+    assert read_value(load_spec(spec, [override]))
 
 
 def test_a_default_of_another_kind_is_not_guessed_at() -> None:
-    """Fixed rates have a value, the default ones have none; no gate has a temperature."""
+    """Fixed rates have a value and the default rates have none. The gate `none` has no temperature."""
     for override in ("head.memory.0.rate.value=1", "head.memory.0.gate.temperature=3", "head.memory.0.rate.bogus=1"):
         with pytest.raises(SpecError, match="kind: missing. (Those with [a-z]+: [a-z_, ]+. )?Known kinds"):
             load_spec("delta", [override])
@@ -112,9 +112,9 @@ def test_overrides_follow_one_another() -> None:
 def test_what_cannot_be_set(override: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         changed(override)
-    said, told = str(caught.value)[: len(override) + 6], str(caught.value)[len(override) + 6 :]
-    assert said == f"--set {override}"
-    assert told.lstrip(": ").startswith(message)
+    start, rest_of_message = str(caught.value)[: len(override) + 6], str(caught.value)[len(override) + 6 :]
+    assert start == f"--set {override}"
+    assert rest_of_message.lstrip(": ").startswith(message)
 
 
 def test_errors_point_at_the_override_and_no_further(write: Callable) -> None:
@@ -137,15 +137,15 @@ def test_a_name_stays_and_places_are_kept(write: Callable) -> None:
 
 
 def test_a_path_is_so_deep_and_no_deeper() -> None:
-    message = told("lolcats", [f"head.{'a.' * 5000}b=1"])
+    message = message_of("lolcats", [f"head.{'a.' * 5000}b=1"])
     assert "nested deeper than 64 levels" in message
     assert len(message) < 500
 
 
 @pytest.mark.parametrize("value", [32, 1e-05, True, None, "null", "1e-5", "Größe 🐈", ["full"], {"kind": "state", "gate": "none"}])
 def test_a_value_by_its_path_is_read_as_it_is(value: object) -> None:
-    (said,) = each({"head.of": value})
-    path, _, text = said.partition("=")
+    (value_read,) = each({"head.of": value})
+    path, _, text = value_read.partition("=")
     assert (path, plain(read_value(text, "it"))) == ("head.of", plain(from_plain(value)))
 
 

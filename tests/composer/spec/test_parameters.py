@@ -1,4 +1,4 @@
-"""Fresh parameters are known before anything is built, by the names and shapes that the model then has."""
+"""The names and shapes of fresh parameters are known before a build and equal the model's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_reserved_names_are_pytorchs() -> None:
 
 
 def test_nothing_else_of_a_heads_modules_stands_in_the_way_of_a_name() -> None:
-    """What a layer's heads hold by attributes that a memory or a head could be called by is reserved, or a part itself."""
+    """Every attribute of a layer's heads that could be the name of a memory or a head is reserved, or is a part."""
     model: Any = student("lolcats")
     composed = model.model.layers[0].self_attn.composed
     for module in (composed, composed.head):
@@ -42,7 +42,7 @@ def test_nothing_else_of_a_heads_modules_stands_in_the_way_of_a_name() -> None:
 
 
 def test_names_that_dictionaries_have_are_free() -> None:
-    """For memories, and for heads: a model with such names runs, and its files hold them."""
+    """Memories and heads may have the names of dictionary methods: such a model runs and can be saved."""
     memory = [{"kind": "window", "size": 4, "name": "keys", "weight": "learned"}, {"kind": "state", "name": "values"}]
     spec = {
         "compose": 1,

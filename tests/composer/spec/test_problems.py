@@ -1,4 +1,4 @@
-"""What is told of a spec before anything is built is what would stop the build."""
+"""The problems that are reported before a build are those that would stop the build."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def builds(spec: Spec, size: Dimensions) -> bool:
     return True
 
 
-@given(said=HEADS, direction=st.sampled_from(["causal", "bidirectional"]))
+@given(document=HEADS, direction=st.sampled_from(["causal", "bidirectional"]))
 @settings(max_examples=200)
-def test_problems_are_those_of_a_build(said: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
-    """On each source; and what no source could mend is not told of a head that stands on one."""
-    head = head_of(said)
+def test_problems_are_those_of_a_build(document: dict[str, Any], direction: Literal["causal", "bidirectional"]) -> None:
+    """This holds on each source. Problems without a source are wrong on every source."""
+    head = head_of(document)
     if head is None:
         return
     spec = Spec(compose=1, name="x", head=head, direction=direction)
@@ -45,7 +45,7 @@ def test_problems_are_those_of_a_build(said: dict[str, Any], direction: Literal[
 
 
 def test_all_that_one_rule_finds_in_a_head() -> None:
-    """Each place once; what a later rule would say is not told before these are mended."""
+    """Each place is reported once. Later rules report nothing before these are fixed."""
     named = [{"kind": "window", "size": 4, "name": "half"}, {"kind": "state", "name": "apply"}]
     spec = load_spec({"compose": 1, "name": "x", "head": {"feature_map": "elu", "memory": named}})
     assert [error.path for error in problems(spec, SIZES[0])] == [("head", "memory", place, "name") for place in (0, 1)]

@@ -1,4 +1,4 @@
-"""Text is read as YAML 1.2, every value keeps its place, and what is no spec is refused at its line and column."""
+"""Text is read as YAML 1.2, every value keeps its place, and invalid text is rejected with line and column."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from composer.errors import SpecError
 from composer.spec.places import SpecNode, plain
 from composer.spec.reading import MOST_BYTES, _Document, read_file, read_text, read_value
 from composer.spec.shipped import shipped_specs
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 
 def refused(read: Callable[[], object]) -> str:
-    """What the SpecError says."""
+    """Return the message of the SpecError."""
     with pytest.raises(SpecError) as caught:
         read()
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("text", "meant"),
     [
         ("1e-3", 0.001),
         ("-.5", -0.5),
@@ -59,8 +59,8 @@ def refused(read: Callable[[], object]) -> str:
         ("{b: 1}", {"b": 1}),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(said: str, meant: object) -> None:
-    read = plain(read_text(f"a: {said}\n", "x.yaml"))["a"]
+def test_scalars_are_those_of_yaml_1_2(text: str, meant: object) -> None:
+    read = plain(read_text(f"a: {text}\n", "x.yaml"))["a"]
     assert read == meant
     assert type(read) is type(meant)
 
@@ -108,9 +108,9 @@ def test_keys_and_values_keep_their_places() -> None:
     ],
 )
 def test_what_is_no_document_is_refused_at_its_place(text: str, message: str) -> None:
-    said = refused(lambda: read_text(text, "x.yaml"))
-    assert said.startswith(message)
-    assert "\n" not in said
+    text_of_error = refused(lambda: read_text(text, "x.yaml"))
+    assert text_of_error.startswith(message)
+    assert "\n" not in text_of_error
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_nothing_is_told_of_a_file_that_is_no_spec(tmp_path: Path, text: str) ->
     (tmp_path / "secret").write_text(text)
     (tmp_path / "x.yaml").write_text("compose: 1\nname: x\nextends: secret\n")
     for path in (tmp_path / "secret", tmp_path / "x.yaml"):
-        message = told(path)
+        message = message_of(path)
         assert "`compose: 1`" in message
         assert not re.search("hush|root|daemon|password", message.replace(str(tmp_path), ""))
 
@@ -197,7 +197,7 @@ DAMAGES = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 6), st.sampled
 
 
 def placed(node: SpecNode) -> object:
-    """A tree with the places of its keys and values."""
+    """Return a tree with the places of its keys and values."""
     inside = node.value
     if isinstance(inside, dict):
         inside = {key: placed(value) for key, value in inside.items()}
@@ -207,7 +207,7 @@ def placed(node: SpecNode) -> object:
 
 
 def read_or_refused(text: str) -> object:
-    """All that reading a text gives, kept for no later one."""
+    """Return the complete result of reading a text, without a cache."""
     try:
         return placed(read_text.__wrapped__(text, "x"))
     except SpecError as error:
@@ -229,7 +229,7 @@ def test_libyaml_reads_as_pyyaml_does(text: str, damages: list[tuple[int, int, s
 
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
 def test_what_is_good_is_read_by_libyaml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyYAML's own reader takes five times as long."""
+    """PyYAML's own reader takes five times as long, so it reads only invalid text."""
     text = shipped_specs()["lolcats"].read_text(encoding="utf-8")
     monkeypatch.setattr(_Document, "by_pyyaml", lambda document: pytest.fail(document.text))
     assert read_text.__wrapped__(text, "x").child("compose")

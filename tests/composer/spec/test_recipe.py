@@ -1,4 +1,4 @@
-"""A recipe says how long, at which rate and what learns; one that contradicts itself is refused where it stands."""
+"""A recipe states duration, rates and trained parameters, and a contradiction is rejected at its place."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from composer.spec.shipped import shipped_specs
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """What a shipped spec's recipe comes to, defaults and all."""
-    found = load_spec(name).recipe
-    assert found is not None
-    return found.model_dump()
+    """Return a shipped spec's recipe with its defaults."""
+    loaded = load_spec(name).recipe
+    assert loaded is not None
+    return loaded.model_dump()
 
 
 def test_the_papers_recipes() -> None:
-    """LoLCATs as LoLA and its code have it and as the workshop paper has it, LAWCAT, Macchiato, and Latte from nothing."""
+    """The recipes are those of LoLCATs (by LoLA, by its code, and by the workshop paper), LAWCAT, Macchiato, and Latte from
+    nothing.
+    """
     lolcats, lawcat, macchiato = (recipe(name) for name in ("lolcats", "lawcat", "latte-macchiato"))
     assert lolcats["sequence"] == 1024
     assert lolcats["transfer"].items() >= {"mse": 1000, "cross_entropy": 0, "lr": 1e-2, "epochs": 2}.items()
@@ -38,7 +40,7 @@ def test_the_papers_recipes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "said", "complaint"),
+    ("stage", "fields", "complaint"),
     [
         (Stage, {"lr": 1}, "has no length"),
         (Stage, {"lr": 1, "epochs": 1, "batch": 6, "accumulate": 4}, "splits 6 rows into 4 parts"),
@@ -53,9 +55,9 @@ def test_the_papers_recipes() -> None:
         (Finetune, {"lr": 1, "epochs": 1, "lora": {"targets": []}}, "at least 1 item"),
     ],
 )
-def test_what_contradicts_itself(stage: type[Stage], said: dict[str, Any], complaint: str) -> None:
+def test_what_contradicts_itself(stage: type[Stage], fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
-        stage.model_validate(said)
+        stage.model_validate(fields)
 
 
 def test_it_is_refused_where_it_stands() -> None:
@@ -70,9 +72,9 @@ def test_nothing_is_said_of_what_is_not_trained() -> None:
 
 
 def test_what_the_pro_block_of_the_forgetting_transformer_has() -> None:
-    """What the spec's comment tells to set: a sigmoid gate behind an RMSNorm, as in its code."""
-    (said,) = re.findall(r"--set 'head.output=(.*?)'", shipped_specs()["forgetting"].read_text(encoding="utf-8"))
-    head = load_spec("forgetting", ["head.qk_norm=rms", f"head.output={said}"]).head
+    """The options in the spec's comment give a sigmoid gate after an RMSNorm, as in its code."""
+    (override,) = re.findall(r"--set 'head.output=(.*?)'", shipped_specs()["forgetting"].read_text(encoding="utf-8"))
+    head = load_spec("forgetting", ["head.qk_norm=rms", f"head.output={override}"]).head
     assert head is not None
     assert head.output is not None
     assert (

@@ -1,4 +1,4 @@
-"""A spec becomes complete against a source: positions, dimensions, names and reads, and which layer has which heads."""
+"""A source completes a spec: positions, dimensions, names, reads, and the heads of each layer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_memory_has_a_position_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "complete"),
+    ("position", "complete"),
     [
         ("rope", Rope(theta=5e5, scaling=LLAMA3)),
         ({"kind": "rope", "theta": 100.0}, Rope(theta=100.0)),
@@ -46,8 +46,8 @@ def test_every_memory_has_a_position_of_its_own() -> None:
     ],
     ids=str,
 )
-def test_what_a_position_leaves_open_comes_from_the_source(said: Any, complete: Rope | NoPosition) -> None:
-    assert resolved(changed("head.position", said), STRETCHED).heads["head"].memory[0].position == complete
+def test_what_a_position_leaves_open_comes_from_the_source(position: Any, complete: Rope | NoPosition) -> None:
+    assert resolved(changed("head.position", position), STRETCHED).heads["head"].memory[0].position == complete
 
 
 def test_names_dimensions_and_the_read() -> None:
@@ -85,7 +85,7 @@ def test_recipe_and_paper_stay_with_it() -> None:
 
 
 def layout(*rules: tuple[Any, Any], head: bool = True) -> list[str]:
-    """The heads of each of 6 layers, ``a`` where no rule says otherwise; groups as ``a2 b6``."""
+    """Return the heads of each of 6 layers, ``a`` without a rule, groups as ``a2 b6``."""
     used = {name for _, use in rules for name in ([use] if isinstance(use, str) else (group["head"] for group in use))}
     document: dict[str, Any] = {"compose": 1, "name": "x", "layers": [{"at": at, "use": use} for at, use in rules]}
     document["heads"] = {name: EXACT if name == "exact" else DROP for name in NAMES if name in used}
@@ -126,8 +126,8 @@ def test_groups_of_heads_inside_one_layer() -> None:
     assert layout((1, groups(a=2, b=6)), (2, groups(b=6, a=2)), (-1, groups(head=8)))[1:3] == ["a2 b6", "b6 a2"]
     rule = {"at": 0, "use": groups(a=6, head=2)}
     document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}, "layers": [rule]}
-    found = list(resolved(document).groups())
-    assert [(index, group.head, group.key_heads, shape.heads, shape.key_heads) for index, group, _, shape in found[:3]] == [
+    head_groups = list(resolved(document).groups())
+    assert [(index, group.head, group.key_heads, shape.heads, shape.key_heads) for index, group, _, shape in head_groups[:3]] == [
         (0, "a", 3, 6, 3),
         (0, "head", 1, 2, 1),
         (1, "head", 4, 8, 4),
@@ -168,9 +168,9 @@ def test_groups_of_heads_inside_one_layer() -> None:
     ids=str,
 )
 def test_what_layers_cannot_say(more: dict[str, Any], path: tuple, message: str) -> None:
-    found, said = refused(LOLCATS | more)
-    assert found == path
-    assert message in said
+    error_path, error_text = refused(LOLCATS | more)
+    assert error_path == path
+    assert message in error_text
 
 
 def test_a_head_called_head_among_the_named_ones_is_found_there() -> None:
@@ -179,7 +179,7 @@ def test_a_head_called_head_among_the_named_ones_is_found_there() -> None:
 
 
 def test_a_group_is_checked_at_its_own_size() -> None:
-    """Groups of 2 and 8 heads of one kind: both have graphs of their own."""
+    """Groups of 2 and 8 heads of one kind have different graphs."""
     resolved(LOLCATS | {"heads": {"a": EXACT}, "layers": [{"at": 0, "use": groups(head=2, a=6)}]})
 
 
@@ -205,14 +205,14 @@ def test_resolving_needs_neither_torch_nor_transformers() -> None:
 
 
 def test_a_default_that_no_layer_needs_is_left_out() -> None:
-    """A hybrid whose first and last layer are exact is a whole on a source of two layers."""
+    """On a source of two layers, the exact first and last layer of the hybrid are all layers."""
     named = {"compose": 1, "name": "x", "head": DROP, "heads": {"a": EXACT}, "layers": [{"at": "all", "use": "a"}]}
     assert set(resolved(named).heads) == {"a"}
     assert resolved(named).hash == resolved({key: value for key, value in named.items() if key != "head"}).hash
 
 
 def test_shares_of_a_layers_heads() -> None:
-    """Of 8 query heads on 4 key heads."""
+    """8 query heads share 4 key heads."""
     document = {"compose": 1, "name": "x", "head": EXACT, "heads": {"a": DROP}}
 
     def shared(*shares: tuple[str, Any]) -> dict[str, Any]:
@@ -226,9 +226,9 @@ def test_shares_of_a_layers_heads() -> None:
         (("a", "1/4"), ("head", "1/2")): "these groups have 6 query heads together, and the layer has 8",
         (("a", "1/2"), ("head", "3/4")): "these groups have 10 query heads together, and the layer has 8",
     }.items():
-        path, said = refused(shared(*shares))
+        path, error_text = refused(shared(*shares))
         assert path == ("layers", 0, "use")
-        assert message in said
+        assert message in error_text
     alone = SIZE.model_copy(update={"key_heads": 8})
     assert "which is 8/3; expected a whole number" in refused(shared(("a", "1/3"), ("head", "2/3")), alone)[1]
 

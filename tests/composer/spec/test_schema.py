@@ -1,4 +1,4 @@
-"""The JSON schema for editors agrees with the loader on right and wrong documents."""
+"""The JSON schema for editors agrees with the loader on valid and invalid documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order, comments and chains of files change no document; what is wrong with any is a SpecError at a line of its file."""
+"""Order, comments and chains of files change no document, and any mistake is a SpecError at a line of its file."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from composer.spec import load_spec, shipped_specs
 from composer.spec.places import plain
 from composer.spec.reading import read_file
-from tests.composer.spec.told import told
+from tests.composer.spec.error_messages import message_of
 
 QUICK = settings(max_examples=80)
 SHIPPED = [path.read_text(encoding="utf-8") for path in shipped_specs().values()]
 
 
 def part(kind: str, **fields: st.SearchStrategy) -> st.SearchStrategy:
-    """A part with some of its fields, as a bare word where it has none of them."""
+    """Return a part with some of its fields, or a bare word if it has none."""
     spelled = st.fixed_dictionaries({"kind": st.just(kind)}, optional=fields)
-    return spelled.map(lambda said: kind if len(said) == 1 else said)
+    return spelled.map(lambda fields: kind if len(fields) == 1 else fields)
 
 
 SIZE = st.integers(1, 9)
@@ -67,7 +67,7 @@ DOCUMENTS = st.fixed_dictionaries(
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what YAML 1.2 reads: no anchors, and quotes around text that is a number there."""
+    """A writer of YAML 1.2 without anchors that quotes text which YAML 1.2 reads as a number."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -120,7 +120,7 @@ PARTS = ("position", "feature_map", "read", "gate")
 
 
 def difference(base: dict, whole: dict) -> dict:
-    """What a child says so that over ``base`` it means ``whole``."""
+    """Return the child document that changes ``base`` to ``whole``."""
     child: dict = {key: None for key in base if key not in whole}
     for key, value in whole.items():
         before, after = (spelled(base.get(key)), spelled(value)) if key in PARTS else (base.get(key), value)
@@ -132,7 +132,7 @@ def difference(base: dict, whole: dict) -> dict:
 
 
 def settings_of(child: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The same as overrides, one a leaf."""
+    """Return the same change as overrides, one per leaf."""
     if isinstance(child, dict) and child:
         # A part of another kind starts anew, so its kind comes first.
         for key, value in sorted(child.items(), key=lambda item: item[0] != "kind"):
@@ -174,15 +174,15 @@ def test_what_is_loaded_is_read_again_from_its_own_dump(document: dict) -> None:
 
 
 def complaints(text: str) -> list[str]:
-    """The lines of the error, each checked to stand at an existing place of the text."""
+    """Return the lines of the error after checking that each place exists in the text."""
     with folder(x="") as path:
         (path / "x.yaml").write_bytes(text.encode("utf-8"))
-        lines = [line for line in told(path / "x.yaml").split("\n") if line]
+        lines = [line for line in message_of(path / "x.yaml").split("\n") if line]
     known = re.split("\r\n|\r|\n", text)
     for line in lines:
-        found = re.match(r".*x\.yaml:(\d+):(\d+)  \S", line)
-        assert found, line
-        row, column = int(found[1]), int(found[2])
+        match = re.match(r".*x\.yaml:(\d+):(\d+)  \S", line)
+        assert match, line
+        row, column = int(match[1]), int(match[2])
         assert 1 <= row <= len(known)
         assert 1 <= column <= len(known[row - 1]) + 1
     return lines
@@ -207,7 +207,7 @@ def test_any_text_is_a_spec_or_a_spec_error(text: str) -> None:
 def test_any_bytes_are_a_spec_or_a_spec_error(content: bytes) -> None:
     with folder(x="") as path:
         (path / "x.yaml").write_bytes(content)
-        assert all(line.startswith(str(path / "x.yaml")) for line in told(path / "x.yaml").splitlines())
+        assert all(line.startswith(str(path / "x.yaml")) for line in message_of(path / "x.yaml").splitlines())
 
 
 @settings(QUICK, max_examples=300)
@@ -228,7 +228,7 @@ VALUES = st.recursive(
 
 @st.composite
 def broken(draw: st.DrawFn) -> dict:
-    """A document with one or two values replaced, added or taken away anywhere."""
+    """Return a document with one or two values replaced, added or removed anywhere."""
     document = copy.deepcopy(draw(DOCUMENTS))  # strategies share their lists
     for _ in range(draw(st.integers(1, 2))):
         spot: Any = document
@@ -260,7 +260,7 @@ OVERRIDES = joined(*"=.[]-019{} ", ".memory", ".0", ".size", ".position", "=rope
 @settings(QUICK, max_examples=300)
 @given(st.sampled_from(sorted(shipped_specs())), OVERRIDES, st.booleans())
 def test_any_override_is_taken_or_refused(name: str, override: str, sensible: bool) -> None:
-    for line in told(name, [f"head.{override}=1" if sensible else override]).splitlines():
+    for line in message_of(name, [f"head.{override}=1" if sensible else override]).splitlines():
         assert line.startswith("--set ") or ".yaml:" in line
 
 

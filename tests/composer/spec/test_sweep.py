@@ -1,4 +1,4 @@
-"""A sweep is a table of specs: each of its rows is what the document says with those values, under a name that tells them apart."""
+"""A sweep is a table of specs: each row is the document with these values, under a distinct name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from composer.spec import Spec, expand, load_spec, load_specs, locate
 from composer.spec.document import MOST_VARIANTS
 from composer.spec.resolve import resolve
 from composer.spec.sweep import variant_names
+from tests.composer.spec.error_messages import message_of
 from tests.composer.spec.sources import SIZE
-from tests.composer.spec.told import told
 
 Write = Callable[[str, str], Path]
 START = {"compose": 1, "name": "x", "extends": "lawcat"}
@@ -57,8 +57,8 @@ def test_a_zip_is_side_by_side() -> None:
 
 def test_of_both_each_combination_meets_each_side() -> None:
     made = expand(sweep(grid={KERNEL: [2, 3]}, zip={"head.conv.share": ["qk", "none"], "head.position": ["rope", "none"]}))
-    said = [(s.head.conv.kernel, s.head.conv.share, s.head.position.kind) for s in made.values() if s.head and s.head.conv]
-    assert said == [(2, "qk", "rope"), (2, "none", "none"), (3, "qk", "rope"), (3, "none", "none")]
+    combinations = [(s.head.conv.kernel, s.head.conv.share, s.head.position.kind) for s in made.values() if s.head and s.head.conv]
+    assert combinations == [(2, "qk", "rope"), (2, "none", "none"), (3, "qk", "rope"), (3, "none", "none")]
 
 
 def test_values_are_any_yaml_and_say_what_a_child_would() -> None:
@@ -115,23 +115,23 @@ def test_any_names_differ_and_are_legal(grid: dict[str, list[Any]]) -> None:
 
 
 def test_what_overrides_complete_is_checked_after_them(write: Write) -> None:
-    """A document that lacks something is a mistake where nothing is said over it, of a sweep as of one spec."""
+    """A document with a missing field is an error without overrides and valid with them, for a sweep as for one spec."""
     lacking = START | {"trunk": {"width": 16, "layers": 1, "heads": 2, "mlp": {"kind": "gated", "width": 24}}}
-    said = ["trunk.vocabulary=64"]
+    overrides = ["trunk.vocabulary=64"]
     write("one.yaml", json.dumps(lacking))
     write("x.yaml", json.dumps(lacking | {"vary": {"grid": {KERNEL: [2, 3]}}}))
-    (one,) = load_specs("one.yaml", said).values()
-    assert one == load_spec("one.yaml", said)
-    made = expand("x.yaml", said)
-    assert list(load_specs("x.yaml", said).values()) == list(made.values())
-    assert load_spec("x.yaml:2", said) == made["2"]
+    (complete_spec,) = load_specs("one.yaml", overrides).values()
+    assert complete_spec == load_spec("one.yaml", overrides)
+    made = expand("x.yaml", overrides)
+    assert list(load_specs("x.yaml", overrides).values()) == list(made.values())
+    assert load_spec("x.yaml:2", overrides) == made["2"]
     assert [spec.head.conv.kernel for spec in made.values() if spec.head and spec.head.conv] == [2, 3]
     for name in ("one.yaml", "x.yaml"):
         with pytest.raises(SpecError, match="trunk.vocabulary: missing"):
             load_specs(name)
     wrong = write("y.yaml", json.dumps(lacking | {"vary": {"grid": {KERNEL: [2, 2]}}}))
     with pytest.raises(SpecError, match=r"^y\.yaml:\d+:\d+  vary\.grid\..* the same value as \[0\], 2: list it once$"):
-        load_specs(wrong.name, said)
+        load_specs(wrong.name, overrides)
 
 
 def test_one_variant_is_named_behind_a_colon(write: Write) -> None:
@@ -140,9 +140,9 @@ def test_one_variant_is_named_behind_a_colon(write: Write) -> None:
     assert load_spec("x.yaml:3", [f"{KERNEL}=5"]) == expand("x.yaml", [f"{KERNEL}=5"])["3"]
     assert list(load_specs("x.yaml")) == ["x.yaml:2", "x.yaml:3"]
     assert list(load_specs("x.yaml:2")) == ["x.yaml:2"]
-    assert 'there is no variant "4". Variants: 2, 3' in told("x.yaml:4")
-    assert "this is one spec, no sweep" in told("lawcat:4")
-    assert told("nothing:4").startswith('no file "nothing:4" here')
+    assert 'there is no variant "4". Variants: 2, 3' in message_of("x.yaml:4")
+    assert "this is one spec, no sweep" in message_of("lawcat:4")
+    assert message_of("nothing:4").startswith('no file "nothing:4" here')
     write("x.yaml:2", "compose: 1\nname: other\n")
     assert load_spec("x.yaml:2").name == "other"
 
@@ -226,7 +226,7 @@ def test_mistakes_of_variants_have_a_place_and_a_variant(write: Write) -> None:
     (line,) = refused(path).splitlines()
     assert line.startswith('y.yaml:5:29  head.conv.kernal: unknown key "kernal"; did you mean "kernel"?')
     assert "variant" not in line
-    message = told(f"{write('z.yaml', json.dumps(sweep(grid={KERNEL: [2, 3]})))}:2", ["head.colour=red"])
+    message = message_of(f"{write('z.yaml', json.dumps(sweep(grid={KERNEL: [2, 3]})))}:2", ["head.colour=red"])
     assert f'(in the variant "2": {KERNEL}=2)' in message
 
 

@@ -1,4 +1,4 @@
-"""A spec's own trunk: what it may say, what it leaves open, and what it adds to the meaning of a spec, and only where it is."""
+"""The fields of a spec's trunk, their defaults, and their part in the hash of a spec with a trunk."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from composer.spec import load_spec, locate
 from composer.spec.loading import expand
 from composer.spec.resolve import Dimensions, Resolved, resolve
 from composer.spec.trunk import GatedMLP, PlainMLP
+from tests.composer.spec.error_messages import message_of
 from tests.composer.spec.sources import EXACT, LOLCATS, SIZE, refused
-from tests.composer.spec.told import told
 
 TRUNK: dict[str, Any] = {"width": 24, "layers": 6, "heads": 8, "key_heads": 4, "head_dim": 8, "vocabulary": 50}
 
@@ -38,7 +38,7 @@ def test_it_brings_the_dimensions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "width", "complete"),
+    ("mlp", "width", "complete"),
     [
         ("gated", 768, GatedMLP(width=2048)),
         ("gated", 24, GatedMLP(width=64)),
@@ -49,18 +49,18 @@ def test_it_brings_the_dimensions() -> None:
     ],
     ids=str,
 )
-def test_what_an_mlp_leaves_open(said: Any, width: int, complete: GatedMLP | PlainMLP) -> None:
-    found = alone(spec(mlp=said, width=width)).trunk
-    assert found is not None
-    assert found.mlp == complete
+def test_what_an_mlp_leaves_open(mlp: Any, width: int, complete: GatedMLP | PlainMLP) -> None:
+    trunk = alone(spec(mlp=mlp, width=width)).trunk
+    assert trunk is not None
+    assert trunk.mlp == complete
 
 
 def test_the_defaults_stay() -> None:
-    """Pinned: they are no part of the hash."""
+    """The defaults are pinned, since they are not part of the hash."""
     trunk = load_spec(spec()).trunk
     assert trunk is not None
-    said = trunk.model_dump(mode="json", exclude=set(TRUNK))
-    assert said == {
+    defaults = trunk.model_dump(mode="json", exclude=set(TRUNK))
+    assert defaults == {
         "norm": "rms",
         "norm_epsilon": 1e-5,
         "mlp": {"kind": "gated", "width": None, "activation": "silu"},
@@ -101,11 +101,11 @@ def test_the_defaults_stay() -> None:
     ids=str,
 )
 def test_what_it_cannot_say(trunk: dict[str, Any], message: str) -> None:
-    assert told(spec(**trunk)).startswith(message)
+    assert message_of(spec(**trunk)).startswith(message)
 
 
 def test_what_it_has_to_say() -> None:
-    lines = told(LOLCATS | {"trunk": {}}).splitlines()
+    lines = message_of(LOLCATS | {"trunk": {}}).splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"trunk.{key}" for key in ("width", "layers", "heads", "vocabulary")]
 
 
@@ -188,7 +188,7 @@ def test_it_is_inherited_and_varied(write: Callable[[str, str], Path]) -> None:
         "sweep.yaml",
         "compose: 1\nname: sweep\nextends: base.yaml\nvary: {grid: {trunk.norm: [rms, layer], trunk.mlp: [gated, plain]}}\n",
     )
-    hashes = {name: resolve(one).hash for name, one in expand(sweep).items()}
+    hashes = {name: resolve(variant).hash for name, variant in expand(sweep).items()}
     assert list(hashes) == ["rms-gated", "rms-plain", "layer-gated", "layer-plain"]
     assert len(set(hashes.values())) == 4
 
@@ -197,7 +197,7 @@ def test_mistakes_have_a_place(write: Callable[[str, str], Path]) -> None:
     path = write(
         "wrong.yaml", "compose: 1\nname: x\nhead: {memory: [full]}\ntrunk:\n  {width: 25, layers: 1, heads: 8, vocabulary: 9}\n"
     )
-    assert told(path).startswith("wrong.yaml:5:11  trunk.width: width 25 does not divide")
+    assert message_of(path).startswith("wrong.yaml:5:11  trunk.width: width 25 does not divide")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_mistakes_have_a_place(write: Callable[[str, str], Path]) -> None:
     ],
 )
 def test_an_odd_head_dimension_is_the_trunks_mistake(write: Callable[[str, str], Path], trunk: str, place: str) -> None:
-    """Whatever file says the positions."""
+    """This holds for positions from any file of the chain."""
     spec = load_spec(write("odd.yaml", f"compose: 1\nname: x\nextends: lolcats\ntrunk: {trunk}\n"))
     with pytest.raises(GraphError) as caught:
         resolve(spec)

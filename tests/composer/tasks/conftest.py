@@ -1,4 +1,4 @@
-"""Tokenizers of several kinds, and texts to read from."""
+"""Tokenizers of several kinds, and texts to read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(folder: Path) -> Any:
 
 
 def byte_level(*, bos: bool) -> Any:
-    """Any text as bytes, merged where the stories' sentences have them together."""
+    """A byte-level tokenizer with merges from the sentences of the stories."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -49,7 +49,7 @@ def byte_level(*, bos: bool) -> Any:
 
 @pytest.fixture(scope="session")
 def words() -> Writer:
-    """The shipped teacher's: a word, a mark or a digit is a token."""
+    """The shipped teacher's tokenizer: a word, a punctuation mark or a digit is a token."""
     return Writer(load(TEACHER))
 
 
@@ -60,7 +60,7 @@ def letters() -> Writer:
 
 @pytest.fixture(scope="session", params=["bytes", "bytes without special tokens", "sentence pieces"])
 def any_text(request: pytest.FixtureRequest, letters: Writer) -> Writer:
-    """Those that can write every text."""
+    """The tokenizers that can write every text."""
     if request.param == "sentence pieces":
         if not REAL.is_dir():
             pytest.skip("no tokenizer of a real model lies beside the repository")
@@ -70,7 +70,7 @@ def any_text(request: pytest.FixtureRequest, letters: Writer) -> Writer:
 
 @pytest.fixture
 def babi(tmp_path: Path) -> Path:
-    """bAbI's files with stories of our own."""
+    """Files in bAbI's format with this project's stories."""
     folder = tmp_path / "babi"
     folder.mkdir()
     for number, facts in FACTS.items():
@@ -81,7 +81,7 @@ def babi(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
-    """A text of 500 sentences, each of which says its number."""
+    """A text of 500 numbered sentences."""
     path = tmp_path / "book.txt"
     path.write_text("\n".join(f"This is the sentence\nof number {number}.  " for number in range(500)))
     return path

@@ -1,4 +1,4 @@
-"""What is asked about simulated facts has the answer that whoever reads these works out, and the facts named for it tell it."""
+"""The answers about simulated facts equal those of an independent reader, and follow from the named facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def questions(number: int, split: Split = "train") -> list[Question]:
 
 
 class Reader:
-    """Reads sentence by sentence, and refuses what cannot have happened."""
+    """A reader that processes sentence by sentence and rejects impossible facts."""
 
     def __init__(self, facts: tuple[str, ...]) -> None:
         self.where: dict[str, str] = {}
@@ -41,85 +41,87 @@ class Reader:
             self.read(fact)
 
     def read(self, fact: str) -> None:
-        if said := re.fullmatch(rf"(\w+) {VERBS['move']} the (\w+)\.", fact):
-            person, place = said.groups()
+        if match := re.fullmatch(rf"(\w+) {VERBS['move']} the (\w+)\.", fact):
+            person, place = match.groups()
             assert self.where.get(person) != place, f"is there already: {fact}"
             self.where[person] = place
             for thing, holder in self.has.items():
                 if holder == person:
                     self.visited[thing].append(place)
-        elif said := re.fullmatch(rf"(\w+) {VERBS['take']} the (\w+)(?: there)?\.", fact):
-            person, thing = said.groups()
+        elif match := re.fullmatch(rf"(\w+) {VERBS['take']} the (\w+)(?: there)?\.", fact):
+            person, thing = match.groups()
             assert self.has.get(thing) is None, f"somebody has it: {fact}"
             places = self.visited.setdefault(thing, [])
             if person in self.where:  # of task 5 alone is anybody else asked for
                 assert not places or places[-1] == self.where[person], f"it is elsewhere: {fact}"
                 self.visited[thing] = places or [self.where[person]]
             self.has[thing] = person
-        elif said := re.fullmatch(rf"(\w+) {VERBS['leave']} the (\w+)(?: there)?\.", fact):
-            person, thing = said.groups()
+        elif match := re.fullmatch(rf"(\w+) {VERBS['leave']} the (\w+)(?: there)?\.", fact):
+            person, thing = match.groups()
             assert self.has[thing] == person, f"has it not: {fact}"
             self.has[thing] = None
-        elif said := re.fullmatch(rf"(\w+) {VERBS['give']} the (\w+) to (\w+)\.", fact):
-            person, thing, other = said.groups()
+        elif match := re.fullmatch(rf"(\w+) {VERBS['give']} the (\w+) to (\w+)\.", fact):
+            person, thing, other = match.groups()
             assert self.has[thing] == person != other, f"has it not: {fact}"
-            known = {self.where[one] for one in (person, other) if one in self.where}
+            known = {self.where[place] for place in (person, other) if place in self.where}
             assert len(known) < 2, f"they are apart: {fact}"
             self.has[thing] = other
             self.gifts.append((person, thing, other))
-        elif said := re.fullmatch(r"The (\w+) is (\w+) of the (\w+)\.", fact):
-            one, side, other = said.groups()
-            self.beside.append((one, side, other))
+        elif match := re.fullmatch(r"The (\w+) is (\w+) of the (\w+)\.", fact):
+            subject, side, other = match.groups()
+            self.beside.append((subject, side, other))
         else:
             raise AssertionError(f"no fact: {fact}")
 
     def answer(self, question: str) -> str:
-        if said := re.fullmatch(r"Where is the (\w+)\?", question):
-            return self.visited[said[1]][-1]
-        if said := re.fullmatch(r"Where is (\w+)\?", question):
-            return self.where[said[1]]
-        if said := re.fullmatch(r"Where was the (\w+) before the (\w+)\?", question):
-            places = self.visited[said[1]]
-            return places[len(places) - 2 - places[::-1].index(said[2])]
-        if said := re.fullmatch(r"What is (\w+) of the (\w+)\?", question):
-            (found,) = self.on(said[2], SIDES[said[1]])
-            return found
-        if said := re.fullmatch(r"What is the (\w+) (\w+) of\?", question):
-            (found,) = self.on(said[1], tuple(-step for step in SIDES[said[2]]))
-            return found
-        for form, (giver, thing, to), asked in (
+        if match := re.fullmatch(r"Where is the (\w+)\?", question):
+            return self.visited[match[1]][-1]
+        if match := re.fullmatch(r"Where is (\w+)\?", question):
+            return self.where[match[1]]
+        if match := re.fullmatch(r"Where was the (\w+) before the (\w+)\?", question):
+            places = self.visited[match[1]]
+            return places[len(places) - 2 - places[::-1].index(match[2])]
+        if match := re.fullmatch(r"What is (\w+) of the (\w+)\?", question):
+            (place,) = self.on(match[2], SIDES[match[1]])
+            return place
+        if match := re.fullmatch(r"What is the (\w+) (\w+) of\?", question):
+            (place,) = self.on(match[1], tuple(-step for step in SIDES[match[2]]))
+            return place
+        for form, (giver, thing, to), wanted_form in (
             (r"What did (?P<giver>\w+) give to (?P<to>\w+)\?", (1, 0, 1), 1),
             (r"Who gave the (?P<thing>\w+) to (?P<to>\w+)\?", (0, 1, 1), 0),
             (r"Who did (?P<giver>\w+) give the (?P<thing>\w+) to\?", (1, 1, 0), 2),
             (r"Who gave the (?P<thing>\w+)\?", (0, 1, 0), 0),
             (r"Who received the (?P<thing>\w+)\?", (0, 1, 0), 2),
         ):
-            if said := re.fullmatch(form, question):
-                assert len(said.groupdict()) == giver + thing + to
+            if match := re.fullmatch(form, question):
+                assert len(match.groupdict()) == giver + thing + to
                 names = {"giver": 0, "thing": 1, "to": 2}
-                fitting = [gift for gift in self.gifts if all(gift[names[key]] == one for key, one in said.groupdict().items())]
-                return fitting[-1][asked]
+                fitting = [
+                    gift for gift in self.gifts if all(gift[names[key]] == value for key, value in match.groupdict().items())
+                ]
+                return fitting[-1][wanted_form]
         raise AssertionError(f"no question: {question}")
 
     def on(self, place: str, step: tuple[int, ...]) -> list[str]:
-        """All places that lie straight that way of another, however far."""
+        """Return all places in a straight line in this direction from another place."""
         at = {place: (0, 0)}
-        for one, side, other in (*self.beside, *self.beside):  # once more, for what was told before it could be placed
+        for subject, side, other in (*self.beside, *self.beside):  # once more, for what was told before it could be placed
             x, y = SIDES[side]
             if other in at:
-                at.setdefault(one, (at[other][0] + x, at[other][1] + y))
-            if one in at:
-                at.setdefault(other, (at[one][0] - x, at[one][1] - y))
+                at.setdefault(subject, (at[other][0] + x, at[other][1] + y))
+            if subject in at:
+                at.setdefault(other, (at[subject][0] - x, at[subject][1] - y))
         return [name for name, spot in at.items() if any(spot == (far * step[0], far * step[1]) for far in (1, 2))]
 
 
 @pytest.mark.parametrize("number", TASKS)
 @pytest.mark.parametrize("split", ["train", "evaluation"])
 def test_answers_follow_from_the_facts(number: int, split: Split) -> None:
-    found = questions(number, split)
-    for question in found:
+    asked_questions = questions(number, split)
+    for question in asked_questions:
         assert Reader(question.facts).answer(question.text) == question.answer, question
-    counts = Counter(question.answer for question in found)
+    counts = Counter(question.answer for question in asked_questions)
     possible = (*GIVERS, *THINGS) if number == 5 else PLACES
     assert counts.keys() == {*possible}
     assert max(counts.values()) < 3 * MANY / len(possible), "no answer is right far more often than others"
@@ -127,7 +129,7 @@ def test_answers_follow_from_the_facts(number: int, split: Split) -> None:
 
 @pytest.mark.parametrize("number", TASKS)
 def test_the_facts_that_answer(number: int) -> None:
-    """As many as the task says; what is told behind the last of them does not change the answer, where it is a place by now."""
+    """Their number is the task's. Facts after the last of them do not change the answer if it is a place."""
     for question in questions(number):
         assert len(question.supports) == len({*question.supports}) == {1: 1, 2: 2, 3: 3, 4: 1, 5: 1}[number]
         supports = [question.facts[place] for place in question.supports]
@@ -141,15 +143,15 @@ def test_the_facts_that_answer(number: int) -> None:
             assert question.answer in supports[1]
         else:
             names = {*PLACES, *THINGS, *GIVERS, *PEOPLE}
-            asked = [word for word in re.findall(r"\w+", question.text) if word in names]
-            assert all(word in supports[0] for word in (*asked, question.answer)), question
+            wanted_form = [word for word in re.findall(r"\w+", question.text) if word in names]
+            assert all(word in supports[0] for word in (*wanted_form, question.answer)), question
         until = Reader(question.facts[: max(question.supports) + 1])
         assert until.answer(question.text) == question.answer
 
 
 @pytest.mark.parametrize("number", TASKS)
 def test_splits_tell_no_story_twice(number: int) -> None:
-    """The facts alone decide whose they are, whatever is asked about them."""
+    """The facts alone decide the split of a story, for any question about them."""
     train, evaluation = ({question.facts for question in questions(number, split)} for split in ("train", "evaluation"))
     assert not train & evaluation
     assert min(len(train), len(evaluation)) > MANY / 2

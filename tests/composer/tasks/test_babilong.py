@@ -1,4 +1,4 @@
-"""BABILong mixes the facts of a bAbI story into a text, in order, and counts an answer only where it is the only one."""
+"""BABILong mixes the facts of a bAbI story into a text in order, and counts only a single answer."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_facts_are_told_in_order(letters: Writer, babi: Path) -> None:
     places = []
     for sample in BabilongQa2(babi=babi, samples=30).drawn(letters, 1200, "evaluation"):
         facts = ["Mary went to the kitchen.", "Mary got the milk there.", "Mary went to the garden."]
-        found = re.fullmatch(rf"(.*){re.escape(facts[0])}(.*){re.escape(facts[1])}(.*){re.escape(facts[2])}(.*)", sample.text)
-        assert found
+        match = re.fullmatch(rf"(.*){re.escape(facts[0])}(.*){re.escape(facts[1])}(.*){re.escape(facts[2])}(.*)", sample.text)
+        assert match
         assert sample.text.endswith(" Where is the milk? garden")
-        *gaps, last = found.groups()
+        *gaps, last = match.groups()
         background = "".join([*gaps, last.removesuffix("Where is the milk? garden")])
         assert len(background) > 1000
         assert len("".join(gaps)) / len(background) == pytest.approx(sample.depth, abs=0.1)
@@ -95,17 +95,19 @@ def test_labels_of_the_question_do_not_count(babi: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("babilong")])
 def test_without_files(name: str, any_text: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facts of this project are told, named as such, and each split asks for its own (which ``test_babi`` keeps apart)."""
-    asked: set[tuple[int, Split]] = set()
-    monkeypatch.setattr(babilong, "ask", lambda number, rng, split: (asked.add((number, split)), ask(number, rng, split))[1])
+    """Without files, this project's facts are used and recorded as such. Each split requests its own (``test_babi`` keeps them
+    apart).
+    """
+    calls: set[tuple[int, Split]] = set()
+    monkeypatch.setattr(babilong, "ask", lambda number, rng, split: (calls.add((number, split)), ask(number, rng, split))[1])
     made = TASKS[name].model_validate({"samples": 6})
     for split in SPLITS:
-        asked.clear()
+        calls.clear()
         for sample in made.drawn(any_text, 1200, split):
             assert 1140 <= len(sample.ids) <= 1200
             assert sample.answers
             assert made.score(sample, sample.answers[0]) == 1
-        assert asked == {(int(name[-1]), split)}
+        assert calls == {(int(name[-1]), split)}
     assert made.provenance["babi"] == (
         "built-in: simulated people, things and places of this project in bAbI's forms, not bAbI's files"
     )
@@ -140,11 +142,11 @@ def test_a_single_file_is_divided(part: str, letters: Writer, babi: Path) -> Non
     stories = [f"1 Mary met {number} of them.\n2 Where is Mary? \tgarden\t1\n" for number in range(10)]
     (babi / f"qa1_some-words_{part}.txt").write_text("".join(stories))
     made = BabilongQa1(babi=babi, samples=60)
-    found: dict[Any, set[str]] = {
-        split: {said for sample in made.drawn(letters, 100, split) for said in re.findall(r"met (\d) of", sample.text)}
+    digits: dict[Any, set[str]] = {
+        split: {digit for sample in made.drawn(letters, 100, split) for digit in re.findall(r"met (\d) of", sample.text)}
         for split in ("train", "evaluation")
     }
-    assert found == {"train": set("01234567"), "evaluation": set("89")}
+    assert digits == {"train": set("01234567"), "evaluation": set("89")}
 
 
 def test_what_cannot_be_read(letters: Writer, babi: Path) -> None:

@@ -1,4 +1,4 @@
-"""ListOps is the Long Range Arena's: its trees, its symbols, how they are counted, and what they come to."""
+"""ListOps equals the Long Range Arena's: trees, symbols, lengths and values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def samples(writer: Writer, length: int, **options: Any) -> list[Sample]:
 
 
 def read(symbols: list[str]) -> tuple[int, int, int]:
-    """What an expression comes to, how deep it is, and the most arguments, by a stack: another way than it was made in."""
+    """Return the value, the depth and the largest number of arguments of an expression, by a stack."""
     stack: list[list[Any]] = [["", []]]
     deepest, widest = 1, 0
     for symbol in symbols:
@@ -58,7 +58,7 @@ def test_the_test_reads_expressions(symbols: str, value: int) -> None:
 
 
 def test_expressions(letters: Writer) -> None:
-    found, deepest, widest = [], 0, 0
+    expressions, deepest, widest = [], 0, 0
     for sample in samples(letters, 20_000, samples=30):
         assert sample.prompt
         symbols = sample.prompt.split(" ")
@@ -67,10 +67,10 @@ def test_expressions(letters: Writer) -> None:
         value, depth, arguments = read(symbols)
         assert sample.answers == (str(value),)
         deepest, widest = max(deepest, depth), max(widest, arguments)
-        found.append(len(symbols))
+        expressions.append(len(symbols))
     assert deepest == 10
     assert widest == 10
-    assert max(found) > 1200
+    assert max(expressions) > 1200
 
 
 @settings(max_examples=40)
@@ -92,7 +92,7 @@ def test_trees_are_as_asked(seed: int, above: int, room: int, depth: int, most: 
 
 
 def test_as_the_original_draws_them() -> None:
-    """The same random numbers make the same tree, where none is given up: the original's order of draws."""
+    """The same random numbers give the same tree in the original's order of draws."""
 
     def original(rng: random.Random, depth: int) -> tuple[list[str], int]:
         if depth == 10 or rng.random() > 0.25:

@@ -1,4 +1,4 @@
-"""MQAR is Zoology's, to the number: against another reading of what its ``multiquery_ar`` draws, and by what it has to be."""
+"""MQAR equals Zoology's ``multiquery_ar`` for the same random numbers, and has its stated properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.tasks.writer import Writer
 
 
 def zoology(vocabulary: int, examples: int, length: int, seed: int, power: float, pairs: int) -> tuple[list[Any], list[Any]]:
-    """Symbol by symbol, from NumPy's global generator: all keys, then all values, then all gaps, each without replacement."""
+    """Draw symbol by symbol from NumPy's global generator: all keys, then all values, then all gaps, each without replacement."""
     np.random.seed(seed)
     half = vocabulary // 2
     keys = [np.random.choice(np.arange(1, half), replace=False, size=pairs).tolist() for _ in range(examples)]
@@ -58,13 +58,13 @@ def test_what_it_has_to_be(pairs: int, spare: int, more: int, seed: int) -> None
     assert (filled[bare != 0] == bare[bare != 0]).all()  # only what stands between is random
     assert filled.max() < vocabulary
     for symbols, wanted in zip(bare.tolist(), labels.tolist(), strict=True):
-        told = dict(zip(symbols[: 2 * pairs : 2], symbols[1 : 2 * pairs : 2], strict=True))
-        assert len(told) == len(set(told.values())) == pairs
-        assert all(0 < key < vocabulary // 2 <= value for key, value in told.items())
-        asked = [place for place, value in enumerate(wanted) if value != -100]
-        assert len(asked) == pairs
-        assert all(place >= 2 * pairs and place % 2 == 0 for place in asked)
-        assert {symbols[place]: wanted[place] for place in asked} == told
+        stated = dict(zip(symbols[: 2 * pairs : 2], symbols[1 : 2 * pairs : 2], strict=True))
+        assert len(stated) == len(set(stated.values())) == pairs
+        assert all(0 < key < vocabulary // 2 <= value for key, value in stated.items())
+        asked_places = [place for place, value in enumerate(wanted) if value != -100]
+        assert len(asked_places) == pairs
+        assert all(place >= 2 * pairs and place % 2 == 0 for place in asked_places)
+        assert {symbols[place]: wanted[place] for place in asked_places} == stated
 
 
 def test_gaps_follow_the_power_law() -> None:
@@ -81,20 +81,20 @@ def test_a_text_says_the_values(letters: Writer) -> None:
     for sample in made.drawn(letters, 66, "train"):
         symbols = [ordinary.index(token) for token in sample.ids[1:]]
         assert len(symbols) == 64  # an even number, after BOS
-        told = dict(zip(symbols[:12:2], symbols[1:12:2], strict=True))
+        stated = dict(zip(symbols[:12:2], symbols[1:12:2], strict=True))
         known = [place - 1 for place, wanted in enumerate(sample.answer) if wanted]
         assert len(known) == 6
-        assert {symbols[place - 1]: symbols[place] for place in known} == told
+        assert {symbols[place - 1]: symbols[place] for place in known} == stated
         assert sample.ids[0] == letters.begin[0]
 
 
 def test_what_cannot_be_asked(letters: Writer) -> None:
-    for options, length, said in [
+    for options, length, message in [
         ({"pairs": 8}, 30, "mqar needs at least 32 symbols for 8 pairs and their queries, not 28"),
         ({"pairs": 50, "vocabulary": 100}, 500, "mqar needs a vocabulary of at least 102 for 50 different keys, not 100"),
         ({"vocabulary": 100_000}, 500, r"mqar: the tokenizer has \d+ tokens that are not special, not 100000"),
     ]:
-        with pytest.raises(TaskError, match=said):
+        with pytest.raises(TaskError, match=message):
             list(Mqar.model_validate(options).drawn(letters, length, "train"))
     with pytest.raises(TaskError, match="mqar has an even number of symbols, not 33"):
         multiquery_ar(64, 1, 33, 0)
@@ -102,5 +102,5 @@ def test_what_cannot_be_asked(letters: Writer) -> None:
 
 def test_samples_differ(letters: Writer) -> None:
     splits: tuple[Split, ...] = ("train", "evaluation")
-    found: list[Sample] = [sample for split in splits for sample in Mqar(samples=20).drawn(letters, 64, split)]
-    assert len({sample.ids for sample in found}) == 40
+    samples: list[Sample] = [sample for split in splits for sample in Mqar(samples=20).drawn(letters, 64, split)]
+    assert len({sample.ids for sample in samples}) == 40

@@ -1,4 +1,4 @@
-"""Pass keys with names: what is asked for is hidden somewhere, and a score is exact, with the chance that its task says."""
+"""Named pass keys are hidden at random places, scores are exact matches, and chance is the task's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(name: str, **options: Any) -> Needles:
 
 
 def parted(sample: Sample) -> tuple[list[tuple[str, str]], str, str]:
-    """The needles of a text in order, the filler without them, and the question."""
+    """Return the needles of a text in order, the filler without them, and the question."""
     start = TASK.format(it="it") + " "
     assert sample.text.startswith(start)
     hidden, question = sample.text.removeprefix(start).split("What is")
@@ -42,12 +42,12 @@ def parted(sample: Sample) -> tuple[list[tuple[str, str]], str, str]:
 def test_multikey(words: Writer) -> None:
     for sample in made("multikey", keys=5).drawn(words, 256, "train"):
         needles, filler, question = parted(sample)
-        found = re.fullmatch(r" the pass key of (\w+)\? The pass key of \1 is (\d{5})", question)
-        assert found
+        match = re.fullmatch(r" the pass key of (\w+)\? The pass key of \1 is (\d{5})", question)
+        assert match
         assert len(dict(needles)) == len({key for _, key in needles}) == 5
         assert {name for name, _ in needles} <= set(KEYS)
-        assert dict(needles)[found[1]] == found[2]
-        assert sample.answers == (found[2],)
+        assert dict(needles)[match[1]] == match[2]
+        assert sample.answers == (match[2],)
         assert (GRASS * 9).startswith(filler)
         assert 256 - 5 < len(sample.ids) <= 256
         assert sum(sample.answer) == 5
@@ -57,10 +57,10 @@ def test_multikey(words: Writer) -> None:
 def test_multivalue(words: Writer) -> None:
     for sample in made("multivalue", values=3).drawn(words, 256, "train"):
         needles, filler, question = parted(sample)
-        found = re.fullmatch(r" the pass key of (\w+)\? Find all of them\. The pass key of \1 is ([\d ]+)", question)
-        assert found
-        assert {name for name, _ in needles} == {found[1]}
-        assert found[2].split() == [key for _, key in needles] == list(sample.answers or ())
+        match = re.fullmatch(r" the pass key of (\w+)\? Find all of them\. The pass key of \1 is ([\d ]+)", question)
+        assert match
+        assert {name for name, _ in needles} == {match[1]}
+        assert match[2].split() == [key for _, key in needles] == list(sample.answers or ())
         assert len({key for _, key in needles}) == 3
         assert (GRASS * 9).startswith(filler)
         assert sum(sample.answer) == 15
@@ -70,13 +70,13 @@ def test_two_needles(words: Writer) -> None:
     orders = Counter[bool]()
     for sample in made("two-needles").drawn(words, 256, "train"):
         needles, filler, question = parted(sample)
-        found = re.fullmatch(r" the pass key of (\w+) and of (\w+)\? The pass key of \1 and of \2 is (\d{5}) (\d{5})", question)
-        assert found
-        assert dict(needles) == {found[1]: found[3], found[2]: found[4]}
-        assert sample.answers == (found[3], found[4])
+        match = re.fullmatch(r" the pass key of (\w+) and of (\w+)\? The pass key of \1 and of \2 is (\d{5}) (\d{5})", question)
+        assert match
+        assert dict(needles) == {match[1]: match[3], match[2]: match[4]}
+        assert sample.answers == (match[3], match[4])
         assert (GRASS * 9).startswith(filler)
         assert sum(sample.answer) == 10
-        orders[needles[0][0] == found[1]] += 1
+        orders[needles[0][0] == match[1]] += 1
     assert min(orders[True], orders[False]) > 5  # either may stand first
 
 
@@ -86,8 +86,8 @@ def test_needles_stand_anywhere(name: str, words: Writer) -> None:
     for sample in made(name, samples=150).drawn(words, 250, "evaluation"):
         sentences = re.findall(r"[A-Z][^.]*\.", parted(sample)[1])
         text, filler = sample.text, len(sentences)
-        for found in re.finditer(r"The pass key of \w+ is \d{5}\.", text):
-            before = len(re.findall(r"(?:green|blue|yellow|go|again)\.", text[: found.start()]))
+        for result in re.finditer(r"The pass key of \w+ is \d{5}\.", text):
+            before = len(re.findall(r"(?:green|blue|yellow|go|again)\.", text[: result.start()]))
             quarters[min(4 * before // filler, 3)] += 1
     total = quarters.total()
     assert all(0.15 * total < quarters[quarter] < 0.35 * total for quarter in range(4)), quarters
@@ -128,7 +128,7 @@ def test_scores_are_exact(task: Needles, answers: tuple[str, ...], written: str,
 
 @pytest.mark.parametrize(("name", "options"), [("multikey", {}), ("multikey", {"keys": 2}), ("two-needles", {})])
 def test_chance_is_what_any_key_of_the_text_is_worth(name: str, options: dict[str, Any], words: Writer) -> None:
-    """Of 600 texts, one who writes the keys of the text in random order."""
+    """Chance is the score of answering 600 texts with their keys in random order."""
     task, rng, scores = made(name, samples=600, **options), random.Random(0), list[float]()
     for sample in task.drawn(words, 100, "evaluation"):
         keys = re.findall(r"is (\d{5})\.", sample.text)

@@ -1,4 +1,4 @@
-"""Needles are RULER's: its sentences, keys, values, places and score."""
+"""Needles equal RULER's: its sentences, keys, values, places and score."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def samples(name: str, writer: Writer, length: int, split: Split = "evaluation",
 
 
 def parts(name: str, sample: Sample) -> tuple[str, str]:
-    """The haystack before and after the needle, where the text is RULER's."""
+    """Return the haystack before and after the needle if the text has RULER's form."""
     what = "uuid" if name == "niah-single-3" else "number"
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"A special magic {what} is hidden within the following text\. Make sure to memorize it\. I will quiz you about the "
         rf"{what} afterwards\.\n(.*)One of the special magic {what}s for (.+?) is: ({VALUES[name]})\.(.*)\nWhat is the "
         rf"special magic {what} for (.+?) mentioned in the provided text\? The special magic {what} for (.+?) "
@@ -36,9 +36,9 @@ def parts(name: str, sample: Sample) -> tuple[str, str]:
         sample.text,
         flags=re.DOTALL,
     )
-    assert found
-    before, key, value, after, *said, answer = found.groups()
-    assert said == [key, key]
+    assert match
+    before, key, value, after, *numbers, answer = match.groups()
+    assert numbers == [key, key]
     assert sample.answers == (value,) == (answer,)
     return before, after
 
@@ -80,9 +80,9 @@ def test_stories(name: str, letters: Writer) -> None:
 
 
 def test_values_and_keys_differ(letters: Writer) -> None:
-    found = samples("niah-single-3", letters, 1000, samples=40)
-    assert all(uuid.UUID(sample.answers[0]).version == 4 for sample in found if sample.answers)
-    assert len({sample.answers for sample in found}) == 40
+    drawn = samples("niah-single-3", letters, 1000, samples=40)
+    assert all(uuid.UUID(sample.answers[0]).version == 4 for sample in drawn if sample.answers)
+    assert len({sample.answers for sample in drawn}) == 40
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -96,8 +96,8 @@ def test_depth(name: str, depth: float, letters: Writer) -> None:
 
 def test_a_file_is_divided(letters: Writer, book: Path) -> None:
     def numbers(split: Split) -> list[list[int]]:
-        found = samples("niah-single-2", letters, 1500, split, haystack=book)
-        return [[int(number) for number in re.findall(r"of number (\d+)", sample.text)] for sample in found]
+        drawn = samples("niah-single-2", letters, 1500, split, haystack=book)
+        return [[int(number) for number in re.findall(r"of number (\d+)", sample.text)] for sample in drawn]
 
     train, evaluation = numbers("train"), numbers("evaluation")
     assert {number for text in train for number in text} <= set(range(400))
@@ -111,20 +111,20 @@ def test_a_file_is_divided(letters: Writer, book: Path) -> None:
 def test_a_file_is_read_once(letters: Writer, tmp_path: Path) -> None:
     book = tmp_path / "five.txt"
     book.write_text(" ".join(f"{word} is the word number {word} here." for word in ("One", "Two", "Three", "Four", "Five")))
-    found = {sample.text for sample in samples("niah-single-2", letters, 290, "train", haystack=book)}
-    assert any("Four is the word number Four here. One is" in text for text in found)  # on from the end to the beginning
+    drawn = {sample.text for sample in samples("niah-single-2", letters, 290, "train", haystack=book)}
+    assert any("Four is the word number Four here. One is" in text for text in drawn)  # on from the end to the beginning
     for split, words in (("train", 28), ("evaluation", 7)):
-        said = rf"niah-single-2: all {words} words of the haystack .*five\.txt that {split} may read make \d+ tokens, not 1000"
-        with pytest.raises(TaskError, match=said):
+        message = rf"niah-single-2: all {words} words of the haystack .*five\.txt that {split} may read make \d+ tokens, not 1000"
+        with pytest.raises(TaskError, match=message):
             samples("niah-single-2", letters, 1000, split, haystack=book)
 
 
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
-    path, found = tmp_path / "text.txt", []
+    path, texts = tmp_path / "text.txt", []
     for word in ("one", "other"):
         path.write_text(f"This is {word} sentence. " * 50)
-        found.append(Haystack(path, random.Random(0), "evaluation").take(4))
-    assert found == [["This is one sentence."], ["This is other sentence."]]
+        texts.append(Haystack(path, random.Random(0), "evaluation").take(4))
+    assert texts == [["This is one sentence."], ["This is other sentence."]]
 
 
 def test_haystacks_are_taken_by_the_word(book: Path) -> None:
@@ -141,8 +141,8 @@ def test_haystacks_are_taken_by_the_word(book: Path) -> None:
 def test_haystacks_that_cannot_be_read(tmp_path: Path, letters: Writer) -> None:
     (tmp_path / "one.txt").write_text("Only one sentence")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
-    for name, said in [("none.txt", "cannot be read"), ("one.txt", "has 1 sentences: too few"), ("bytes.txt", "cannot be read")]:
-        with pytest.raises(TaskError, match=rf"{name} {said}"):
+    for name, message in [("none.txt", "cannot be read"), ("one.txt", "has 1 sentences: too few"), ("bytes.txt", "cannot be read")]:
+        with pytest.raises(TaskError, match=rf"{name} {message}"):
             samples("niah-single-2", letters, 1000, haystack=tmp_path / name)
 
 
@@ -155,7 +155,7 @@ NEEDLE = r"One of the special magic (?:number|uuid)s for (.+?) is: ([0-9a-f-]+)\
 
 
 def needles(sample: Sample) -> list[tuple[str, str]]:
-    """Keys and values of the prompt, in order."""
+    """Return the keys and values of the prompt in order."""
     assert sample.prompt
     return re.findall(NEEDLE, sample.prompt)
 
@@ -163,8 +163,8 @@ def needles(sample: Sample) -> list[tuple[str, str]]:
 def test_several_keys(letters: Writer) -> None:
     places = set()
     for sample in samples("niah-multikey-1", letters, 1500):
-        found = needles(sample)
-        assert len(dict(found)) == 4
+        pairs = needles(sample)
+        assert len(dict(pairs)) == 4
         ends = re.search(
             r"\nWhat is the special magic number for (.+) mentioned in the provided text\? "
             r"The special magic number for (.+) mentioned in the provided text is (\d{7})$",
@@ -173,18 +173,18 @@ def test_several_keys(letters: Writer) -> None:
         assert ends
         assert ends[1] == ends[2]
         assert sample.text.startswith("A special magic number is hidden")
-        assert sample.answers == (ends[3],) == (dict(found)[ends[1]],)
-        places.add([key for key, _ in found].index(ends[1]))
+        assert sample.answers == (ends[3],) == (dict(pairs)[ends[1]],)
+        places.add([key for key, _ in pairs].index(ends[1]))
     assert places == {0, 1, 2, 3}
 
 
 def test_several_values(letters: Writer) -> None:
     orders = set()
     for sample in samples("niah-multivalue", letters, 1500):
-        found = needles(sample)
-        (key,) = {key for key, _ in found}
+        pairs = needles(sample)
+        (key,) = {key for key, _ in pairs}
         assert sample.answers
-        assert sorted(value for _, value in found) == sorted(sample.answers)
+        assert sorted(value for _, value in pairs) == sorted(sample.answers)
         assert len(set(sample.answers)) == 4
         assert sample.text.startswith(
             "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
@@ -194,18 +194,20 @@ def test_several_values(letters: Writer) -> None:
             f"\nWhat are all the special magic numbers for {key} mentioned in the provided text? "
             f"The special magic numbers for {key} mentioned in the provided text are {' '.join(sample.answers)}"
         )
-        orders.add(tuple(sample.answers.index(value) for _, value in found))
+        orders.add(tuple(sample.answers.index(value) for _, value in pairs))
     assert len(orders) > 5  # that of the answers says nothing of the text's
 
 
 def test_several_questions(letters: Writer) -> None:
     for sample in samples("niah-multiquery", letters, 1500):
-        found = dict(needles(sample))
-        asked = re.search(r"What are all the special magic numbers for (.+?), (.+?), (.+?), and (.+?) mentioned in", sample.text)
-        assert asked
-        assert len(found) == 4
-        assert sample.answers == tuple(found[key] for key in asked.groups())
-        assert sample.text.count(f"numbers for {', '.join(asked.groups()[:3])}, and {asked[4]} mentioned") == 2
+        pairs = dict(needles(sample))
+        asked_keys = re.search(
+            r"What are all the special magic numbers for (.+?), (.+?), (.+?), and (.+?) mentioned in", sample.text
+        )
+        assert asked_keys
+        assert len(pairs) == 4
+        assert sample.answers == tuple(pairs[key] for key in asked_keys.groups())
+        assert sample.text.count(f"numbers for {', '.join(asked_keys.groups()[:3])}, and {asked_keys[4]} mentioned") == 2
 
 
 @pytest.mark.parametrize("name", ["niah-multikey-2", "niah-multikey-3"])
@@ -215,14 +217,14 @@ def test_needles_among_needles(name: str, letters: Writer) -> None:
     for sample in samples(name, letters, 1500):
         before, *lines, question = (sample.prompt or "").split("\n")
         assert before.startswith("A special magic ")
-        found = [re.fullmatch(pattern, line) for line in lines]
-        assert all(found)
-        values = {line[1]: line[2] for line in found if line}
+        matches = [re.fullmatch(pattern, line) for line in lines]
+        assert all(matches)
+        values = {line[1]: line[2] for line in matches if line}
         assert len(values) == len(lines) > 7
-        asked = re.match(r"What is the special magic (?:number|uuid) for (.+) mentioned in the provided text\? ", question)
-        assert asked
-        assert sample.answers == (values[asked[1]],)
-        place = list(values).index(asked[1])
+        asked_keys = re.match(r"What is the special magic (?:number|uuid) for (.+) mentioned in the provided text\? ", question)
+        assert asked_keys
+        assert sample.answers == (values[asked_keys[1]],)
+        place = list(values).index(asked_keys[1])
         assert sample.depth == pytest.approx(place / (len(lines) - 1))
         assert place < len(lines) - 1  # never the last one
         places.add(place)
@@ -232,9 +234,9 @@ def test_needles_among_needles(name: str, letters: Writer) -> None:
 def test_a_needle_s_key_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, letters: Writer) -> None:
     monkeypatch.setattr("composer.tasks.niah.word_pair", lambda rng: f"small-{rng.choice(['fox', 'dog', 'cat'])}")
     for sample in samples("niah-multikey-2", letters, 900, split="train"):
-        asked = re.search(r"What is the special magic number for (\S+)", sample.text)
-        assert asked
-        assert [value for key, value in needles(sample) if key == asked[1]] == list(sample.answers or ())
+        asked_keys = re.search(r"What is the special magic number for (\S+)", sample.text)
+        assert asked_keys
+        assert [value for key, value in needles(sample) if key == asked_keys[1]] == list(sample.answers or ())
 
 
 @pytest.mark.parametrize("name", ["niah-multikey-2", "niah-multikey-3"])

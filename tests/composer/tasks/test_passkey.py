@@ -1,4 +1,4 @@
-"""Passkey texts are those of Mohtashami & Jaggi, or the one-line form that the shipped teacher was trained on."""
+"""Passkey texts are those of Mohtashami & Jaggi, or the one-line form of the shipped teacher's training."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def samples(writer: Writer, length: int, count: int = 40, **options: Any) -> lis
 
 def test_plain(words: Writer) -> None:
     for sample in samples(words, 256):
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"There is an important info hidden inside a lot of irrelevant text\. Find it and memorize it\. I will quiz you about "
             r"the important information there\. (.*)The pass key is (\d{5})\. Remember it\. (\d{5}) is the pass key\. (.*)"
             r"What is the pass key\? The pass key is (\d{5})",
             sample.text,
         )
-        assert found
-        before, *keys, after, answer = found.groups()
+        assert match
+        before, *keys, after, answer = match.groups()
         assert {*keys, answer} == set(sample.answers or ())
         filler = before + after
         assert (GRASS * 20).startswith(filler)
@@ -56,8 +56,8 @@ def test_original(letters: Writer) -> None:
 
 @pytest.mark.parametrize("form", ["plain", "original"])
 def test_depth(form: str, letters: Writer) -> None:
-    found = [sample.depth for sample in samples(letters, 500, 100, form=form)]
-    shares = Counter(int(min(depth or 0.0, 0.99) * 4) for depth in found)
+    depths = [sample.depth for sample in samples(letters, 500, 100, form=form)]
+    shares = Counter(int(min(depth or 0.0, 0.99) * 4) for depth in depths)
     assert all(10 < shares[quarter] < 40 for quarter in range(4))
     for wanted in (0.0, 0.25, 1.0):
         (sample,) = samples(letters, 1500, 1, form=form, depth=wanted)

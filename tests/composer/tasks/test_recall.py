@@ -1,4 +1,4 @@
-"""Recall in words tells pairs and asks for them; MQAR draws what Zoology's generator draws."""
+"""The recall task states pairs in words and asks for them. MQAR draws as Zoology's generator does."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_words() -> None:
 @pytest.mark.parametrize("pairs", [2, 16, 32])
 def test_recall(pairs: int, words: Writer) -> None:
     for sample in Recall(pairs=pairs, samples=20).drawn(words, 256, "train"):
-        said = sample.text.split()
-        keys, values = said[::2], said[1::2]
+        symbols = sample.text.split()
+        keys, values = symbols[::2], symbols[1::2]
         value_of = dict(zip(keys[:pairs], values[:pairs], strict=True))
         assert set(keys) <= set(KEYS)
         assert set(values) <= set(VALUES)
@@ -34,15 +34,15 @@ def test_recall(pairs: int, words: Writer) -> None:
 
 
 def test_all_64_pairs(words: Writer) -> None:
-    """At 256 tokens there is room to ask for all but one of them once, at 512 for each more than once."""
+    """256 tokens have room for all questions but one. At 512 tokens each pair is asked for more than once."""
     for length, queries in ((256, 63), (512, 191)):
         for sample in Recall(pairs=64, samples=5).drawn(words, length, "evaluation"):
-            said = sample.text.split()
-            value_of = dict(zip(said[:128:2], said[1:128:2], strict=True))
+            symbols = sample.text.split()
+            value_of = dict(zip(symbols[:128:2], symbols[1:128:2], strict=True))
             assert set(value_of) == set(KEYS)
             assert set(value_of.values()) == set(VALUES)
-            assert [value_of[key] for key in said[128::2]] == said[129::2]
-            assert len(set(said[128::2])) == min(queries, 64)
+            assert [value_of[key] for key in symbols[128::2]] == symbols[129::2]
+            assert len(set(symbols[128::2])) == min(queries, 64)
             assert sum(sample.answer) == queries
     with pytest.raises(TaskError, match="recall of 64 pairs needs at least 131 tokens, not 130"):
         list(Recall(pairs=64).drawn(words, 130, "train"))
@@ -62,7 +62,7 @@ def test_recall_that_does_not_fit(words: Writer) -> None:
 
 
 def as_published(vocabulary: int, examples: int, length: int, seed: int, power: float, pairs: int) -> tuple[Any, Any]:
-    """The original's draws, in numpy's global generator as it has them: all keys, then all values, then all gaps."""
+    """The draws from numpy's global generator are in the original's order: all keys, then all values, then all gaps."""
     np.random.seed(seed)
     half, context = vocabulary // 2, 2 * pairs
     keys = [np.random.choice(np.arange(1, half), replace=False, size=pairs) for _ in range(examples)]
@@ -84,9 +84,9 @@ def as_published(vocabulary: int, examples: int, length: int, seed: int, power: 
 @pytest.mark.parametrize(("vocabulary", "length", "pairs", "power"), [(8192, 64, 4, 0.01), (301, 128, 32, 0.1), (40, 16, 4, 1.0)])
 def test_mqar_is_the_original(vocabulary: int, length: int, pairs: int, power: float) -> None:
     inputs, labels = as_published(vocabulary, 20, length, 5, power, pairs)
-    found = multiquery_ar(vocabulary, 20, length, 5, power, pairs, random_non_queries=False)
-    np.testing.assert_array_equal(found[0], inputs)
-    np.testing.assert_array_equal(found[1], labels)
+    original = multiquery_ar(vocabulary, 20, length, 5, power, pairs, random_non_queries=False)
+    np.testing.assert_array_equal(original[0], inputs)
+    np.testing.assert_array_equal(original[1], labels)
     noisy, same = multiquery_ar(vocabulary, 20, length, 5, power, pairs)
     np.testing.assert_array_equal(same, labels)
     np.testing.assert_array_equal(noisy[inputs != 0], inputs[inputs != 0])
@@ -135,12 +135,12 @@ def test_mqar_as_a_text(random_non_queries: bool, words: Writer) -> None:
 
 
 def test_mqar_that_cannot_be(words: Writer) -> None:
-    for options, length, said in [
+    for options, length, message in [
         ({"vocabulary": 600}, 64, "has 503 tokens that are not special, not 600"),
         ({"pairs": 16}, 64, "at least 64 symbols for 16 pairs and their queries, not 62"),
         ({"vocabulary": 16, "pairs": 8}, 64, "a vocabulary of at least 18 for 8 different keys, not 16"),
     ]:
-        with pytest.raises(TaskError, match=said):
+        with pytest.raises(TaskError, match=message):
             list(Mqar.model_validate(options).drawn(words, length, "train"))
     with pytest.raises(TaskError, match="an even number of symbols, not 63"):
         multiquery_ar(100, 1, 63, 0)

@@ -1,4 +1,4 @@
-"""What RULER's tasks share is RULER's: the word lists, the numbers, and the score."""
+"""The shared parts of RULER's tasks equal RULER's: word lists, numbers and score."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_drawn() -> None:
 
 
 def splits(pair: str) -> list[tuple[str, str]]:
-    """Both halves, where they are an adjective and a noun of the lists."""
+    """Return an adjective and a noun of the lists that form the word."""
     cuts = [(pair[:place], pair[place + 1 :]) for place, mark in enumerate(pair) if mark == "-"]
     return [(first, last) for first, last in cuts if first in words("adjective") and last in words("noun")]
 

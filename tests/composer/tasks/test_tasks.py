@@ -1,4 +1,4 @@
-"""What holds of every task: lengths are kept, a seed says everything, and evaluation sees nothing that training sees."""
+"""For every task, lengths are exact, the seed decides everything, and evaluation and training are separate."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_what_the_shipped_teacher_can_write(words: Writer, babi: Path) -> None:
         else:
             with pytest.raises(TaskError, match="The tokenizer cannot write"):
                 list(drawn)
-    said = "can write `passkey`, `multikey`, `multivalue`, `two-needles`, `recall`, `mqar` and `stories`"
-    assert said in " ".join(TASK_TABLE.read_text(encoding="utf-8").split())
+    message = "can write `passkey`, `multikey`, `multivalue`, `two-needles`, `recall`, `mqar` and `stories`"
+    assert message in " ".join(TASK_TABLE.read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize("length", [760, 811, 1024])
@@ -122,15 +122,15 @@ def test_what_is_written_after_the_prompt(name: str, any_text: Writer, babi: Pat
         assert sample.prompt is not None
         assert sample.answers is not None
         assert sample.text.startswith(f"{sample.prompt} ")
-        said = sample.text.removeprefix(f"{sample.prompt} ")
+        completion = sample.text.removeprefix(f"{sample.prompt} ")
         if name != "common-words":
-            assert said == " ".join(sample.answers)
+            assert completion == " ".join(sample.answers)
         assert list(sample.ids) == any_text.encode(sample.text)
         assert list(sample.prompt_ids) == any_text.encode(sample.prompt)[: len(sample.prompt_ids)]
         assert len(sample.prompt_ids) >= len(any_text.encode(sample.prompt)) - (name == "variable-tracking")
         answer = [token for token, wanted in zip(sample.ids, sample.answer, strict=True) if wanted]
         written = any_text.decode(answer)
-        assert written.strip() == said
+        assert written.strip() == completion
         assert made.score(sample, written) == 1
         assert made.score(sample, "?") == 0
         assert (sample.depth is not None) == (name in SINGLE)
@@ -161,11 +161,11 @@ def test_training_and_evaluation_are_apart(name: str, words: Writer, babi: Path,
     monkeypatch.setattr("composer.tasks.stories.story", lambda rng: f"{rng.randrange(10)} {rng.randrange(10)}.")
     options = {"recall": {"pairs": 2}, "mqar": {"pairs": 1, "vocabulary": 40, "random_non_queries": False}}.get(name, {})
     length = {"recall": 7, "stories": 5, "mqar": 5}.get(name, 90)
-    found: dict[Split, set[str]] = {
+    texts: dict[Split, set[str]] = {
         split: {sample.text for sample in task(name, babi, samples=100, **options).drawn(words, length, split)} for split in SPLITS
     }
-    assert not found["train"] & found["evaluation"]
-    assert min(map(len, found.values())) > 3
+    assert not texts["train"] & texts["evaluation"]
+    assert min(map(len, texts.values())) > 3
 
 
 def test_every_value_is_of_one_split() -> None:
@@ -224,8 +224,8 @@ def test_options_are_closed(babi: Path) -> None:
 
 
 def test_options_may_be_words_of_a_command(babi: Path) -> None:
-    said = TASKS["babilong-qa1"].model_validate({"samples": "12", "babi": str(babi), "haystack": "stories"})
-    assert (said.samples, said.model_dump()["babi"], said.model_dump()["haystack"]) == (12, babi, "stories")
+    task = TASKS["babilong-qa1"].model_validate({"samples": "12", "babi": str(babi), "haystack": "stories"})
+    assert (task.samples, task.model_dump()["babi"], task.model_dump()["haystack"]) == (12, babi, "stories")
     assert TASKS["niah-single-2"].model_validate({"haystack": "a.txt", "depth": "0.5"}).model_dump()["haystack"] == Path("a.txt")
     assert TASKS["mqar"].model_validate({"random_non_queries": "false"}).model_dump()["random_non_queries"] is False
 
@@ -259,11 +259,11 @@ def test_what_is_not_made_here_is_recorded(babi: Path, book: Path) -> None:
     assert own["haystack"].startswith("built-in: small stories of this project")
     read = f"{book}, sha256 {hashlib.sha256(book.read_bytes()).hexdigest()}"
     assert task("niah-multiquery", babi, haystack=book).provenance == {"keys": words, "haystack": read}
-    found = task("babilong-qa1", babi, haystack=book).provenance
-    assert found["haystack"] == read
+    provenance = task("babilong-qa1", babi, haystack=book).provenance
+    assert provenance["haystack"] == read
     for part in ("test", "train"):
         path = babi / f"qa1_some-words_{part}.txt"
-        assert f"{path}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}" in found["babi"]
+        assert f"{path}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}" in provenance["babi"]
     with pytest.raises(TaskError, match=r"none\.txt cannot be read"):
         assert task("niah-single-3", babi, haystack=book.with_name("none.txt")).provenance
     with pytest.raises(TaskError, match=r"no file of bAbI's task 4"):

@@ -1,4 +1,4 @@
-"""The shipped teacher was trained on these texts, knows their answers, and finds them as they were."""
+"""The texts of the shipped teacher's training are unchanged, and the teacher knows their answers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ TEXTS = {
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_texts_stay_as_the_teacher_saw_them(name: str, words: Writer) -> None:
     make, wanted = TEXTS[name]
-    found = "\n".join(make(random.Random(seed), words) for seed in range(200))
-    assert hashlib.sha256(found.encode()).hexdigest() == wanted
+    text = "\n".join(make(random.Random(seed), words) for seed in range(200))
+    assert hashlib.sha256(text.encode()).hexdigest() == wanted
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def teacher() -> Any:
 
 @torch.no_grad()
 def share_right(model: Any, task: Task, writer: Writer) -> float:
-    """Of the answers' tokens, those that the model has as its first choice after the true text."""
+    """Return the share of the answers' tokens that are the model's first choice after the true text."""
     right: list[torch.Tensor] = []
     for sample in task.drawn(writer, 256, "evaluation"):
         ids = torch.tensor([sample.ids])

@@ -1,4 +1,4 @@
-"""Texts that a tokenizer cannot write are told in one and the same way by all that read one."""
+"""All functions that read a text report unknown tokens in the same words."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def test_a_share_that_matters_is_told() -> None:
 
 
 def test_all_that_read_a_text_say_so(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The tokenizer knows eleven words; every second of this text is none of them."""
+    """The tokenizer has eleven words, and every second word of this text is unknown."""
     strange = " ".join(["once", "whale"] * 40)
     text = tmp_path / "strange.txt"
     text.write_text(strange)
 
-    def told() -> list[str]:
-        found = [one.message for one in caplog.records if one.name == "composer" and SAID in one.message]
+    def read_messages() -> list[str]:
+        messages = [messages.message for messages in caplog.records if messages.name == "composer" and SAID in messages.message]
         caplog.clear()
-        return found
+        return messages
 
     composer.generate(student, strange, max_new_tokens=1)
-    assert [said.partition(" are the tokenizer")[0] for said in told()] == ["50% of the tokens of the prompt"]
+    assert [message.partition(" are the tokenizer")[0] for message in read_messages()] == ["50% of the tokens of the prompt"]
     composer.evaluate(student, "perplexity", 16, text=text, samples=2)
-    assert [said.partition(" are the tokenizer")[0] for said in told()] == [
+    assert [message.partition(" are the tokenizer")[0] for message in read_messages()] == [
         f"{student.name}: 50% of the tokens of the texts of perplexity"
     ]
     composer.inspect(student, text=strange, length=16, alone=True, queries=2)
-    assert [said.partition(" are the tokenizer")[0] for said in told()] == ["50% of the tokens of the text"]
+    assert [message.partition(" are the tokenizer")[0] for message in read_messages()] == ["50% of the tokens of the text"]
     few = ["recipe.sequence=16", "recipe.transfer.epochs=null", "recipe.transfer.steps=1"]
     composer.distill(student, str(text), tmp_path / "out", share=0, stage="transfer", overrides=few)
-    assert [said.partition(" are the tokenizer")[0] for said in told()] == ["50% of the tokens of the data"]
+    assert [message.partition(" are the tokenizer")[0] for message in read_messages()] == ["50% of the tokens of the data"]
 
 
 def test_what_can_be_written_is_not_doubted(student: Path, caplog: pytest.LogCaptureFixture) -> None:
     composer.generate(student, "once upon a time there was", max_new_tokens=1)
     composer.evaluate(student, "mqar,pairs=2", 16, samples=2)
-    assert not [one for one in caplog.records if one.name == "composer"]
+    assert not [record for record in caplog.records if record.name == "composer"]

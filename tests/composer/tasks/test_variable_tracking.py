@@ -1,4 +1,4 @@
-"""Variable tracking is RULER's: a chain of assignments in lines of noise, after an example, and the variables as the answer."""
+"""Variable tracking equals RULER's: a chain of assignments in lines of noise after an example, with the variables as the answer."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def samples(writer: Writer, length: int, **options: Any) -> list[Sample]:
 
 
 def chains(context: str, size: int) -> dict[str, list[str]]:
-    """Values to variables. size: letters of a variable."""
-    found: dict[str, list[str]] = {}
+    """Return the variables by value. size: letters per variable."""
+    assignments: dict[str, list[str]] = {}
     for line in context.split("\n"):
         if line == NOISE:
             continue
         first = re.fullmatch(rf"VAR ([A-Z]{{{size}}}) = (\d{{5}})", line)
         if first:
-            found[first[2]] = [first[1]]
+            assignments[first[2]] = [first[1]]
             continue
         later = re.fullmatch(rf"VAR ([A-Z]{{{size}}}) = VAR ([A-Z]{{{size}}}) ", line)  # with RULER's space
         assert later
-        (chain,) = (chain for chain in found.values() if chain[-1] == later[2])  # told before
+        (chain,) = (chain for chain in assignments.values() if chain[-1] == later[2])  # told before
         chain.append(later[1])
-    return found
+    return assignments
 
 
 def test_form(letters: Writer) -> None:
@@ -47,14 +47,14 @@ def test_form(letters: Writer) -> None:
     for sample in samples(letters, 1800):
         example, question = sample.text.split("\n\nMemorize")
         for text, size in ((example, 3), (f"Memorize{question}", 5)):
-            found = re.fullmatch(FORM, text, flags=re.DOTALL)
-            assert found
-            context, value, count, said = found.groups()
+            match = re.fullmatch(FORM, text, flags=re.DOTALL)
+            assert match
+            context, value, count, answer = match.groups()
             assert count == "5"
-            assert chains(context, size) == {value: said.split(" ")}
+            assert chains(context, size) == {value: answer.split(" ")}
             assert 10_000 <= int(value) < 99_999
             if size == 5:
-                assert sample.answers == tuple(said.split(" "))
+                assert sample.answers == tuple(answer.split(" "))
                 lines = context.split("\n")
                 assert lines.count(NOISE) == len(lines) - 5 > 5
                 assert lines[-1] == NOISE  # as RULER lays them: none is after all of the noise
@@ -66,7 +66,7 @@ def test_form(letters: Writer) -> None:
 
 def test_an_example_has_500_tokens_at_most(words: Writer) -> None:
     class Letters(Writer):
-        """A letter is a token."""
+        """A tokenizer with one token per letter."""
 
         def encode(self, text: str, *, begin: bool = True) -> list[int]:
             return [1] * len(text)
@@ -84,13 +84,13 @@ def test_an_example_has_500_tokens_at_most(words: Writer) -> None:
 
 def test_options(letters: Writer) -> None:
     for sample in samples(letters, 1500, chains=3, hops=2, example=False):
-        found = re.fullmatch(FORM, sample.text, flags=re.DOTALL)
-        assert found
-        told = chains(found[1], 5)
-        assert [len(names) for names in told.values()] == [3, 3, 3]
-        assert len({name for names in told.values() for name in names}) == 9
-        assert sample.answers == tuple(told[found[2]])
-        assert found[3] == "3"
+        match = re.fullmatch(FORM, sample.text, flags=re.DOTALL)
+        assert match
+        chains_of = chains(match[1], 5)
+        assert [len(names) for names in chains_of.values()] == [3, 3, 3]
+        assert len({name for names in chains_of.values() for name in names}) == 9
+        assert sample.answers == tuple(chains_of[match[2]])
+        assert match[3] == "3"
 
 
 def test_noise_is_never_less_than_the_assignments(letters: Writer) -> None:

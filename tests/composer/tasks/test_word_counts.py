@@ -1,4 +1,4 @@
-"""Common and frequent words are RULER's: how often each stands there, in which form, and that the answer is the most frequent."""
+"""Common and frequent words equal RULER's: the counts, the form, and the most frequent words as the answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FREQUENT = (
 
 
 class Spaced(Writer):
-    """A word is a token."""
+    """A tokenizer with one token per word."""
 
     def encode(self, text: str, *, begin: bool = True) -> list[int]:
         return [1] * len(text.split())
@@ -56,10 +56,10 @@ def frequent(writer: Writer, length: int, **options: Any) -> list[Sample]:
 
 
 def entries(numbered: str) -> list[str]:
-    """The words of ``1. one 2. two``, whose numbers have to be right."""
-    found = re.findall(r"(\d+)\. (.+?)(?= \d+\. |$)", numbered)
-    assert [int(number) for number, _ in found] == list(range(1, len(found) + 1))
-    return [word for _, word in found]
+    """Return the words of ``1. one 2. two`` after checking their numbers."""
+    numbered_words = re.findall(r"(\d+)\. (.+?)(?= \d+\. |$)", numbered)
+    assert [int(number) for number, _ in numbered_words] == list(range(1, len(numbered_words) + 1))
+    return [word for _, word in numbered_words]
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_common_words(length: int, example: tuple[int, int, int], often: int, se
     for sample in common(spaced, length):
         shown, _, question = sample.text.partition("\nBelow is")
         for text, counts in ((shown, example[1:]), (f"Below is{question}", (often, seldom))):
-            found = re.fullmatch(COMMON, text, flags=re.DOTALL)
-            assert found
-            told, answer = Counter(entries(found[1])), entries(found[2])
+            match = re.fullmatch(COMMON, text, flags=re.DOTALL)
+            assert match
+            counter, answer = Counter(entries(match[1])), entries(match[2])
             assert len(answer) == 10
-            assert [told.pop(word) for word in answer] == [counts[0]] * 10
-            assert set(told.values()) == {counts[1]}
+            assert [counter.pop(word) for word in answer] == [counts[0]] * 10
+            assert set(counter.values()) == {counts[1]}
             if text is shown:
-                assert len(told) == example[0] - 10
+                assert len(counter) == example[0] - 10
             else:
                 assert sample.answers == tuple(answer)
-                orders.add(tuple(place for place, word in enumerate(entries(found[1])) if word in answer))
+                orders.add(tuple(place for place, word in enumerate(entries(match[1])) if word in answer))
         assert length - 2 * 3 - len(sample.text) < 0
         assert length - 2 * seldom * 2 < len(sample.text.split()) <= length
     assert len(orders) == 4  # no place tells a common word
@@ -88,19 +88,19 @@ def test_common_words(length: int, example: tuple[int, int, int], often: int, se
 
 def test_how_often_may_be_said(spaced: Writer) -> None:
     (sample,) = common(spaced, 600, samples=1, common=4, uncommon=2, example=False)
-    found = re.fullmatch(COMMON, sample.text, flags=re.DOTALL)
-    assert found
-    told = Counter(entries(found[1]))
-    assert {told[word] for word in entries(found[2])} == {4}
-    assert sorted(set(told.values())) == [2, 4]
+    match = re.fullmatch(COMMON, sample.text, flags=re.DOTALL)
+    assert match
+    counter = Counter(entries(match[1]))
+    assert {counter[word] for word in entries(match[2])} == {4}
+    assert sorted(set(counter.values())) == [2, 4]
     with pytest.raises(TaskError, match="common words occur 2 times, and others 2 times"):
         common(spaced, 600, common=2, uncommon=2)
 
 
 def test_too_few_words(spaced: Writer) -> None:
     known = len({*listed("noun"), *listed("adjective"), *listed("verb")})
-    said = rf"common-words: all {known - 10} words besides the 10 common ones, each 3 times, make \d+ tokens, not 131072"
-    with pytest.raises(TaskError, match=said):
+    message = rf"common-words: all {known - 10} words besides the 10 common ones, each 3 times, make \d+ tokens, not 131072"
+    with pytest.raises(TaskError, match=message):
         common(spaced, 131_072, samples=1)
 
 
@@ -113,20 +113,20 @@ def test_a_list_has_more_than_the_common_words(spaced: Writer) -> None:
 @pytest.mark.parametrize(("alpha", "length"), [(2.0, 300), (2.0, 4000), (1.5, 4000), (3.5, 1000)])
 def test_frequent_words(alpha: float, length: int, spaced: Writer) -> None:
     for sample in frequent(spaced, length, alpha=alpha):
-        found = re.fullmatch(FREQUENT, sample.text)
-        assert found
-        told = Counter(found[1].split(" "))
-        ranked = [word for word, _ in told.most_common()]
+        match = re.fullmatch(FREQUENT, sample.text)
+        assert match
+        counter = Counter(match[1].split(" "))
+        ranked = [word for word, _ in counter.most_common()]
         assert ranked[0] == "..."
         assert all(re.fullmatch(r"[a-z]{6}", word) for word in ranked[1:])
-        assert sample.answers == tuple(found[2].split(" "))
+        assert sample.answers == tuple(match[2].split(" "))
         assert set(ranked[1:4]) == set(sample.answers)
-        rest = [told[word] for word in ranked[4:]]
-        assert told[sample.answers[2]] > max(rest, default=0)
+        rest = [counter[word] for word in ranked[4:]]
+        assert counter[sample.answers[2]] > max(rest, default=0)
         # The counts are those of one n: ⌊n k^-alpha / ζ(alpha)⌋ for ranks up to a fiftieth of the length.
-        size, total = length // 50, round(told["..."] * zeta(alpha))
+        size, total = length // 50, round(counter["..."] * zeta(alpha))
         wanted = [[int(many * rank**-alpha / zeta(alpha)) for rank in range(1, size + 1)] for many in range(total - 3, total + 5)]
-        assert [told[word] for word in ranked] in [[count for count in counts if count] for counts in wanted]
+        assert [counter[word] for word in ranked] in [[count for count in counts if count] for counts in wanted]
 
 
 def test_frequent_words_fill_the_length(spaced: Writer) -> None:
@@ -137,9 +137,9 @@ def test_frequent_words_fill_the_length(spaced: Writer) -> None:
 @pytest.mark.parametrize("length", range(84, 150))
 def test_the_third_word_is_never_as_frequent_as_the_fourth(length: int, spaced: Writer) -> None:
     for sample in frequent(spaced, length, vocabulary=30, samples=1):
-        found = re.fullmatch(FREQUENT, sample.text)
-        assert found
-        counts = [count for _, count in Counter(found[1].split(" ")).most_common(5)]
+        match = re.fullmatch(FREQUENT, sample.text)
+        assert match
+        counts = [count for _, count in Counter(match[1].split(" ")).most_common(5)]
         assert len(counts) == 4 or counts[3] > counts[4]
 
 

@@ -1,4 +1,4 @@
-"""Lengths are counted in the tokenizer's own tokens, answers are found in them, and as much filler is taken as fits."""
+"""Lengths are counted in the tokenizer's tokens, answers are located in them, and filler is added up to the limit."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def test_slow_tokenizers_are_refused() -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.7, 1.0, 3.0, 250.0])
 @pytest.mark.parametrize("limit", [10, 11, 100, 5000, 131072])
 def test_fit_is_the_most_that_fits(rate: float, limit: int) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def count(units: int) -> int:
-        asked.append(units)
+        calls.append(units)
         return 10 + int(rate * units)
 
-    found = fit(count, limit, "it")
-    assert count(found) <= limit < count(found + 1)
-    assert len(asked) < 24
+    most = fit(count, limit, "it")
+    assert count(most) <= limit < count(most + 1)
+    assert len(calls) < 24
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -82,15 +82,15 @@ def test_fit_where_tokens_come_in_steps(seed: int) -> None:
     sizes = [rng.choice([0, 0, 1, 2, 300]) for _ in range(5000)]
     totals = list(accumulate(sizes[1:4999], initial=7 + sizes[0]))
     limit = rng.randrange(7, totals[-1] // 2)
-    asked: list[int] = []
+    calls: list[int] = []
 
     def count(units: int) -> int:
-        asked.append(units)
+        calls.append(units)
         return totals[min(units, 4998)] if units else 7
 
-    found = fit(count, limit, "it")
-    assert count(found) <= limit < count(found + 1)
-    assert len(asked) < 60
+    most = fit(count, limit, "it")
+    assert count(most) <= limit < count(most + 1)
+    assert len(calls) < 60
 
 
 def test_what_does_not_fit_says_how_much_it_takes() -> None:

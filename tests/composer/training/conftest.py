@@ -25,7 +25,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def student(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A window and a state, not trained, with a recipe of both stages."""
+    """An untrained student with a window and a state, and a recipe of both stages."""
     return make_student(tmp_path_factory.mktemp("students") / "tiny", teacher)
 
 
@@ -36,7 +36,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the stages come to where nothing stops them, and their logs."""
+    """The results of uninterrupted stages, and their logs."""
     torch.manual_seed(0)
     folders = {name: tmp_path_factory.mktemp(name) for name in STAGES}
     return {name: (run(folders[name], stage), log(folders[name])) for name, stage in STAGES.items()}

@@ -1,4 +1,4 @@
-"""Processes that a test starts: copies of its own, alone or several that train together."""
+"""Processes of a test: forks, alone or several that train together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE = 600.0
 
 
 def forked(child: Callable[[], Any]) -> int:
-    """The process id of a copy of this process that runs ``child`` and ends."""
+    """Fork a process that runs ``child`` and ends. Returns its id."""
     for name in IMPORTED:
         importlib.import_module(name)
     process = os.fork()
@@ -52,7 +52,7 @@ def forked(child: Callable[[], Any]) -> int:
 
 
 def ending(process: int, last: float = math.inf) -> int:
-    """How a process ended: its exit code, or the negative number of the signal. last: when it is killed."""
+    """Return the exit code of a process, or the negative number of its signal. last: the time after which it is killed."""
     while True:
         ended, status = os.waitpid(process, 0 if last == math.inf else os.WNOHANG)
         if ended:
@@ -63,7 +63,7 @@ def ending(process: int, last: float = math.inf) -> int:
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, *, behind: bool) -> None:
-    """Kill this process at call ``number`` (from 1) of a function, or right behind it."""
+    """Kill this process at call ``number`` (from 1) of a function, or right after it."""
     original, count = getattr(owner, name), 0
 
     def function(*arguments: Any, **options: Any) -> Any:
@@ -80,9 +80,8 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: in
 
 
 def several(count: int, act: Callable[[int], Any], output: Path | None = None) -> list[int]:
-    """How so many processes end that run ``act`` with their rank, as torchrun would start them; one that waits for ever is killed.
-
-    output: what they all print.
+    """Return the exit codes of processes that run ``act`` with their rank, as torchrun starts them. Hanging ones are killed.
+    output: their common output.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

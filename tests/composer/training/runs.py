@@ -43,17 +43,17 @@ LENGTHS = (5, 17, 2, 9, 12, 30, 7)
 
 
 def small_llama(**changes: Any) -> Any:
-    """A random Llama in float64."""
+    """Return a random Llama in float64."""
     return random_llama(**(SMALL | changes))
 
 
 def teacher_of(source: Any) -> ComposedForCausalLM:
-    """The source with its own attention, frozen."""
+    """Return the frozen source with its own attention."""
     return composer.build("softmax", source).requires_grad_(False).eval()  # pyright: ignore
 
 
 def student_of(source: Any, spec: str | dict[str, Any] = SPEC, *overrides: str) -> ComposedForCausalLM:
-    """A student whose fresh parameters are not those of the start, where some gradients are 0."""
+    """Return a student with fresh parameters away from their start, at which some gradients are 0."""
     model: Any = composer.build(spec, source, overrides=overrides)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def student_of(source: Any, spec: str | dict[str, Any] = SPEC, *overrides: str) 
 
 
 def documents(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Document]:
-    """Random texts, of which two tokens in three are to be learned."""
+    """Draw random texts with two of three tokens to learn."""
     random = np.random.default_rng(seed)
     texts = [random.integers(3, VOCABULARY, length).astype(np.int32) for length in lengths]
     return [Document(ids, np.arange(len(ids)) % 3 != 1) for ids in texts]
@@ -83,7 +83,7 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def learned(course: TransferCourse, batch: Batch, parts: int = 1) -> dict[str, float]:
-    """The losses of a batch in so many parts, with their gradients added up."""
+    """Return the losses of a batch in this many parts, and their summed gradients."""
     total, sums = course.count(batch), {}
     for part in batch.split(parts):
         for name, loss in course.learn(part, total).items():
@@ -95,7 +95,7 @@ WORDS = ("<unk>", "once", "upon", "a", "time", "there", "was", "cat", "and", "it
 
 
 def make_teacher(folder: Path, **config: Any) -> Path:
-    """A random Llama of two layers in a folder, whose tokenizer knows a few words."""
+    """Write a random Llama of two layers with a tokenizer of a few words."""
     checkpoint(folder, **config)
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
@@ -110,7 +110,7 @@ def make_student(folder: Path, teacher: Path, spec: dict[str, Any] | None = None
 
 
 def write_texts(path: Path, count: int = 60, seed: int = 0) -> Path:
-    """Texts of known words, one a line."""
+    """Write texts of known words, one per line."""
     random = np.random.default_rng(seed)
     lines = (" ".join(random.choice(WORDS[1:], int(random.integers(4, 24)))) for _ in range(count))
     path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
@@ -118,6 +118,6 @@ def write_texts(path: Path, count: int = 60, seed: int = 0) -> Path:
 
 
 def run(model: Path, out: Path, data: Path, *overrides: str, which: Which = "all", **options: Any) -> TrainingReport:
-    """``compose distill`` as a function, which evaluates on all that is held out."""
+    """Run ``compose distill`` as a function and evaluate on all held-out rows."""
     usual = {"data": [str(data)], "share": 0.2, "held_out_rows": 10**6}
     return distill(read_student(model, overrides), out, TrainingOptions(**{**usual, **options}), which=which)

@@ -1,4 +1,4 @@
-"""Two short stages that run in a folder, always from the same start."""
+"""Two short stages that run in a folder from the same start."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ STAGES: dict[str, Stage] = {
 
 
 class StoppedError(Exception):
-    """The run ends here, as if it were killed."""
+    """An error that ends the run as a kill would."""
 
 
 def course_of(stage: Stage) -> Course:
-    """Always from the same start, in float32."""
+    """Return a course in float32 from the same start."""
     source = small_llama().float()
     student, teacher = student_of(source), teacher_of(source)
     if isinstance(stage, Transfer):
@@ -43,7 +43,7 @@ def course_of(stage: Stage) -> Course:
 
 
 def run(folder: Path, stage: Stage, **options: Any) -> tuple[Outcome, dict[str, torch.Tensor]]:
-    """A stage in a folder, and all parameters at its end."""
+    """Run a stage in a folder. Returns its result and all parameters at its end."""
     course, name = course_of(stage), type(stage).__name__.lower()
     rows, held_out = options.pop("rows", ROWS), options.pop("held_out", HELD_OUT)
     outcome = run_stage(name, course, stage, rows, held_out, StageSetting(folder, Journal(folder), **options))
@@ -62,7 +62,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
 
 
-def same(one: tuple[Outcome, dict[str, torch.Tensor]], other: tuple[Outcome, dict[str, torch.Tensor]]) -> bool:
-    (told, parameters), (also_told, others) = one, other
-    assert told.model_copy(update={"seconds": 0}) == also_told.model_copy(update={"seconds": 0})
+def same(first: tuple[Outcome, dict[str, torch.Tensor]], other: tuple[Outcome, dict[str, torch.Tensor]]) -> bool:
+    (outcome, parameters), (also_told, others) = first, other
+    assert outcome.model_copy(update={"seconds": 0}) == also_told.model_copy(update={"seconds": 0})
     return parameters.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in parameters.items())

@@ -1,4 +1,4 @@
-"""Streamed runs: how they are asked for, how one is stopped in a layer, and whether it ends as it should."""
+"""Streamed runs: their options, a stop inside a layer, and a comparison of their results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STREAM: dict[str, Any] = {"which": "transfer", "stream": True, "checkpoint_secon
 
 
 def same(wanted: dict[str, torch.Tensor], out: Path) -> bool:
-    found = weights(out)
-    assert found.keys() == wanted.keys() and not out.with_name("out.run").exists()  # noqa: PT018
-    return all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+    actual = weights(out)
+    assert actual.keys() == wanted.keys() and not out.with_name("out.run").exists()  # noqa: PT018
+    return all(torch.equal(tensor, actual[name]) for name, tensor in wanted.items())
 
 
 def stopped(student: Path, out: Path, texts: Path, layer: int, **options: Any) -> Path:
-    """The folder of a run that ended in the third step of a layer."""
+    """Return the folder of a run that ended in the third step of a layer."""
 
     def watch(step: StepProgress) -> None:
         if (step.stage, step.step) == (f"transfer {layer}", 3):

@@ -1,4 +1,4 @@
-"""Calibrated starts in a run: what they change, that they are recorded, and that memory, streams and stops change nothing."""
+"""Calibrated starts in a run: their effect, their record, and equal results in memory, streamed and after a stop."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def names(*parts: str, layers: int = 2) -> tuple[str, ...]:
 
 def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Path, texts: Path, tmp_path: Path) -> None:
     plain = run(student, tmp_path / "plain", texts, which="transfer")
-    found = run(student, tmp_path / "out", texts, CALIBRATED, which="transfer")
-    (stage,), (other,) = found.stages, plain.stages
+    learned = run(student, tmp_path / "out", texts, CALIBRATED, which="transfer")
+    (stage,), (other,) = learned.stages, plain.stages
     assert other.start is None
     assert stage.start is not None
     assert sorted(stage.start.calibrated) == sorted(names("window", "feature_map"))
@@ -49,11 +49,11 @@ def test_a_calibrated_start_is_nearer_to_the_teacher_and_is_recorded(student: Pa
     assert record is not None
     assert record.training[0].start == stage.start
     assert record.training[0].recipe["init"] == "calibrated"
-    assert any("head.window, head.feature_map" in said and "as they were: none" in said for said in found.view().notes)
+    assert any("head.window, head.feature_map" in message and "as they were: none" in message for message in learned.view().notes)
 
 
 def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: Path, tmp_path: Path) -> None:
-    """Folders and runs of before compare their recipe with what is written."""
+    """Existing folders and runs compare their recipe with the written one."""
     assert "init" not in Transfer(lr=1, steps=1).model_dump(mode="json")
     run(student, tmp_path / "out", texts, which="transfer")
     record = read_record(tmp_path / "out")
@@ -62,11 +62,11 @@ def test_a_recipe_that_does_not_ask_is_written_as_before(student: Path, texts: P
 
 
 def test_streamed_and_in_memory(student: Path, texts: Path, tmp_path: Path) -> None:
-    """Stopped in its second layer, and gone on with."""
+    """The run is stopped in its second layer and continued."""
     whole = run(student, tmp_path / "whole", texts, CALIBRATED, which="transfer")
     stopped_here(student, tmp_path / "out", texts)
-    found = run(student, tmp_path / "out", texts, CALIBRATED, resume=True, **STREAM)
-    (streamed,), (together,) = found.stages, whole.stages
+    learned = run(student, tmp_path / "out", texts, CALIBRATED, resume=True, **STREAM)
+    (streamed,), (together,) = learned.stages, whole.stages
     assert streamed.start is not None
     assert together.start is not None
     assert (streamed.start.calibrated, streamed.start.kept) == (together.start.calibrated, together.start.kept)
@@ -96,15 +96,15 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(student: Path, text
 
 
 def test_parts_that_cannot_keep_their_start() -> None:
-    """A convolution does; the gate's matrices do, too, and its bias does not."""
+    """The convolution and the gate's matrices keep their start, and the gate's bias does not."""
     source = small_llama().float()
     student, teacher = student_of(source, LAWCAT), teacher_of(source)
-    before = {name: one.clone() for name, one in student.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in student.named_parameters()}
     start = calibrate(student, teacher, STAGE, rows_of(24), 0)
     assert start is not None
     assert start.calibrated == names("feature_map", "state_gate")
     assert start.kept == names("conv")
-    moved = {name for name, one in student.named_parameters() if not torch.equal(one, before[name])}
+    moved = {name for name, parameter in student.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == {*names("feature_map.weight"), *names("state_gate.bias")}
 
 
@@ -112,27 +112,27 @@ def test_parts_that_cannot_keep_their_start() -> None:
 def test_calibration_is_the_same_each_time(memory: list[Any]) -> None:
     source = small_llama().float()
     spec = {"compose": 1, "name": "x", "head": {"feature_map": {"kind": "hedgehog", "dim": 4}, "memory": memory}}
-    found = []
+    started = []
     for _ in range(2):
         student = student_of(source, spec)
         calibrate(student, teacher_of(source), STAGE, rows_of(24), 0)
-        found.append(dict(student.named_parameters()))
-    assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
+        started.append(dict(student.named_parameters()))
+    assert all(torch.equal(value, started[1][name]) for name, value in started[0].items())
 
 
 def test_padding_does_not_count() -> None:
-    """Rows with padding behind them say what the same rows say without: what is padded has other tokens here."""
+    """Rows with padding of other tokens give the same result as rows without padding."""
     source = small_llama()
     rows = rows_of(16, how="padded", lengths=(9, 12, 7, 16))
     assert not rows.valid.all()
-    found = []
+    started = []
     for fill in (0, 5):
         student = student_of(source, LAWCAT)
         rows.ids[~rows.valid] = fill
         calibrate(student, teacher_of(source), STAGE, rows, 0)
-        found.append(dict(student.named_parameters()))
-    for name, one in found[0].items():
-        torch.testing.assert_close(one, found[1][name], rtol=1e-6, atol=1e-8)
+        started.append(dict(student.named_parameters()))
+    for name, value in started[0].items():
+        torch.testing.assert_close(value, started[1][name], rtol=1e-6, atol=1e-8)
 
 
 def test_rows_are_bounded_and_among_those_that_the_stage_takes() -> None:
@@ -146,6 +146,6 @@ def test_rows_are_bounded_and_among_those_that_the_stage_takes() -> None:
 
 def test_from_end_to_end_it_starts_so_too(student: Path, texts: Path, tmp_path: Path) -> None:
     plain = run(student, tmp_path / "plain", texts, "recipe.transfer.at=model", which="transfer")
-    found = run(student, tmp_path / "out", texts, "recipe.transfer.at=model", CALIBRATED, which="transfer")
-    assert found.stages[0].start is not None
-    assert found.stages[0].before != plain.stages[0].before
+    learned = run(student, tmp_path / "out", texts, "recipe.transfer.at=model", CALIBRATED, which="transfer")
+    assert learned.stages[0].start is not None
+    assert learned.stages[0].before != plain.stages[0].before

@@ -1,4 +1,4 @@
-"""A checkpoint is data: nothing in it runs, and nothing in it that was changed is gone on from."""
+"""Loading a checkpoint runs no code, and a changed checkpoint is rejected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unit_of(value: float = 0.0) -> Unit:
 
 
 class Hostile:
-    """What runs a command where it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -45,7 +45,7 @@ class Hostile:
 
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was stopped, to copy."""
+    """The folder of a stopped run, to copy."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(StoppedError):
         run(folder, STAGES["transfer"], checkpoint_seconds=0.0, watch=stop_at(3))
@@ -54,10 +54,10 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(stopped_once: Path, tmp_path: Path) -> Path:
-    """The checkpoint of a stage that was stopped, in a folder of this test's own."""
+    """The checkpoint of a stopped stage in a folder for this test."""
     shutil.copytree(stopped_once, tmp_path / "run")
-    (found,) = (tmp_path / "run" / "transfer").iterdir()
-    return found
+    (step,) = (tmp_path / "run" / "transfer").iterdir()
+    return step
 
 
 def test_a_hostile_file_beside_a_checkpoint_is_not_opened(stopped: Path, tmp_path: Path) -> None:
@@ -77,25 +77,25 @@ def test_a_pickle_in_the_place_of_the_tensors(stopped: Path, tmp_path: Path) -> 
 
 def test_every_bit_counts(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 1, [unit_of(1e-5)], {"told": 1e-5})
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    newest_step = checkpoint.newest(tmp_path)
+    assert newest_step is not None
     choice = random.Random(0)
-    for path in (found / FACTS, found / TENSORS.format(0)):
+    for path in (newest_step / FACTS, newest_step / TENSORS.format(0)):
         content = path.read_bytes()
         for place in range(len(content)) if path.suffix == ".safetensors" else choice.sample(range(len(content)), 400):
             changed = bytearray(content)
             changed[place] ^= 1 << choice.randrange(8)
             path.write_bytes(changed)
             with pytest.raises(TrainingError, match=DAMAGED):
-                checkpoint.restore(found, [unit_of()])
+                checkpoint.restore(newest_step, [unit_of()])
         path.write_bytes(content)
     unit = unit_of()
-    checkpoint.restore(found, [unit])
+    checkpoint.restore(newest_step, [unit])
     assert torch.equal(unit.parameters["weight"], torch.full((2, 3), 1e-5))
 
 
 def test_an_exponent_in_capitals_is_another_file(tmp_path: Path) -> None:
-    """It is the same number, and one bit of the file."""
+    """The number is the same, but one bit of the file differs."""
     checkpoint.save(tmp_path, 1, [unit_of()], {"told": 1e-05})
     path = tmp_path / "step-00000001" / FACTS
     path.write_text(path.read_text().replace("1e-05", "1E-05"))
@@ -104,7 +104,7 @@ def test_an_exponent_in_capitals_is_another_file(tmp_path: Path) -> None:
 
 
 def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
-    """Other facts, with the checksum that goes with them."""
+    """Change the facts and their checksum."""
     facts = json.loads((folder / FACTS).read_text())["facts"]
     how(facts)
     (folder / FACTS).write_text(checkpoint._text(facts))
@@ -152,12 +152,12 @@ def test_facts_that_are_none(stopped: Path, text: str) -> None:
 @pytest.mark.parametrize("shape", [(), (2,), (2, 2), (1, 3), (3, 3), (6,)])
 def test_a_tensor_of_another_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
     checkpoint.save(tmp_path, 1, [unit_of()], {})
-    found = tmp_path / "step-00000001"
-    (name,) = load_file(found / TENSORS.format(0))
-    save_file({name: torch.zeros(shape)}, found / TENSORS.format(0))
-    change(found, lambda facts: facts["processes"][0].update(sha256=sha256(found / TENSORS.format(0))))
+    step = tmp_path / "step-00000001"
+    (name,) = load_file(step / TENSORS.format(0))
+    save_file({name: torch.zeros(shape)}, step / TENSORS.format(0))
+    change(step, lambda facts: facts["processes"][0].update(sha256=sha256(step / TENSORS.format(0))))
     with pytest.raises(TrainingError, match=DAMAGED):
-        checkpoint.restore(found, [unit_of()])
+        checkpoint.restore(step, [unit_of()])
 
 
 def test_what_is_told_comes_back(tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_what_is_told_comes_back(tmp_path: Path) -> None:
         identity={"seed": 3}, step=1, tokens=2, seconds=0.1, learning=0.2, done=False, before={"b": 1.0, "a": 2.0}, after={}
     )
     checkpoint.save(tmp_path, 1, [unit_of()], reached.model_dump())
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    read = checkpoint.read_state(found, StageState)
+    newest_step = checkpoint.newest(tmp_path)
+    assert newest_step is not None
+    read = checkpoint.read_state(newest_step, StageState)
     assert read == reached
     assert list(read.before) == ["b", "a"]
-    assert sorted(path.name for path in found.iterdir()) == [FACTS, TENSORS.format(0)]
+    assert sorted(path.name for path in newest_step.iterdir()) == [FACTS, TENSORS.format(0)]

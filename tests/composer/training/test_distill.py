@@ -1,4 +1,4 @@
-"""A whole run: what it writes means what it trained, says where it comes from, and appears once it is finished or not at all."""
+"""A run writes the trained model with its record, and its output appears only when the run is finished."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WHOLE = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.fine
 
 
 class StoppedError(Exception):
-    """The run ends here, as if it were killed."""
+    """An error that ends the run as a kill would."""
 
 
 def held_out(model: Path, texts: Path) -> PackedRows:
@@ -51,7 +51,7 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def distilled(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingReport, torch.Tensor]:
-    """The folder of a run of both stages, its report, and the logits that the student had in memory at its end."""
+    """The folder of a run of both stages, its report, and the student's logits in memory at its end."""
     seen: list[torch.Tensor] = []
     original, out = module._changed, tmp_path_factory.mktemp("runs") / "out"
 
@@ -77,10 +77,10 @@ def test_what_is_loaded_is_what_was_trained(
     assert (logits(plain) - trained).abs().max() > 1e-4
     adapted = PeftModel.from_pretrained(plain, str(out / "adapter"))
     assert torch.equal(logits(adapted), trained)
-    told = report.stages[-1].after["model"]
-    assert loss_of(loaded, held_out(out, texts), 4) == pytest.approx(told, rel=1e-5)
+    last_loss = report.stages[-1].after["model"]
+    assert loss_of(loaded, held_out(out, texts), 4) == pytest.approx(last_loss, rel=1e-5)
     assert report.teacher_loss is not None
-    assert told < report.stages[-1].before["model"]
+    assert last_loss < report.stages[-1].before["model"]
 
 
 def test_adapters_come_from_where_the_model_does_and_can_be_left(
@@ -92,18 +92,18 @@ def test_adapters_come_from_where_the_model_does_and_can_be_left(
     assert json.loads((tmp_path / "plain" / "config.json").read_text()).get("adapter") is None
     assert torch.equal(logits(ComposedForCausalLM.from_pretrained(tmp_path / "plain").eval()), logits(plain.eval()))
     shutil.copytree(out, tmp_path / "shelf" / "model")
-    asked: list[dict[str, Any]] = []
+    loads: list[dict[str, Any]] = []
     original = adapters.cached_file
 
     def spy(*arguments: Any, **options: Any) -> Any:
-        asked.append(options)
+        loads.append(options)
         return original(*arguments, **options)
 
     monkeypatch.setattr(adapters, "cached_file", spy)
     where: dict[str, Any] = {"revision": "main", "cache_dir": str(tmp_path), "local_files_only": True}
     loaded = ComposedForCausalLM.from_pretrained(tmp_path / "shelf", subfolder="model", token=None, **where).eval()
     assert torch.equal(logits(loaded), trained)
-    assert asked == [where | {"subfolder": "model/adapter"}] * 2, "its config, and its weights"
+    assert loads == [where | {"subfolder": "model/adapter"}] * 2, "its config, and its weights"
 
 
 def test_only_what_learned_has_changed(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path) -> None:
@@ -124,11 +124,16 @@ def test_the_record(distilled: tuple[Path, TrainingReport, torch.Tensor], studen
     assert before.untrained
     assert not record.untrained
     assert [stage.stage for stage in record.training] == ["transfer", "finetune"]
-    for told, outcome in zip(record.training, report.stages, strict=True):
-        assert (told.steps, told.tokens, told.before, told.after) == (outcome.steps, outcome.tokens, outcome.before, outcome.after)
-        assert (told.teacher, told.seed) == (str(teacher), 0)
-        assert told.data["rows"] > 0
-        assert told.recipe["lr"] == RECIPE[told.stage]["lr"]
+    for recorded, outcome in zip(record.training, report.stages, strict=True):
+        assert (recorded.steps, recorded.tokens, recorded.before, recorded.after) == (
+            outcome.steps,
+            outcome.tokens,
+            outcome.before,
+            outcome.after,
+        )
+        assert (recorded.teacher, recorded.seed) == (str(teacher), 0)
+        assert recorded.data["rows"] > 0
+        assert recorded.recipe["lr"] == RECIPE[recorded.stage]["lr"]
     assert record.files["adapter/adapter_model.safetensors"].sha256
     checks = verify(out).checks
     assert {check.outcome for check in checks} == {"passed"}
@@ -155,12 +160,12 @@ def test_nothing_is_left_beside_it_and_the_rest_is_as_it_was(teacher: Path, stud
 
 
 def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path) -> None:
-    """While training or later: the same weights, without adapters, and a model that can be trained and built from."""
+    """Merging in the run or later gives the same weights without adapters, and a model that can be trained and be a source."""
     out, _, trained = distilled
     run(student, tmp_path / "merged", texts, merge=True)
     merge_adapters(out, tmp_path / "later")
-    one, other = weights(tmp_path / "merged"), weights(tmp_path / "later")
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    merged, other = weights(tmp_path / "merged"), weights(tmp_path / "later")
+    assert all(torch.equal(tensor, other[name]) for name, tensor in merged.items())
     for name in ("merged", "later"):
         assert not (tmp_path / name / "adapter").exists()
         assert verify(tmp_path / name).ok
@@ -176,7 +181,7 @@ def test_merging(distilled: tuple[Path, TrainingReport, torch.Tensor], student: 
 def test_adapters_in_the_way(
     distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
 ) -> None:
-    """Are told of in the same words, whatever would miss them."""
+    """Every command that cannot use adapters reports them in the same words."""
     out, before = distilled[0], fingerprint(distilled[0])
     streamed: dict[str, Any] = {"which": "transfer", "stream": True}
     for act in (
@@ -194,7 +199,7 @@ def test_adapters_in_the_way(
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_tied_embeddings_stay_tied(texts: Path, tmp_path: Path, copy: bool) -> None:
-    """Even where the source stores a copy of them, which transformers would take for a matrix of its own once they differ."""
+    """The source stores a copy of the embeddings, which transformers would load as a separate matrix once they differ."""
     teacher = make_teacher(tmp_path / "teacher", tie_word_embeddings=True)
     if copy:
         from safetensors.torch import save_file
@@ -216,7 +221,7 @@ def test_tied_embeddings_stay_tied(texts: Path, tmp_path: Path, copy: bool) -> N
 def test_killed_in_either_stage(
     distilled: tuple[Path, TrainingReport, torch.Tensor], student: Path, texts: Path, tmp_path: Path
 ) -> None:
-    """Nothing appears before the end, --resume goes on, and the folder is that of a run that nobody stopped."""
+    """No output appears before the end, --resume continues, and the output equals that of an uninterrupted run."""
     out, report, _ = distilled
 
     def stop(stage: str, at: int) -> Any:
@@ -243,8 +248,8 @@ def test_killed_in_either_stage(
         run(student, tmp_path / "out", texts, "recipe.transfer.lr=0.5", resume=True)
     resumed = run(student, tmp_path / "out", texts, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    for one, other in zip(resumed.stages, report.stages, strict=True):
-        assert one.model_copy(update={"seconds": 0}) == other.model_copy(update={"seconds": 0})
+    for actual, other in zip(resumed.stages, report.stages, strict=True):
+        assert actual.model_copy(update={"seconds": 0}) == other.model_copy(update={"seconds": 0})
     for file in ("fresh.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json", "training/log.jsonl"):
         assert (tmp_path / "out" / file).read_bytes() == (out / file).read_bytes()
 

@@ -1,4 +1,4 @@
-"""Whatever names a family has for its layers' parts: adapters on them are loaded and merged, and layers are streamed."""
+"""For every family's names of modules, adapters load and merge, and layers are streamed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IDS = torch.arange(20).view(2, 10) % 14
 
 
 def student_of(family: str, teacher: Path, folder: Path) -> Path:
-    """A student of a tiny model of the family, with the tokenizer of ``teacher``."""
+    """Return a student of a tiny model of the family with the tokenizer of ``teacher``."""
     small(family, vocab_size=VOCABULARY).save_pretrained(folder / "source")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(teacher / name, folder / "source" / name)
@@ -65,7 +65,7 @@ def test_adapters_are_loaded_and_merged(family: str, teacher: Path, texts: Path,
 
 
 def test_adapters_of_a_model_that_was_saved_without_its_head(teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """Its tensors lack the prefix that they have in the model: so the first GPT-2 is published."""
+    """Its tensors lack the model's prefix, as in the published first GPT-2."""
     student_of("gpt2", teacher, tmp_path)
     path = tmp_path / "source" / "model.safetensors"
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
@@ -77,7 +77,7 @@ def test_adapters_of_a_model_that_was_saved_without_its_head(teacher: Path, text
 
 
 def test_dropout_draws_from_the_seed_of_the_run(teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """And from nothing that the program has drawn before, whose own random numbers go on."""
+    """Dropout depends on the run's seed alone, and the program's random state is unchanged."""
     student = student_of("gpt2", teacher, tmp_path)  # which drops a tenth
     learned = {}
     for name, seed, before in (("one", 0, 1), ("same", 0, 2), ("other", 1, 1)):

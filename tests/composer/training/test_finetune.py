@@ -1,4 +1,4 @@
-"""Stage 2 learns the losses that it says, in the parameters that it says, and its adapters mean the same wherever they are read."""
+"""Stage 2 trains the chosen parameters on the stated losses, and its adapters give the same model wherever they are loaded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loss(course: FinetuneCourse, batch: Batch) -> float:
 
 
 def stirred(student: ComposedForCausalLM) -> None:
-    """Adapters that do something."""
+    """Return adapters with an effect."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in student.named_parameters():
@@ -58,13 +58,13 @@ def stirred(student: ComposedForCausalLM) -> None:
 
 @torch.no_grad()
 def logits_of_documents(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Of what is asked for, each document in a call of its own: logits and targets."""
+    """Return logits and targets of the learned tokens, with each document in a separate call."""
     logits, targets = [], []
     for row, start, end in documents(batch):
         own = model(batch.ids[row, start:end][None], use_cache=False).logits[0, :-1]
-        asked = batch.labels[row, start + 1 : end]
-        logits.append(own[asked != -100])
-        targets.append(asked[asked != -100])
+        own_labels = batch.labels[row, start + 1 : end]
+        logits.append(own[own_labels != -100])
+        targets.append(own_labels[own_labels != -100])
     return torch.cat(logits), torch.cat(targets)
 
 
@@ -85,35 +85,37 @@ def test_the_next_tokens_loss_is_that_of_transformers(how: Any) -> None:
 
 
 def test_rows_may_count_as_much_as_one_another() -> None:
-    """Padded rows ask for different numbers of tokens: the mean of their means, whole or in parts, distilled or not."""
+    """Padded rows have different numbers of targets. The loss is the mean of the rows' means, in one batch or in parts,
+    distilled or not.
+    """
     source = small_llama()
     student, rows = student_of(source), rows_of(how="padded")
     batch = whole(rows)
     assert len({int((row != -100).sum()) for row in batch.labels}) > 1
     with torch.no_grad():
-        means = [student(**one.inputs(), labels=one.labels, use_cache=False).loss.item() for one in rows.in_order(1)]
+        means = [student(**batch.inputs(), labels=batch.labels, use_cache=False).loss.item() for batch in rows.in_order(1)]
     by_hand, course = sum(means) / len(means), course_of(student, average="rows")
     assert course.count(batch) == len(rows)
     assert loss(course, batch) == pytest.approx(by_hand, rel=1e-6)
     assert sum(float(course.judge(part, len(rows))["model"]) for part in rows.in_order(1)) == pytest.approx(by_hand, rel=1e-6)
     assert loss_of(student, rows, 2, "rows") == pytest.approx(by_hand, rel=1e-6)
-    divergences = [loss(course_of(student, source, next_token=0.0, distill=1.0), one) for one in rows.in_order(1)]
+    divergences = [loss(course_of(student, source, next_token=0.0, distill=1.0), batch) for batch in rows.in_order(1)]
     course = course_of(student, source, next_token=0.0, distill=1.0, average="rows")
     assert loss(course, batch) == pytest.approx(sum(divergences) / len(rows), rel=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_divergence_from_the_teacher(temperature: float) -> None:
-    """T² Σ p (log p - log q) of the distributions at temperature T; and what both losses weigh together."""
+    """The divergence is T² Σ p (log p - log q) at temperature T, and the total weighs both losses."""
     source = small_llama()
     student, batch = student_of(source), whole(rows_of())
-    (found, targets), (wanted, _) = logits_of_documents(student, batch), logits_of_documents(source, batch)
-    p, q = (wanted / temperature).softmax(-1), (found / temperature).softmax(-1)
+    (actual, targets), (wanted, _) = logits_of_documents(student, batch), logits_of_documents(source, batch)
+    p, q = (wanted / temperature).softmax(-1), (actual / temperature).softmax(-1)
     by_hand = temperature**2 * (p * (p.log() - q.log())).sum(-1)
-    assert float(divergence(found, wanted, temperature).sum()) == pytest.approx(by_hand.sum().item(), rel=1e-6)
+    assert float(divergence(actual, wanted, temperature).sum()) == pytest.approx(by_hand.sum().item(), rel=1e-6)
     course = course_of(student, source, next_token=0.0, distill=3.0, temperature=temperature)
     assert loss(course, batch) == pytest.approx(3 * by_hand.mean().item(), rel=1e-5)
-    entropy = -found.log_softmax(-1).gather(1, targets[:, None]).mean().item()
+    entropy = -actual.log_softmax(-1).gather(1, targets[:, None]).mean().item()
     course = course_of(student, source, next_token=0.5, distill=3.0, temperature=temperature)
     assert loss(course, batch) == pytest.approx(0.5 * entropy + 3 * by_hand.mean().item(), rel=1e-5)
 
@@ -189,7 +191,7 @@ def test_adapters_begin_as_the_identity_and_the_seed_decides_them() -> None:
 
 
 def test_an_adapter_is_scaled_by_alpha_over_rank() -> None:
-    """W + α/r BA, by hand; folded in, the answers stay."""
+    """The adapted weight is W + α/r BA, and merging does not change the outputs."""
     source, batch = small_llama(), whole(rows_of())
     student = student_of(source)
     course = course_of(student, lora=LORA)
@@ -231,10 +233,10 @@ def test_the_kernel_is_the_definition(tokens: int, vocabulary: int, monkeypatch:
     logits = exact.detach().float().requires_grad_()
     assert why_not_fused(logits, "fla") is None
     monkeypatch.setattr(functional, "cross_entropy", _not_called)
-    found = next_token_losses(logits, targets, "fla")
-    (found * weight.float()).sum().backward()
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    losses = next_token_losses(logits, targets, "fla")
+    (losses * weight.float()).sum().backward()
+    assert losses.dtype is torch.float32
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
     assert logits.grad is not None
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=0, atol=1e-6)
 
@@ -247,8 +249,8 @@ def _not_called(*_: Any, **__: Any) -> Any:
 def test_on_a_cpu_it_is_as_defined(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, targets = drawn(5, 11)
     monkeypatch.setattr(Kernel, "__call__", _not_called)
-    found = next_token_losses(logits.float(), targets, backend)
-    torch.testing.assert_close(found.double(), functional.cross_entropy(logits, targets, reduction="none"), rtol=1e-5, atol=1e-5)
+    losses = next_token_losses(logits.float(), targets, backend)
+    torch.testing.assert_close(losses.double(), functional.cross_entropy(logits, targets, reduction="none"), rtol=1e-5, atol=1e-5)
 
 
 def test_what_it_does_not_serve_is_as_defined() -> None:
@@ -261,13 +263,13 @@ def test_what_it_does_not_serve_is_as_defined() -> None:
 
 
 def test_narrow_logits_cost_what_they_say() -> None:
-    """No gradient is lost by their dtype: on the way back it is rounded once."""
+    """Gradients are rounded to the narrow dtype once."""
     logits, targets = drawn(6, 50)
     narrow = logits.bfloat16().requires_grad_()
-    found = next_token_losses(narrow, targets)
-    found.sum().backward()
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found, functional.cross_entropy(narrow.float(), targets, reduction="none"))
+    losses = next_token_losses(narrow, targets)
+    losses.sum().backward()
+    assert losses.dtype is torch.float32
+    torch.testing.assert_close(losses, functional.cross_entropy(narrow.float(), targets, reduction="none"))
     assert narrow.grad is not None
     assert narrow.grad.dtype is torch.bfloat16
 
@@ -280,22 +282,22 @@ def test_what_it_refuses_is_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, targets = drawn(5, 11)
     monkeypatch.setattr(Kernel, "__call__", refused)
     with pytest.warns(FallsBack, match="a loss refused in a test"):
-        found = next_token_losses(logits.float(), targets, "fla")
-    torch.testing.assert_close(found, functional.cross_entropy(logits.float(), targets, reduction="none"))
+        losses = next_token_losses(logits.float(), targets, "fla")
+    torch.testing.assert_close(losses, functional.cross_entropy(logits.float(), targets, reduction="none"))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 def test_on_a_gpu_auto_takes_it(kind: torch.dtype) -> None:
-    """At the vocabulary of Llama 3."""
+    """The vocabulary is Llama 3's."""
     exact, targets = drawn(130, 128_256)
     logits, targets = exact.to(kind).cuda().requires_grad_(), targets.cuda()
     assert why_not_fused(logits, "auto") is None
     wide = logits.detach().double().requires_grad_()
     expected = functional.cross_entropy(wide, targets, reduction="none")
     expected.sum().backward()
-    found = next_token_losses(logits, targets)
-    found.sum().backward()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    losses = next_token_losses(logits, targets)
+    losses.sum().backward()
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-4, atol=1e-4)
     assert logits.grad is not None
     torch.testing.assert_close(logits.grad.double(), wide.grad, rtol=1e-2, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The folder of a run belongs to one run at a time, from before it is there until it is gone."""
+"""A run's folder belongs to one run at a time, from before its creation until after its removal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.composer.training.processes import ending, forked
 
 
 def settings_of(seed: int, **changes: Any) -> RunSettings:
-    """The settings of a run."""
+    """Return the settings of a run."""
     references = DataReferences(data=("a.txt",), held_out=(), share=0.1, held_out_rows=None)
     settings = RunSettings(
         model=Fingerprint(config="a", spec="s", files={"w": (1, "h", 5)}),
@@ -42,7 +42,7 @@ def take(folder: Path, run: int = 0, *, resume: bool = False, force: bool = Fals
 
 @pytest.mark.parametrize("force", [False, True])
 def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> None:
-    """All have found the place free, or were told to begin anew."""
+    """All of them have seen no folder, or use --force."""
     folder, go = tmp_path / "new" / "out.run", tmp_path / "go"
 
     def child(run: int) -> None:
@@ -63,7 +63,7 @@ def test_of_many_that_begin_at_once_one_does(tmp_path: Path, force: bool) -> Non
 
 
 def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
-    """Unless it is to be replaced, or gone on with."""
+    """It stays unless it is replaced by --force or continued by --resume."""
     folder = tmp_path / "out.run"
     take(folder, 1)
     (folder / "checkpoint").touch()
@@ -81,7 +81,7 @@ def test_a_run_that_began_and_stopped_meanwhile_stays(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_half_removed_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, as the folder of a run that has ended is removed."""
+    """Ctrl-C arrives while the folder of a finished run is removed."""
 
     def interrupted(path: Path, **_: bool) -> None:
         (path / RUN).unlink()
@@ -105,7 +105,7 @@ def test_a_run_that_ended_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    """While a run was begun anew."""
+    """The kill happened while a run was started again."""
     folder = tmp_path / "out.run"
     for name in (".out.run.replaced", ".out.run.partial"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""Students of other families than Llama learn alike in memory and streamed, experts too, and a kill changes no bit."""
+"""Students of other families learn the same in memory and streamed, experts included, and a kill changes no bit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def hosted(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pyte
 
 @pytest.fixture(scope="module")
 def wanted(hosted: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What it ends with in memory, after attention transfer and LoRA."""
+    """The weights after attention transfer and LoRA in memory."""
     out = tmp_path_factory.mktemp("wanted") / "out"
     run(hosted, out, texts)
     return weights(out)
 
 
 def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed as the first layer is written, and gone on with."""
+    """The run is killed while the first layer is written, and continued."""
     run(hosted, tmp_path / "whole", texts, which="transfer")
 
     def child() -> None:
@@ -44,22 +44,22 @@ def test_streamed_and_in_memory(hosted: Path, texts: Path, tmp_path: Path, monke
 
     assert ending(forked(child)) == -signal.SIGKILL
     run(hosted, tmp_path / "out", texts, resume=True, **STREAM)
-    learned, found, start = weights(tmp_path / "whole"), weights(tmp_path / "out"), weights(hosted)
+    learned, trained, start = weights(tmp_path / "whole"), weights(tmp_path / "out"), weights(hosted)
     assert any(not torch.equal(tensor, start[name]) for name, tensor in learned.items()), "something was learned"
-    assert learned.keys() == found.keys()
+    assert learned.keys() == trained.keys()
     # What an expert computes of a token is rounded as the tokens beside it have it, and those are others here.
     close = 1e-5 if any("expert" in name for name in learned) else 0
     for name, tensor in learned.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=close)
+        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=close)
 
 
 def test_the_trunk_learns(hosted: Path, texts: Path, tmp_path: Path) -> None:
-    """Each expert's matrices stay apart in the files, and have learned."""
+    """The matrices of each expert stay separate in the files, and have changed."""
     trunk = ("recipe.finetune.lora=null", "recipe.finetune.trunk=true", "recipe.finetune.steps=1")
     run(hosted, tmp_path / "out", texts, *trunk, which="finetune")
-    start, found = weights(hosted), weights(tmp_path / "out")
-    assert found.keys() == start.keys()
-    assert not any(torch.equal(tensor, start[name]) for name, tensor in found.items() if ".mlp." in name)
+    start, trained = weights(hosted), weights(tmp_path / "out")
+    assert trained.keys() == start.keys()
+    assert not any(torch.equal(tensor, start[name]) for name, tensor in trained.items() if ".mlp." in name)
 
 
 def test_killed(
@@ -69,7 +69,7 @@ def test_killed(
     wanted: dict[str, torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the middle of fine-tuning."""
+    """The run is killed in fine-tuning."""
 
     def child() -> None:
         killed_at(monkeypatch, checkpoint, "_write", 9, behind=True)

@@ -1,4 +1,4 @@
-"""The log survives what interrupts it, a full disk is told of as such, and the curve is drawn from whatever is in it."""
+"""The log survives interruptions, a full disk is reported, and the curve is drawn from any log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> None:
-    """Where it is not the last: what stands behind it would be lost with it."""
+    """A damaged line that is not the last is an error, since later lines would be lost."""
     lines = (tmp_path / LOG).read_bytes().splitlines()
     (tmp_path / LOG).write_bytes(b"\n".join([*lines[:2], line.encode(errors="surrogateescape"), *lines[2:], b""]))
     for act in (lambda: journal.rewind("one", 99), lambda: draw(tmp_path / LOG, tmp_path / "curve.png")):
@@ -74,7 +74,7 @@ def test_a_damaged_line_is_told(journal: Journal, tmp_path: Path, line: str) -> 
 
 
 def test_a_loss_that_is_not_finite_is_read_back(journal: Journal, tmp_path: Path) -> None:
-    """An evaluation that diverges is logged before the run ends with an error."""
+    """A diverged evaluation is logged before the run ends with an error."""
     journal.write("one", 4, held_out={"model": float("nan")})
     journal.rewind("one", 4)
     assert {"stage": "one", "step": 4, "held_out": {"model": None}} in log(tmp_path)
@@ -95,7 +95,7 @@ def test_a_kill_while_it_is_rewound_costs_nothing(journal: Journal, tmp_path: Pa
 
 
 def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
-    """Losses of nothing, and a stage without an evaluation."""
+    """Losses may be 0, and a stage may have no evaluation."""
     journal.rewind("three", -1)
     journal.write("three", 1, loss={"layer 0": 0.0, "layer 1": 3.0})
     draw(tmp_path / LOG, tmp_path / "curve.png")
@@ -103,7 +103,7 @@ def test_a_curve_of_anything(journal: Journal, tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_removed(journal: Journal, tmp_path: Path) -> None:
-    """Its curve is missing, and the run goes on."""
+    """The curve is missing, and the run continues."""
     (tmp_path / LOG).unlink()
     draw(tmp_path / LOG, tmp_path / "curve.png")
     (tmp_path / LOG).write_text("")
@@ -129,7 +129,7 @@ def test_the_curve_is_legible(journal: Journal, tmp_path: Path, monkeypatch: pyt
 
 
 def test_layers_that_were_streamed_are_drawn_together(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a stage of its own in the log, and 24 plots beside each other show nothing."""
+    """Each layer is a stage in the log. 24 separate plots would be unreadable."""
     figures = kept_open(monkeypatch)
     for layer in range(24):
         journal.rewind(f"transfer {layer}", -1)
@@ -142,7 +142,7 @@ def test_layers_that_were_streamed_are_drawn_together(journal: Journal, tmp_path
 
 
 def test_tensorboard_has_each_step_once(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a run that goes on, and whatever other stages have written."""
+    """This holds also for a continued run and beside other stages."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     now = time.time
@@ -163,7 +163,7 @@ def no_room(*_: object, **__: object) -> NoReturn:
 
 
 def test_a_full_disk(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever file it is that finds no room, it is told of at once."""
+    """A write that fails on any of the files is reported at once."""
     for owner, name, write in (
         (journal_module, "appending", lambda: journal.write("one", 4, lr=0.1)),
         (Path, "write_text", lambda: journal.rewind("one", 2)),
@@ -224,7 +224,7 @@ def test_what_is_written_can_be_read_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 def test_steps_that_are_taken_again(tmp_path: Path, half: bool) -> None:
-    """Those of the file before are forgotten, though a full disk has cut it off."""
+    """Old steps are removed, also if a full disk cut the file off."""
     first = Board(tmp_path, 0)
     for step in (1, 2, 3):
         first.write(step, {"loss": float(step)})

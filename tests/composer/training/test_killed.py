@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL, or whose disk is full, goes on from a whole checkpoint to the same bits."""
+"""A run that is killed with SIGKILL, or whose disk is full, continues from a complete checkpoint to the same bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_killed_while_a_checkpoint_is_written(
 
 
 def test_killed_at_any_moment(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
-    """Again and again, with a checkpoint after every step, none of which is over at once."""
+    """The run is killed again and again, with a checkpoint after every step."""
     choice, kills = random.Random(4), 0
     for _ in range(4):
         process = forked(lambda: run(tmp_path, STAGES["finetune"], checkpoint_seconds=0.0, watch=lambda _: time.sleep(0.2)))
@@ -63,7 +63,7 @@ def test_killed_at_any_moment(tmp_path: Path, uninterrupted: dict[str, Any]) -> 
 
 @contextmanager
 def small_files(most: int) -> Iterator[None]:
-    """No file grows beyond so many bytes."""
+    """Limit the size of files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
@@ -73,7 +73,7 @@ def small_files(most: int) -> Iterator[None]:
 
 
 def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system itself refuses to write more, in the middle of a file."""
+    """The system refuses to write more in the middle of a file."""
     original = checkpoint._write
     count = 0
 
@@ -94,7 +94,7 @@ def test_a_limit_on_files(tmp_path: Path, uninterrupted: dict[str, Any], monkeyp
 
 
 def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a line of it stands there, and is written again."""
+    """Half a line is on disk, and is written again."""
     original, written = checkpoint.save, journal.Journal._write
 
     def save(folder: Path, step: int, *arguments: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_log_that_finds_no_room(tmp_path: Path, uninterrupted: dict[str, Any],
 
 @pytest.mark.parametrize("fault", ["before", "behind"])
 def test_a_full_disk(tmp_path: Path, uninterrupted: dict[str, Any], fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint before stands, whether tensors or facts find no room, and the run goes on from it."""
+    """If tensors or facts cannot be written, the run continues from the earlier checkpoint."""
     original, count = checkpoint._write, 0
 
     def write(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How like its teacher a student is: means over real tokens, against plain attention over whole T × T matrices."""
+"""Likeness measures are means over real tokens, and equal plain attention over whole T × T matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW = 4
 
 
 def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
-    """For each layer, the mean squared error of the heads' answers and the mean of Σ a log(a / â), over real tokens."""
+    """Return, for each layer, the mean squared error of the heads' outputs and the mean of Σ a log(a / â) over real tokens."""
     batch = whole(rows)
     width = attention_of(student, 0).facts.head_dim
     sums = [[0.0, 0.0] for _ in source.model.layers]
@@ -28,11 +28,11 @@ def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
         for index, own in enumerate(projected(source, batch.ids[row, start:end][None])):
             hidden, attention = own["hidden"][0], attention_of(student, index)
             wanted = softmax_weights(source.model.layers[index].self_attn, hidden, width)
-            found = lolcats_weights(attention, hidden, WINDOW)
+            actual = lolcats_weights(attention, hidden, WINDOW)
             value = projections(attention, hidden, width)[2]
-            answers = torch.einsum("hts,shd->thd", found - wanted, value)
+            answers = torch.einsum("hts,shd->thd", actual - wanted, value)
             sums[index][0] += float(answers.square().mean((1, 2)).sum())
-            ratios = (wanted / found).where(wanted > 0, 1.0).log()
+            ratios = (wanted / actual).where(wanted > 0, 1.0).log()
             sums[index][1] += float((wanted * ratios).sum(-1).mean(0).sum())
     tokens = int(batch.valid.sum())
     return [(error / tokens, divergence / tokens) for error, divergence in sums]
@@ -43,8 +43,8 @@ def by_hand(student: Any, source: Any, rows: Any) -> list[tuple[float, float]]:
 def test_by_hand(how: Packing) -> None:
     source, rows = small_llama(), rows_of(how=how)
     student = student_of(source)
-    found = attention_likeness(student, teacher_of(source), rows)
-    for layer, (error, divergence) in zip(found, by_hand(student, source, rows), strict=True):
+    likeness = attention_likeness(student, teacher_of(source), rows)
+    for layer, (error, divergence) in zip(likeness, by_hand(student, source, rows), strict=True):
         assert layer.mse == pytest.approx(error, rel=1e-5)
         assert layer.divergence == pytest.approx(divergence, rel=1e-4)
         assert layer.mse > 1e-3
@@ -87,7 +87,7 @@ def test_a_teacher_without_weights_has_none_either() -> None:
 
 
 def test_no_mass_at_all_is_a_number() -> None:
-    """ReLU's features can all be 0: the answer is then 0, and the divergence as large as float32 allows."""
+    """If all features of ReLU are 0, the output is 0, and the divergence is as large as float32 allows."""
     source = small_llama()
     spec = {"compose": 1, "name": "relu", "head": {"position": "rope", "feature_map": "relu", "memory": ["state"]}}
     for layer in attention_likeness(student_of(source, spec), teacher_of(source), rows_of()):
@@ -131,7 +131,7 @@ AVERAGED = {"lr": 1e-2, "steps": 1, "average": "rows"}
 
 
 def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) -> None:
-    """The loss is the one that the second stage begins with; after it the report has the model's own."""
+    """The first report has the loss with which the second stage begins. The second report has the final model's."""
     compared = likeness_of(student, TrainingOptions([str(texts)], share=0.2))
     report = run(student, tmp_path / "out", texts, which="finetune")
     assert report.stages[0].before["model"] == pytest.approx(compared.loss, rel=1e-5)
@@ -141,9 +141,9 @@ def test_what_training_goes_on_from(student: Path, texts: Path, tmp_path: Path) 
 
 def test_who_sees_the_next_token_has_no_loss_of_it(teacher: Path, texts: Path, tmp_path: Path) -> None:
     spec = {"compose": 1, "name": "both", "direction": "bidirectional", "head": {"position": "rope", "memory": ["full"]}}
-    found = likeness_of(make_student(tmp_path / "both", teacher, spec), TrainingOptions([str(texts)], share=0.2), recipe=RECIPE)
-    assert found.loss is None
-    assert found.mse > 0
+    likeness = likeness_of(make_student(tmp_path / "both", teacher, spec), TrainingOptions([str(texts)], share=0.2), recipe=RECIPE)
+    assert likeness.loss is None
+    assert likeness.mse > 0
 
 
 def test_nothing_held_out(softmax: Path, texts: Path) -> None:

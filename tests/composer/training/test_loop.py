@@ -1,4 +1,4 @@
-"""A stage, wherever it is stopped and taken up again, ends with the same bits, and its log has every step once."""
+"""A stage that is stopped anywhere and continued ends with the same bits, and its log has every step once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.composer.training.stages import HELD_OUT, ROWS, STAGES, StoppedError,
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("stops", [(3,), (1, 4, 6)])
 def test_stopped_and_taken_up(tmp_path: Path, uninterrupted: dict[str, Any], name: str, stops: tuple[int, ...]) -> None:
-    """After every step of which a checkpoint stands; the watcher is called before it is written."""
+    """The run is stopped after every step with a checkpoint. The watcher is called before the checkpoint is written."""
     for step in stops:
         with pytest.raises(StoppedError):
             run(tmp_path, STAGES[name], checkpoint_seconds=0.0, watch=stop_at(step))
@@ -37,7 +37,7 @@ def test_stopped_and_taken_up(tmp_path: Path, uninterrupted: dict[str, Any], nam
 def test_taken_up_behind_the_last_checkpoint(
     tmp_path: Path, uninterrupted: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps that no checkpoint has seen are taken again, and stand in the log once."""
+    """Steps after the last checkpoint run again, and are in the log once."""
     original, saved = checkpoint.save, []
 
     def seldom(folder: Path, step: int, *rest: Any) -> None:
@@ -65,7 +65,7 @@ def test_an_end_that_was_reached_is_not_run_again(tmp_path: Path, uninterrupted:
 
 
 def test_held_out_rows_are_read_as_they_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where layers are streamed, hidden states come with them: of all rows at once they are more than memory holds."""
+    """With streamed layers, rows come with hidden states, and those of all rows may not fit in memory."""
     original, alive, counts = PackedRows.batch, WeakSet[Batch](), list[int]()
 
     def batch(rows: PackedRows, indices: list[int]) -> Batch:
@@ -97,7 +97,7 @@ def test_the_outcome_is_what_the_log_says(uninterrupted: dict[str, Any]) -> None
 
 
 def test_the_start_competes(tmp_path: Path) -> None:
-    """Where nothing gets better, a stage ends where it began, also if it was stopped on the way."""
+    """If nothing improves, a stage ends with its start, also after a stop."""
     stage = STAGES["finetune"].model_copy(update={"lr": 50.0, "clip": None})
     course = course_of(stage)
     start = {name: value.detach().clone() for name, value in course.units[0].parameters.items()}
@@ -109,7 +109,7 @@ def test_the_start_competes(tmp_path: Path) -> None:
 
 
 def test_patience_ends_it(tmp_path: Path) -> None:
-    """Each layer by itself; the stage when the last one has stopped."""
+    """Each layer stops separately, and the stage stops with its last layer."""
     stage = Transfer(lr=3.0, steps=40, batch=2, evaluate=1, patience=2, clip=None)
     outcome, _ = run(tmp_path, stage)
     assert outcome.steps < 40
@@ -136,7 +136,7 @@ def test_without_rows_to_evaluate_on(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_names_its_layer(tmp_path: Path) -> None:
-    """And the checkpoint before it stands."""
+    """The earlier checkpoint is kept."""
     stage = STAGES["transfer"]
     course = course_of(stage)
 

@@ -1,4 +1,4 @@
-"""A model whose tensors are read as they are needed gives its layers what the model in memory gives them."""
+"""A model whose tensors are read on demand gives its layers the same inputs as in memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.composer.training.runs import VOCABULARY, rows_of
 
 
 def test_a_padding_token_beyond_the_tokens_of_a_batch(tmp_path: Path) -> None:
-    """Of the embeddings only a batch's rows are read, fewer than the number of the token that the config pads with."""
+    """Only a batch's rows of the embeddings are read, fewer than the config's padding token."""
     source: Any = small("qwen3", vocab_size=VOCABULARY, pad_token_id=VOCABULARY - 1)
     source.save_pretrained(tmp_path)
     batch = rows_of(lengths=(9,)).batch([0])
     assert len(batch.ids.unique()) < VOCABULARY - 1
-    found = StoredModel(open_model(tmp_path)).layer_inputs(batch)
-    assert torch.equal(found.hidden, source.get_input_embeddings()(batch.ids))
+    hidden = StoredModel(open_model(tmp_path)).layer_inputs(batch)
+    assert torch.equal(hidden.hidden, source.get_input_embeddings()(batch.ids))

@@ -1,4 +1,4 @@
-"""Transfer from end to end learns the last hidden states, in all layers at once; it stops, splits and goes on as others do."""
+"""End-to-end transfer matches the last hidden states in all layers at once, and stops, splits and continues like other stages."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def course_of(source: Any, student: Any, **changes: Any) -> ModelTransferCourse:
 
 
 def learned(course: ModelTransferCourse, batch: Batch, parts: int = 1) -> float:
-    """The loss of a batch in so many parts, with the gradients added up."""
+    """Return the loss of a batch in this many parts, and the summed gradients."""
     total = course.count(batch)
     return sum(float(course.learn(part, total)["model"]) for part in batch.split(parts))
 
 
 def last_by_hand(source: Any, student: Any, ids: Tensor) -> Tensor:
-    """T C of one document: a Llama's residual stream, in which the student's whole attention matrices stand."""
+    """Return a Llama's last hidden states T C of one document with the student's whole attention matrices."""
     hidden = source.model.embed_tokens(ids)
     for index, layer in enumerate(source.model.layers):
         normed = layer.input_layernorm(hidden)
@@ -69,13 +69,13 @@ def last_by_hand(source: Any, student: Any, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
-    """mse · mean over real tokens and channels of (h - h')², and what autograd makes of it, each document alone."""
+    """The loss is mse · mean over real tokens and channels of (h - h')², with autograd's gradients, each document alone."""
     source = small_llama()
     student, batch = student_of(source), everything(rows_of(14, how))
     assert how == "packed" or not bool(batch.valid.all())
     course = course_of(source, student, mse=1000.0)
     loss = learned(course, batch)
-    found = gradients(student)
+    student_gradients = gradients(student)
     assert float(course.judge(batch, course.count(batch))["model"]) == pytest.approx(loss, rel=1e-9)
     student.zero_grad()
     squares = torch.zeros((), dtype=torch.float64)
@@ -87,10 +87,10 @@ def test_loss_and_gradients_are_those_of_the_definition(how: Packing) -> None:
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     expected.backward()
     by_hand = gradients(student)
-    assert found.keys() == by_hand.keys()
-    assert found
+    assert student_gradients.keys() == by_hand.keys()
+    assert student_gradients
     for name, gradient in by_hand.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6 * float(gradient.abs().max()))
+        torch.testing.assert_close(student_gradients[name], gradient, rtol=1e-5, atol=1e-6 * float(gradient.abs().max()))
 
 
 def test_fresh_parameters_alone_learn_and_all_of_them_together() -> None:
@@ -117,9 +117,9 @@ def test_layers_without_fresh_parameters_are_learned_through() -> None:
     student = student_of(source, HYBRID)
     course = course_of(source, student)
     learned(course, batch)
-    found = gradients(student)
-    assert found
-    assert all(".layers.1.self_attn.composed." in name and bool(gradient.any()) for name, gradient in found.items())
+    student_gradients = gradients(student)
+    assert student_gradients
+    assert all(".layers.1.self_attn.composed." in name and bool(gradient.any()) for name, gradient in student_gradients.items())
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
@@ -137,28 +137,30 @@ def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "cohere2", "mixtral"])
 def test_other_families_have_their_end_at_the_same_place(family: str) -> None:
-    """What the output matrix is given; and gradients reach all fresh parameters through norms, biases and experts."""
+    """The compared states are the inputs of the output matrix, and gradients reach all fresh parameters through norms, biases
+    and experts.
+    """
     source, batch = small(family, vocab_size=VOCABULARY), rows_of().batch(range(3))
     student: Any = student_of(source)
     course = course_of(source, student)
     learned(course, batch)
-    found = gradients(student)
-    assert found.keys() == course.units[0].parameters.keys()
-    assert all(bool(gradient.any()) for gradient in found.values())
-    given: list[Tensor] = []
-    student.eval().get_output_embeddings().register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    student_gradients = gradients(student)
+    assert student_gradients.keys() == course.units[0].parameters.keys()
+    assert all(bool(gradient.any()) for gradient in student_gradients.values())
+    inputs_seen: list[Tensor] = []
+    student.eval().get_output_embeddings().register_forward_pre_hook(lambda _, inputs: inputs_seen.append(inputs[0]))
     with torch.no_grad():
         student(**batch.inputs(mask=True), use_cache=False)
-        assert torch.equal(given[0], last_hidden(student, batch))
+        assert torch.equal(inputs_seen[0], last_hidden(student, batch))
 
 
 @torch.no_grad()
 def test_it_compares_what_the_output_matrix_is_given() -> None:
-    """So a student at no distance says what its teacher says, whoever that is."""
+    """At distance 0 the student's logits equal those of any teacher."""
     source, batch = small_llama(), everything(rows_of(how="padded"))
     student = student_of(source)
-    told = student(**batch.inputs(mask=True), use_cache=False).logits
-    assert torch.equal(student.lm_head(last_hidden(student, batch)), told)
+    logits = student(**batch.inputs(mask=True), use_cache=False).logits
+    assert torch.equal(student.lm_head(last_hidden(student, batch)), logits)
     twin = ModelTransferCourse(student_of(source), student, transfer())
     assert float(twin.judge(batch, 1.0)["model"]) == 0.0
 
@@ -191,7 +193,7 @@ def test_what_it_refuses(student: Path, texts: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both stages, in one process that nobody stops."""
+    """Both stages in one uninterrupted process."""
     out = tmp_path_factory.mktemp("alone") / "out"
     run(student, out, texts, AT_THE_END)
     return out
@@ -202,7 +204,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_whole_run(alone: Path, student: Path, texts: Path, tmp_path: Path) -> None:
-    """The held-out error falls, its log and report are of one unit, and nothing but fresh parameters has changed."""
+    """The held-out error decreases, its log and report have one unit, and only fresh parameters change."""
     longer = (AT_THE_END, "recipe.transfer.steps=40", "recipe.transfer.lr=5e-2")
     report = run(student, tmp_path / "out", texts, *longer, which="transfer")
     (outcome,) = report.stages
@@ -231,7 +233,7 @@ def test_killed_it_goes_on_to_the_same_bits(alone: Path, student: Path, texts: P
 
 
 def test_several_processes_compute_what_one_does(texts: Path, tmp_path: Path) -> None:
-    """With layers that are computed twice, tied embeddings and rows that two cannot share evenly; then fine-tuned."""
+    """The runs have gradient checkpointing, tied embeddings, rows that two processes cannot share evenly, and fine-tuning."""
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
     overrides = (AT_THE_END, "recipe.transfer.batch=3", "recipe.transfer.accumulate=1", "recipe.finetune.steps=2")
     run(student, tmp_path / "one", texts, *overrides)
@@ -240,6 +242,6 @@ def test_several_processes_compute_what_one_does(texts: Path, tmp_path: Path) ->
     for line, other in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for name, figure in line.items():
             assert other[name] == (pytest.approx(figure, **bounds[name]) if name in bounds else figure)
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    for name, tensor in one.items():
+    first, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, tensor in first.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Of several processes one speaks: results, progress and mistakes are told once, and a mistake ends all with exit code 2."""
+"""Of several processes one prints results, progress and mistakes. A mistake ends all with exit code 2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_once(student: Path, texts: Path, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ends all processes with exit code 2, also in the middle of training."""
+    """All processes end with exit code 2, also in the middle of training."""
     arguments, message = MISTAKES[mistake]
     monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *arguments])
     monkeypatch.chdir(tmp_path)
@@ -62,8 +62,8 @@ def test_one_speaks(student: Path, texts: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert several(2, lambda rank: main(), tmp_path / "printed") == [0, 0]
     printed = (tmp_path / "printed").read_text()
-    for said in ("Distilled out", "transfer  1/1", "finetune  1/1", "The next token of held-out rows"):
-        assert printed.count(said) == 1, printed
+    for line in ("Distilled out", "transfer  1/1", "finetune  1/1", "The next token of held-out rows"):
+        assert printed.count(line) == 1, printed
     assert "Warning" not in printed
 
 
@@ -82,7 +82,7 @@ def full(*arguments: Any, **options: Any) -> None:
 def test_a_full_disk_is_told_once(
     student: Path, texts: Path, tmp_path: Path, owner: Any, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the first process alone has met it; the run can go on."""
+    """Only the first process has the full disk, and the run can continue."""
     options = ["--stage", "transfer", "--set", "recipe.transfer.steps=1", "--share", "0"]
     monkeypatch.setattr("sys.argv", ["compose", "distill", str(student), "--data", str(texts), "-o", "out", *options])
     monkeypatch.setattr(owner, name, full)
@@ -97,7 +97,7 @@ def test_a_full_disk_is_told_once(
 
 
 def test_a_mistake_of_another_process_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first, which knows nothing of it, does not hold it up."""
+    """The first process ends although it has no error."""
     monkeypatch.setattr(screen, "PATIENCE", 0.3)
 
     def act(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Several processes compute what one does, each with a share of parameters and rows; and they end, stop and go on as one."""
+"""Several processes compute the same as one, each with a share of parameters and rows, and end, stop and continue together."""
 
 from __future__ import annotations
 
@@ -58,31 +58,31 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
 
 
-def close(one: Path, other: Path) -> None:
-    """Whether two runs took the same steps: losses and evaluations within 1e-5, norms within 1e-4 of themselves, one for one."""
+def close(first: Path, other: Path) -> None:
+    """Return whether two runs took the same steps: losses and evaluations within 1e-5, norms within 1e-4 of themselves."""
     bounds: dict[str, dict[str, float]] = {"loss": {"abs": 1e-5}, "held_out": {"abs": 1e-5}, "norm": {"rel": 1e-4}}
-    for line, other_line in zip(lines(one), lines(other), strict=True):
+    for line, other_line in zip(lines(first), lines(other), strict=True):
         assert line.keys() == other_line.keys()
         for name, figure in line.items():
             assert other_line[name] == (pytest.approx(figure, **bounds[name]) if name in bounds else figure)
 
 
-def same_numbers(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
+def same_numbers(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == other.keys()
+    for name, tensor in first.items():
         torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5)
 
 
 def parts(model: nn.Module) -> dict[str, float]:
-    """The share of each parameter that this process holds; 1 for one that is not shared out."""
+    """Return this process's share of each parameter, or 1 if it is not sharded."""
     return {
         name: parameter.to_local().numel() / parameter.numel() if isinstance(parameter, DTensor) else 1.0
         for name, parameter in model.named_parameters()
     }
 
 
-def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int], None]:
-    """A run that writes down what each process holds of both models while it trains, and the rows of each call."""
+def watched(student: Path, out: Path, texts: Path, file: Path) -> Callable[[int], None]:
+    """Run and record each process's share of both models during training, and the rows of each call."""
 
     def act(rank: int) -> None:
         held: dict[str, list[Any]] = {"shares": [], "rows": []}
@@ -100,14 +100,14 @@ def watched(student: Path, out: Path, texts: Path, told: Path) -> Callable[[int]
 
         distill._course, loop.shares = course, watch
         run(student, out, texts, *LONG)
-        (told / f"{rank}.json").write_text(json.dumps(held))
+        (file / f"{rank}.json").write_text(json.dumps(held))
 
     return act
 
 
 @pytest.fixture(scope="module")
 def alone(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process makes of both stages."""
+    """The results of both stages in one process."""
     out = tmp_path_factory.mktemp("alone") / "out"
     run(student, out, texts, *LONG)
     return out
@@ -115,14 +115,14 @@ def alone(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def pair(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """What two make of them, and what they held."""
+    """The results of both stages in two processes, and their shares."""
     folder = tmp_path_factory.mktemp("pair")
     assert several(2, watched(student, folder / "out", texts, folder)) == [0, 0]
     return folder / "out", [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_two_processes_compute_what_one_does(alone: Path, pair: tuple[Path, list[dict[str, Any]]]) -> None:
-    """Over all steps of both stages, and in what is written."""
+    """All steps of both stages and the written weights match."""
     out, _ = pair
     assert [line["step"] for line in lines(out) if "loss" in line] == [*range(1, STEPS + 1)] * 2
     close(alone, out)
@@ -133,13 +133,13 @@ def test_two_processes_compute_what_one_does(alone: Path, pair: tuple[Path, list
 
 
 def test_parameters_and_rows_are_shared_out(pair: tuple[Path, list[dict[str, Any]]]) -> None:
-    """No process holds a model by itself: independent processes would compute the same, too."""
+    """No process holds a whole model. Independent processes would compute the same."""
     _, held = pair
-    assert [len(told["shares"]) for told in held] == [4, 4], "student and teacher, in both stages"
-    for one, other in zip(held[0]["shares"], held[1]["shares"], strict=True):
-        assert all(".composed." in name or share == 0.5 for name, share in one.items())
-        assert all(share + other[name] == 1 and 0 < share < 1 for name, share in one.items())
-    taken = [tuple(rows for rows, left_out in told["rows"] if not left_out) for told in held]
+    assert [len(share["shares"]) for share in held] == [4, 4], "student and teacher, in both stages"
+    for first, other in zip(held[0]["shares"], held[1]["shares"], strict=True):
+        assert all(".composed." in name or share == 0.5 for name, share in first.items())
+        assert all(share + other[name] == 1 and 0 < share < 1 for name, share in first.items())
+    taken = [tuple(rows for rows, left_out in share["rows"] if not left_out) for share in held]
     assert taken[0].count(3) >= STEPS, "of 5 rows, the first takes 3"
     assert taken[1].count(3) == 0
     assert 1 in taken[1]
@@ -148,7 +148,7 @@ def test_parameters_and_rows_are_shared_out(pair: tuple[Path, list[dict[str, Any
 
 
 def stopped(count: int, at: int, student: Path, out: Path, texts: Path, **options: Any) -> None:
-    """A run whose processes are killed behind checkpoint ``at`` (from 1)."""
+    """Return a run whose processes are killed after checkpoint ``at`` (from 1)."""
 
     def act(rank: int) -> None:
         killed_at(pytest.MonkeyPatch(), checkpoint, "save", at, behind=True)
@@ -159,18 +159,20 @@ def stopped(count: int, at: int, student: Path, out: Path, texts: Path, **option
 
 
 def test_a_run_goes_on_in_another_number_of_processes(student: Path, texts: Path, tmp_path: Path) -> None:
-    """Begun in two, gone on with in one, then in three in the second stage; and adapters are merged as in one."""
-    one, out = tmp_path / "one", tmp_path / "out"
-    run(student, one, texts, *SHORT, **FEW, merge=True)
+    """The run starts with two processes and continues with one, then with three in the second stage. Adapters are merged as with
+    one.
+    """
+    single, out = tmp_path / "one", tmp_path / "out"
+    run(student, single, texts, *SHORT, **FEW, merge=True)
     stopped(2, 2, student, out, texts, merge=True)
     stopped(1, 2, student, out, texts, merge=True, resume=True)
     assert several(3, lambda rank: run(student, out, texts, *SHORT, **FEW, merge=True, resume=True)) == [0, 0, 0]
-    close(one, out)
-    same_numbers(weights(one), weights(out))
+    close(single, out)
+    same_numbers(weights(single), weights(out))
 
 
 def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tmp_path: Path) -> None:
-    """Also where one process alone was killed, in the middle of a checkpoint: the other does not wait for it."""
+    """This holds also if only one process was killed during a checkpoint. The other does not wait for it."""
 
     def act(rank: int) -> None:
         if rank == 1:
@@ -185,10 +187,11 @@ def test_the_same_number_goes_on_to_the_same_bits(student: Path, texts: Path, tm
 
 
 def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_path: Path) -> None:
-    """Training of everything, with tied embeddings and padding: three processes on two rows come to what one does without
-    checkpointing."""
+    """Training of all parameters with tied embeddings and padding: three processes on two rows equal one without gradient
+    checkpointing.
+    """
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher", tie_word_embeddings=True))
-    overrides = [f"recipe.train.{said}" for said in ("lr=0.01", "steps=4", "batch=2", "accumulate=2", "evaluate=2")]
+    overrides = [f"recipe.train.{setting}" for setting in ("lr=0.01", "steps=4", "batch=2", "accumulate=2", "evaluate=2")]
     overrides.append("recipe.rows=padded")
 
     def act(out: str, **options: Any) -> None:
@@ -201,18 +204,18 @@ def test_fewer_rows_than_processes_and_layers_computed_twice(texts: Path, tmp_pa
 
 
 class Branching(nn.Module):
-    """Asks only one of two parameters, by what it is given."""
+    """A module that uses one of two parameters, depending on its input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return (given * (self.left if given[0] < 0 else self.right)).sum()
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs * (self.left if inputs[0] < 0 else self.right)).sum()
 
 
 def test_parameters_that_some_rows_do_not_need() -> None:
-    """All processes have the sum of their gradients, where one process alone needs a parameter, too."""
+    """All processes have the sum of their gradients, even if only one process uses a parameter."""
 
     def act(rank: int) -> None:
         with together():
@@ -228,7 +231,7 @@ def test_parameters_that_some_rows_do_not_need() -> None:
 
 
 def test_checkpoints_are_for_all_when_the_first_says_so(student: Path, texts: Path, tmp_path: Path) -> None:
-    """By its own clock a process would write another number of them, and wait for the others for ever."""
+    """With separate clocks, processes would write different numbers of checkpoints and wait for each other for ever."""
 
     def act(rank: int) -> None:
         clock, original = time.monotonic, checkpoint.save
@@ -244,7 +247,7 @@ def test_checkpoints_are_for_all_when_the_first_says_so(student: Path, texts: Pa
 
 
 def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
-    """And goes on with them."""
+    """Each process continues with its own random state."""
 
     def act(rank: int) -> None:
         with together(), seeded(loop.seed_of(0, "finetune"), "cpu"):
@@ -282,7 +285,7 @@ def test_what_the_first_meets_all_meet(tmp_path: Path) -> None:
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5))
 def test_every_row_counts_once(rows: int, accumulate: int, count: int) -> None:
-    """All processes take part as often, and none has more rows at a time than one process alone would have."""
+    """All processes run equally often, and none has more rows at a time than a single process would."""
     accumulate = min(accumulate, rows)
     data = rows_of(4, lengths=[4] * rows)
     batch, taken = data.batch(range(rows)), []

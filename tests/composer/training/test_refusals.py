@@ -1,4 +1,4 @@
-"""What would end in other numbers than the user asked for is refused before anything is written."""
+"""Changes that would give other results than a continued run are rejected before anything is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stopped(student: Path, out: Path, texts: Path, **options: Any) -> None:
 
 
 def test_other_data(student: Path, texts: Path, tmp_path: Path) -> None:
-    """To train on, or to choose the best parameters by."""
+    """The changed data are for training, or for choosing the best parameters."""
     stopped(student, tmp_path / "out", texts)
     other = write_texts(tmp_path / "other.jsonl", seed=4)
     changes: list[tuple[Path, dict[str, Any], str]] = [
@@ -41,8 +41,8 @@ def test_other_data(student: Path, texts: Path, tmp_path: Path) -> None:
         (texts, {"share": 0.5}, "--share: was 0.2, now 0.5"),
         (texts, {"held_out": [str(other)]}, f"--held-out: was none, now {other}"),
     ]
-    for data, options, told in changes:
-        with pytest.raises(ComposerError, match=rf"other settings:\n  {re.escape(told)}\nUse the same settings"):
+    for data, options, message in changes:
+        with pytest.raises(ComposerError, match=rf"other settings:\n  {re.escape(message)}\nUse the same settings"):
             run(student, tmp_path / "out", data, resume=True, **options)
 
 
@@ -65,7 +65,9 @@ def test_what_else_decides_the_numbers(student: Path, teacher: Path, texts: Path
     first, second = (str(write_texts(tmp_path / f"held-out-{seed}.jsonl", 9, seed)) for seed in (5, 6))
     begun: dict[str, Any] = {"held_out": [first]} if change == "held_out" else {}
     differs, options = CHANGES[change]
-    options = {name: {"OTHER": str(other), "TEACHER": str(teacher), "SECOND": [second]}.get(said, said) for name, said in options}
+    options = {
+        name: {"OTHER": str(other), "TEACHER": str(teacher), "SECOND": [second]}.get(value, value) for name, value in options
+    }
     if change == "weights":
         begun, model = {"teacher": str(teacher)}, make_student(tmp_path / "same-spec", other)
     stopped(student, tmp_path / "out", texts, **begun)
@@ -91,7 +93,7 @@ def test_what_a_streamed_run_goes_on_with(student: Path, texts: Path, tmp_path: 
 
 
 def test_two_runs_of_one_folder(student: Path, texts: Path, tmp_path: Path) -> None:
-    """The second is refused from the first's start to its end, also where the first goes on with what was stopped."""
+    """The second is refused from the first's start to its end, also while the first continues a stopped run."""
     refused: list[str] = []
 
     def second(step: StepProgress) -> None:
@@ -113,7 +115,7 @@ def test_two_runs_of_one_folder(student: Path, texts: Path, tmp_path: Path) -> N
 
 
 def test_a_run_that_began_meanwhile(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have found the place free, and were reading their data."""
+    """Both runs have seen no folder and were reading their data."""
     monkeypatch.setattr("composer.training.run.check_run_folder", lambda *_, **__: None)
 
     def second(step: StepProgress) -> None:
@@ -134,7 +136,7 @@ def test_a_streamed_teacher_of_another_size(student: Path, texts: Path, tmp_path
 
 
 def test_another_model_where_the_source_was(texts: Path, tmp_path: Path) -> None:
-    """It teaches only where it is named."""
+    """Another model at the source's path is a teacher only if it is named."""
     teacher = make_teacher(tmp_path / "teacher")
     student = make_student(tmp_path / "student", teacher)
     shutil.rmtree(teacher)
@@ -160,7 +162,7 @@ def test_what_goes_by_held_out_rows(student: Path, texts: Path, tmp_path: Path, 
 
 
 def test_a_model_that_looks_ahead_has_no_next_token_to_learn(teacher: Path, texts: Path, tmp_path: Path) -> None:
-    """Its heads can learn from a teacher's all the same."""
+    """Its heads can still learn from a teacher's."""
     spec = {"compose": 1, "name": "ahead", "extends": "latte-bidirectional", "trunk": None, "recipe": RECIPE}
     student = make_student(tmp_path / "student", teacher, spec | {"head": {"memory": [{"kind": "latents", "size": 8}]}})
     for which in ("all", "finetune"):

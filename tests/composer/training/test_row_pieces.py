@@ -1,4 +1,4 @@
-"""Processes that share rows compute what one process computes of whole rows: losses and gradients, also with sharded parameters."""
+"""Processes that share rows compute the losses and gradients of whole rows, also with sharded parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STAGE = Finetune(lr=1e-3, steps=1, batch=4, distill=0.5, trunk=True, average="ro
 
 
 def learned(spec: str, how: Any) -> tuple[float, float, dict[str, Tensor]]:
-    """The loss of a batch, its loss without gradients, and the gradients of all parameters, summed over the processes."""
+    """Return the loss of a batch, its loss without gradients, and all gradients summed over the processes."""
     student = student_of(llama(**SMALL | {"num_hidden_layers": 4}), spec)
     teacher = teacher_of(llama(**SMALL | {"num_hidden_layers": 4}))
     course, rows = FinetuneCourse(student, finetune_unit(student, STAGE), STAGE, teacher), rows_of(16, how)
@@ -56,13 +56,13 @@ def learned(spec: str, how: Any) -> tuple[float, float, dict[str, Tensor]]:
 
 @pytest.mark.parametrize(("spec", "processes"), [("lolcats", 2), ("lawcat", 3), ("gated-delta", 2), ("gdn-hybrid", 2)], ids=str)
 def test_losses_and_gradients_are_those_of_whole_rows(spec: str, processes: int, tmp_path: Path) -> None:
-    """Documents begin and end within pieces, rows have padding, and a hybrid hands on keys and values."""
+    """Documents begin and end within pieces, rows have padding, and a hybrid passes keys and values on."""
 
     def act(rank: int) -> None:
         with together(), sharing_rows(processes):
-            found = {how: learned(spec, how) for how in ("packed", "padded")}
+            learned_by = {how: learned(spec, how) for how in ("packed", "padded")}
             if rank == 0:
-                torch.save(found, tmp_path / "found.pt")
+                torch.save(learned_by, tmp_path / "found.pt")
 
     expected = {how: learned(spec, how) for how in ("packed", "padded")}
     assert several(processes, act) == [0] * processes
@@ -74,7 +74,7 @@ def test_losses_and_gradients_are_those_of_whole_rows(spec: str, processes: int,
 
 
 def test_groups_of_processes_share_rows_and_parameters(tmp_path: Path) -> None:
-    """Four processes, two for each row, with adapters and held-out rows: they take the steps of one, and write the same."""
+    """Four processes, two per row, with adapters and held-out rows take the steps of one process and write the same."""
     texts = write_texts(tmp_path / "texts.jsonl")
     student = make_student(tmp_path / "student", make_teacher(tmp_path / "teacher"), SPEC | {"recipe": RECIPE})
     chosen = ("recipe.finetune.steps=3", "recipe.finetune.batch=3", "recipe.finetune.lr=0.001", "recipe.finetune.distill=0.5")

@@ -1,4 +1,4 @@
-"""Evaluation takes a fifth of a stage at most, alike in all of them; and what nobody should trust is told, or is an error."""
+"""Evaluation takes at most a fifth of a stage, in all stages alike. Untrustworthy results give a warning or an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.composer.training.runs import rows_of, run
 
 @pytest.mark.parametrize(("steps", "batch", "evaluate"), [(20, 8, None), (1000, 8, None), (40, 4, 2), (1, 1, None)])
 def test_evaluation_takes_a_fifth(steps: int, batch: int, evaluate: int | None) -> None:
-    """Where a row costs as much to evaluate as to learn from, which it never does."""
+    """The estimate assumes that a row costs as much to evaluate as to learn from, which is an upper bound."""
     rows = rows_of(lengths=(64,) * 40)
     stage = Transfer(lr=1e-2, steps=steps, batch=batch, evaluate=evaluate)
     count = rows_to_evaluate([stage], rows)
@@ -35,25 +35,25 @@ def test_some_rows_are_from_all_over() -> None:
 
 
 def test_what_is_evaluated_is_said(student: Path, texts: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    run(student, tmp_path / "out", texts, which="transfer", held_out_rows=None, tell=told.append)
-    (said,) = [what for what in told if "held-out rows" in what]
-    assert "Evaluating on 1 of" in said
-    told.clear()
-    run(student, tmp_path / "other", texts, which="transfer", held_out_rows=3, tell=told.append)
-    assert not any("held-out rows, which needs" in what for what in told)
+    messages: list[str] = []
+    run(student, tmp_path / "out", texts, which="transfer", held_out_rows=None, tell=messages.append)
+    (message,) = [what for what in messages if "held-out rows" in what]
+    assert "Evaluating on 1 of" in message
+    messages.clear()
+    run(student, tmp_path / "other", texts, which="transfer", held_out_rows=3, tell=messages.append)
+    assert not any("held-out rows, which needs" in what for what in messages)
 
 
 def test_a_run_that_learns_nothing(student: Path, texts: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    run(student, tmp_path / "out", texts, "recipe.transfer.lr=1e-30", which="transfer", tell=told.append)
-    assert any("transfer made nothing better" in what for what in told)
+    messages: list[str] = []
+    run(student, tmp_path / "out", texts, "recipe.transfer.lr=1e-30", which="transfer", tell=messages.append)
+    assert any("transfer made nothing better" in what for what in messages)
     with pytest.raises(TrainingError, match="transfer made nothing better.*--strict makes this an error"):
         run(student, tmp_path / "strict", texts, "recipe.transfer.lr=1e-30", which="transfer", strict=True)
     assert not (tmp_path / "strict").exists()
-    told.clear()
-    run(student, tmp_path / "good", texts, which="transfer", tell=told.append, strict=True)
-    assert not any("made nothing better" in what for what in told)
+    messages.clear()
+    run(student, tmp_path / "good", texts, which="transfer", tell=messages.append, strict=True)
+    assert not any("made nothing better" in what for what in messages)
 
 
 def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("lengths", "batch", "steps", "told"),
+    ("lengths", "batch", "steps", "message"),
     [
         (
             (10,),
@@ -89,14 +89,14 @@ def test_few_tokens_seen_many_times(student: Path, texts: Path, tmp_path: Path) 
     ],
 )
 def test_how_many_tokens_there_are_and_how_many_are_needed(
-    lengths: tuple[int, ...], batch: int, steps: int, told: str | None
+    lengths: tuple[int, ...], batch: int, steps: int, message: str | None
 ) -> None:
-    """What is advised is enough."""
+    """The suggested number of tokens is enough."""
     stages = {"transfer": Transfer(lr=1e-2, steps=steps, batch=batch)}
-    assert list(too_few(stages, rows_of(lengths=lengths, sequence=16))) == ([told] if told else [])
-    if told and (enough := re.search(r"data of (\d+) rows, about", told)):
+    assert list(too_few(stages, rows_of(lengths=lengths, sequence=16))) == ([message] if message else [])
+    if message and (enough := re.search(r"data of (\d+) rows, about", message)):
         assert not list(too_few(stages, rows_of(lengths=(16,) * int(enough[1]), sequence=16)))
-    if told and (fewer := re.search(r"steps=(\d+)", told)):
+    if message and (fewer := re.search(r"steps=(\d+)", message)):
         stages = {"transfer": Transfer(lr=1e-2, steps=int(fewer[1]), batch=batch)}
         assert not list(too_few(stages, rows_of(lengths=lengths, sequence=16)))
 
@@ -104,10 +104,10 @@ def test_how_many_tokens_there_are_and_how_many_are_needed(
 def test_few_tokens_that_nothing_is_learned_from() -> None:
     stage, rows = Transfer(lr=1e-2, steps=1), rows_of(lengths=(10,))
     outcome = Outcome(stage="transfer", steps=1, tokens=10, seconds=1.0, before={"layer 0": 1.0}, after={"layer 0": 1.0})
-    (said,) = learned_nothing([outcome], {"transfer": stage}, rows)
-    assert "fell below its start, so the weights of the start were kept." in said
-    assert said.endswith("Its data are 10 tokens, and do not fill a step: add data.")
-    (said,) = learned_nothing([outcome], {"transfer": stage.model_copy(update={"keep": "last"})}, rows)
-    assert "no loss on the held-out rows fell below its start. Its data" in said, "what it began with is gone"
+    (message,) = learned_nothing([outcome], {"transfer": stage}, rows)
+    assert "fell below its start, so the weights of the start were kept." in message
+    assert message.endswith("Its data are 10 tokens, and do not fill a step: add data.")
+    (message,) = learned_nothing([outcome], {"transfer": stage.model_copy(update={"keep": "last"})}, rows)
+    assert "no loss on the held-out rows fell below its start. Its data" in message, "what it began with is gone"
     nothing = outcome.model_copy(update={"before": {"layer 0": 0.0}, "after": {"layer 0": 0.0}})
     assert not list(learned_nothing([nothing], {"transfer": stage}, rows)), "there is nothing to gain"

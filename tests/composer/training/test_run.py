@@ -1,4 +1,4 @@
-"""What layers compute twice they compute to the same gradients."""
+"""Gradient checkpointing gives the same gradients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STAGES = {
 
 @pytest.mark.parametrize("name", STAGES)
 def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, batch, found, calls = STAGES[name], whole(rows_of()), [], []
+    stage, batch, gradients_of, calls = STAGES[name], whole(rows_of()), [], []
     original = ComposedAttention.forward
     monkeypatch.setattr(
-        ComposedAttention, "forward", lambda self, *given, **more: calls.append(self) or original(self, *given, **more)
+        ComposedAttention, "forward", lambda self, *arguments, **more: calls.append(self) or original(self, *arguments, **more)
     )
     for twice in (False, True):
         student = student_of(small_llama().float())
@@ -41,16 +41,16 @@ def test_gradient_checkpointing(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         calls.clear()
         course.judge(batch, course.count(batch))
         assert len(calls) == len(student.model.layers), "where nothing learns there is no way back"
-        found.append(gradients(student))
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+        gradients_of.append(gradients(student))
+    assert gradients_of[0].keys() == gradients_of[1].keys()
+    assert all(torch.equal(tensor, gradients_of[1][name]) for name, tensor in gradients_of[0].items())
 
 
 def test_it_is_asked_for(student: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the option, and by nothing that a run must agree in with the one that it goes on with."""
-    asked: list[Any] = []
-    monkeypatch.setattr(module, "prepare", lambda student, options: asked.append(options.gradient_checkpointing))
+    """It depends on the option alone, which may differ between a run and its continuation."""
+    requested: list[Any] = []
+    monkeypatch.setattr(module, "prepare", lambda student, options: requested.append(options.gradient_checkpointing))
     first = run(student, tmp_path / "one", texts, "recipe.finetune.steps=1", which="finetune")
     other = run(student, tmp_path / "other", texts, "recipe.finetune.steps=1", which="finetune", gradient_checkpointing=True)
-    assert asked == [False, True]
+    assert requested == [False, True]
     assert first.stages[0].after == other.stages[0].after

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM keep what a run has reached, say how to go on, and change no bit of what it comes to."""
+"""Ctrl-C and SIGTERM keep a run's progress, print how to continue, and change no bit of the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.composer.weights.students import weights
 
 @pytest.fixture(scope="module")
 def whole(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The weights of a run that nothing has stopped."""
+    """The weights of an uninterrupted run."""
     out = tmp_path_factory.mktemp("whole") / "out"
     run(student, out, texts)
     return weights(out)
@@ -27,31 +27,31 @@ def whole(student: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_signal_keeps_the_run(
     student: Path, texts: Path, tmp_path: Path, number: int, stage: str, whole: dict[str, torch.Tensor]
 ) -> None:
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {signal_number: signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)}
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    told: list[str] = []
+    messages: list[str] = []
 
     def watch(step: StepProgress) -> None:
         if (step.stage, step.step) == (stage, 3):
             os.kill(os.getpid(), number)
 
     try:
-        for one, handler in usual.items():
-            signal.signal(one, handler)
+        for signal_number, handler in usual.items():
+            signal.signal(signal_number, handler)
         with pytest.raises(Stopped, match=f"Stopped after step 3 of . of {stage}.*--resume") as stopped:
-            run(student, tmp_path / "out", texts, watch=watch, tell=told.append)
+            run(student, tmp_path / "out", texts, watch=watch, tell=messages.append)
         assert stopped.value.number == number
-        assert {one: signal.getsignal(one) for one in usual} == usual, "as it was"
+        assert {signal_number: signal.getsignal(signal_number) for signal_number in usual} == usual, "as it was"
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-    assert any(what.startswith("Stopping after this step") for what in told)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
+    assert any(what.startswith("Stopping after this step") for what in messages)
     assert not (tmp_path / "out").exists()
-    run(student, tmp_path / "out", texts, resume=True, tell=told.append)
+    run(student, tmp_path / "out", texts, resume=True, tell=messages.append)
     assert any(
         what.startswith(f"Continuing after step 3 of . of {stage}".replace(" . ", f" {6 if stage == 'transfer' else 5} "))
-        for what in told
+        for what in messages
     )
-    found = weights(tmp_path / "out")
-    assert found.keys() == whole.keys()
-    assert all(found[name].equal(tensor) for name, tensor in whole.items())
+    trained = weights(tmp_path / "out")
+    assert trained.keys() == whole.keys()
+    assert all(trained[name].equal(tensor) for name, tensor in whole.items())

@@ -1,4 +1,4 @@
-"""Fine-tuning by a teacher's logits needs its vocabulary alone, online and from stored logits, which come to the same losses."""
+"""Fine-tuning on a teacher's logits needs only its vocabulary. Online and stored logits give the same losses."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, out: Path, top_k: int = VOCABULARY, **options: Any) -> Any:
     usual: dict[str, Any] = {"teacher": folder / "wide", "sequence": SEQUENCE, "share": SHARE, "temperature": TEMPERATURE}
-    given = usual | options
-    return composer.logits(given.pop("teacher"), str(folder / "texts.jsonl"), out, top_k=top_k, **given)
+    call_options = usual | options
+    return composer.logits(call_options.pop("teacher"), str(folder / "texts.jsonl"), out, top_k=top_k, **call_options)
 
 
 def distill(folder: Path, out: Path, *overrides: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """The report and the log of a run."""
+    """Return the report and the log of a run."""
     usual: dict[str, Any] = {"share": SHARE, "stage": "finetune", "overrides": [*DISTILLED, *overrides]}
     report = composer.distill(folder / "student", str(folder / "texts.jsonl"), out, **{**usual, **options})
     return report, [json.loads(line) for line in (out / "training" / LOG).read_text().splitlines()]
@@ -57,7 +57,7 @@ def losses(log: list[dict[str, Any]], kind: str = "loss") -> list[float]:
 
 
 def test_a_teacher_of_another_width_is_learned_from(folder: Path, tmp_path: Path) -> None:
-    """By its logits alone; a run that stops continues, and another teacher is refused."""
+    """Only its logits are used. A stopped run continues, and another teacher is rejected."""
     report, log = distill(folder, tmp_path / "out", teacher=folder / "wide")
     assert all(math.isfinite(loss) for loss in losses(log))
     assert report.teacher_loss is not None
@@ -83,7 +83,7 @@ def test_a_teacher_of_another_width_is_learned_from(folder: Path, tmp_path: Path
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
-    """With the first token that differs. Embeddings may be padded beyond the tokens."""
+    """The error names the first different token. Embeddings may be padded beyond the tokens."""
     other = shutil.copytree(folder / "wide", tmp_path / "other")
     text = json.loads((other / "tokenizer.json").read_text())
     vocabulary = text["model"]["vocab"]
@@ -105,7 +105,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("rows", [VOCABULARY + 64, VOCABULARY - 1], ids=["more", "fewer"])
 def test_padded_embeddings_are_left_out(folder: Path, tmp_path: Path, rows: int) -> None:
-    """The teacher with its embeddings cut to the student's teaches the same as with more of them."""
+    """A teacher with more embeddings than the student gives the same losses as one with as many."""
     assert len(WORDS) <= rows
     padded = make_teacher(tmp_path / "padded", **{**WIDE, "vocab_size": rows})
     _, log = distill(folder, tmp_path / "out", teacher=padded)
@@ -136,7 +136,7 @@ def test_all_logits_stored_come_to_the_losses_online(folder: Path, tmp_path: Pat
 
 
 def test_few_logits_teach(folder: Path, tmp_path: Path) -> None:
-    """The loss is at most that over all tokens, its gradients are finite, and it falls."""
+    """The loss is at most that over all tokens, its gradients are finite, and it decreases."""
     write(folder, tmp_path / "all")
     write(folder, tmp_path / "few", top_k=4)
     overrides = ("recipe.finetune.next_token=0", "recipe.finetune.steps=12")
@@ -150,7 +150,7 @@ def test_few_logits_teach(folder: Path, tmp_path: Path) -> None:
 
 
 def test_writing_that_was_stopped_continues(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards that are there are not computed again, and all are those of a call without a stop."""
+    """Existing shards are not computed again, and all equal those of an uninterrupted call."""
     monkeypatch.setattr(logits_writing, "SHARD_BYTES", 4 * 8 * SEQUENCE * 6)
     whole = write(folder, tmp_path / "whole", top_k=4)
     assert whole.record.rows_per_shard == 6
@@ -183,7 +183,7 @@ def test_writing_that_was_stopped_continues(folder: Path, tmp_path: Path, monkey
 
 def test_rows_that_are_not_stored_are_refused(folder: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "logits", top_k=4)
-    given: dict[str, Any] = {"teacher_logits": tmp_path / "logits"}
+    extra_options: dict[str, Any] = {"teacher_logits": tmp_path / "logits"}
     for overrides, options, message in (
         (
             ["recipe.sequence=12"],
@@ -194,13 +194,13 @@ def test_rows_that_are_not_stored_are_refused(folder: Path, tmp_path: Path) -> N
         ([], {"share": 0.5}, r"lacks .*\n  `share`: was 0\.2, now 0\.5"),
         (["recipe.rows=padded"], {}, "lacks .*The texts, or recipe.rows, are others than then"),
         (["recipe.finetune.temperature=1"], {}, "temperature is 1, and the logits in .* were written with 2"),
-        (["recipe.finetune.distill=0"], {}, r'does not learn from logits\. Set `overrides=\["recipe\.finetune\.distill=1"\]`'),
+        (["recipe.finetune.distill=0"], {}, r'does not learn from logits\. Add `overrides=\["recipe\.finetune\.distill=1"\]`'),
         ([], {"stage": "all"}, "attention transfer needs the teacher itself"),
         ([], {"teacher": folder / "wide"}, "replaces `teacher`"),
         ([], {"teacher_logits": folder}, f"has no {LOGITS}. Write one: `compose logits"),
     ):
         with pytest.raises(TrainingError, match=message):
-            distill(folder, tmp_path / "out", *overrides, **(given | options))
+            distill(folder, tmp_path / "out", *overrides, **(extra_options | options))
     with pytest.raises(TrainingError, match="`top_k=65`: the teacher has 64 tokens"):
         write(folder, tmp_path / "more", top_k=65)
 

@@ -1,4 +1,4 @@
-"""A model that is streamed layer by layer ends with the same bits as one in memory: stopped, killed, damaged, on a full disk."""
+"""A model streamed layer by layer ends with the same bits as one in memory, also after stops, kills, damage and a full disk."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MIXED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers, of which the one in the middle has nothing to train."""
+    """Three layers. The middle layer has nothing to train."""
     folder = tmp_path_factory.mktemp("three")
     return make_student(folder / "student", make_teacher(folder / "teacher", num_hidden_layers=3), MIXED)
 
 
 @pytest.fixture(scope="module")
 def wanted(three: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What it ends with in memory."""
+    """The final weights of the run in memory."""
     out = tmp_path_factory.mktemp("wanted") / "out"
     run(three, out, texts, which="transfer")
     return weights(out)
@@ -57,21 +57,22 @@ def stopped_late(three: Path, texts: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def late(stopped_late: Path, tmp_path: Path) -> Path:
-    """The same as this test's own, to go on with."""
+    """A copy of that run for this test to continue."""
     return shutil.copytree(stopped_late, tmp_path / stopped_late.name)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_streamed_and_in_memory(three: Path, texts: Path, tmp_path: Path, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in its first, and in its last layer. Under autocast projections are in bfloat16, also those of the teacher's walk,
-    and what goes from layer to layer is float32, here as there. With a layer no copy is made of the model that it is of."""
+    """The run is stopped in its first and in its last layer. Under autocast, projections are in bfloat16, also in the teacher's
+    pass, and hidden states between layers are float32, in both cases. A layer does not copy the model that contains it.
+    """
     monkeypatch.setattr(StoredModel, "__deepcopy__", lambda *_: pytest.fail("all of the model is copied"), raising=False)
     whole = run(three, tmp_path / "whole", texts, which="transfer", bfloat16=autocast)
     for resume, layer in enumerate((0, 2)):
         stopped(three, tmp_path / "out", texts, layer, resume=bool(resume), bfloat16=autocast)
-    found = run(three, tmp_path / "out", texts, resume=True, bfloat16=autocast, **STREAM)
-    assert found.stages[0].model_copy(update={"seconds": 0}) == whole.stages[0].model_copy(update={"seconds": 0})
-    assert list(found.stages[0].after) == ["layer 0", "layer 2"]
+    output = run(three, tmp_path / "out", texts, resume=True, bfloat16=autocast, **STREAM)
+    assert output.stages[0].model_copy(update={"seconds": 0}) == whole.stages[0].model_copy(update={"seconds": 0})
+    assert list(output.stages[0].after) == ["layer 0", "layer 2"]
     assert same(weights(tmp_path / "whole"), tmp_path / "out")
 
 
@@ -88,7 +89,7 @@ def test_only_transfer_is_streamed(student: Path, texts: Path, tmp_path: Path) -
 
 
 def flip(path: Path) -> None:
-    """One bit, in the middle."""
+    """Change one bit in the middle."""
     contents = bytearray(path.read_bytes())
     contents[len(contents) // 2] ^= 1
     path.write_bytes(contents)
@@ -104,7 +105,7 @@ def lengthen(path: Path) -> None:
 
 
 def miscount(path: Path) -> None:
-    """Other tokens in what the layer came to."""
+    """Change the number of tokens in a layer's result."""
     contents = path.read_bytes()
     place = contents.index(b'tokens\\":') + len(b'tokens\\":')
     path.write_bytes(contents[:place] + bytes([contents[place] ^ 1]) + contents[place + 1 :])
@@ -126,19 +127,19 @@ def miscount(path: Path) -> None:
 def test_what_is_damaged_is_made_anew(
     three: Path, texts: Path, late: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], name: str, damage: Callable[[Path], None]
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     damage(late / name)
-    run(three, tmp_path / "out", texts, resume=True, tell=told.append, **STREAM)
+    run(three, tmp_path / "out", texts, resume=True, tell=messages.append, **STREAM)
     assert same(wanted, tmp_path / "out")
-    anew = [said for said in told if "computed again" in said]
-    assert [f"{late / name} is damaged. It is computed again" in said for said in anew] == [True] * (damage != Path.unlink)
-    assert told[-1] == "Continuing after step 2 of 6 of transfer 2."
+    anew = [message for message in messages if "computed again" in message]
+    assert [f"{late / name} is damaged. It is computed again" in message for message in anew] == [True] * (damage != Path.unlink)
+    assert messages[-1] == "Continuing after step 2 of 6 of transfer 2."
 
 
 def test_a_layer_of_which_nothing_is_left_is_trained_again(
     three: Path, texts: Path, late: Path, tmp_path: Path, wanted: dict[str, torch.Tensor]
 ) -> None:
-    """From the embeddings on: what the newest file holds is for a later layer."""
+    """It starts again from the embeddings, since the newest file is for a later layer."""
     (late / "layer-0.safetensors").unlink()
     shutil.rmtree(late / "transfer 0")
     run(three, tmp_path / "out", texts, resume=True, **STREAM)
@@ -160,7 +161,7 @@ def test_hidden_states_that_vanish_while_it_runs(three: Path, texts: Path, tmp_p
 def test_the_disk_is_full_of_hidden_states(
     three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system itself refuses to write more, in the middle of a file: embeddings or not, rows or held-out ones."""
+    """The system refuses to write more in the middle of a file, with and without embeddings, for rows and held-out rows."""
     original, count = Spill._fill, 0
 
     def fill(*arguments: Any) -> None:
@@ -200,10 +201,10 @@ def test_the_disk_is_full_where_a_layer_ends(
 
 
 def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is said before anything is written, with what is needed; a byte more of free space, and it runs."""
-    told: list[str] = []
-    run(three, tmp_path / "out", texts, tell=told.append, **STREAM)
-    needed = int(told[0].removeprefix("Streaming needs up to ").partition(" bytes")[0].replace(",", ""))
+    """The error comes before anything is written and names the needed space. With one more free byte, the run works."""
+    messages: list[str] = []
+    run(three, tmp_path / "out", texts, tell=messages.append, **STREAM)
+    needed = int(messages[0].removeprefix("Streaming needs up to ").partition(" bytes")[0].replace(",", ""))
     shutil.rmtree(tmp_path / "out")
     usage = shutil.disk_usage(tmp_path)
     for short in (1, 0):
@@ -222,21 +223,21 @@ def test_a_disk_that_is_too_small(three: Path, texts: Path, tmp_path: Path, monk
 
 
 def test_hidden_states_take_what_is_said(three: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, said, original = [], [], Path.replace
+    taken, share, original = [], [], Path.replace
 
     def replace(path: Path, target: Path) -> Path:
-        taken.append(sum(one.stat().st_size for kind in ("*.hidden", "*.hidden.partial") for one in path.parent.glob(kind)))
+        taken.append(sum(share.stat().st_size for kind in ("*.hidden", "*.hidden.partial") for share in path.parent.glob(kind)))
         return original(path, target)
 
     def needed(*arguments: Any) -> int:
-        said.append(measured(*arguments) - streamed.SAVED * 4 * arguments[2].fresh)
-        return said[-1]
+        share.append(measured(*arguments) - streamed.SAVED * 4 * arguments[2].fresh)
+        return share[-1]
 
     measured = streamed.disk_needed
     monkeypatch.setattr(streamed, "disk_needed", needed)
     monkeypatch.setattr(Path, "replace", replace)
     run(three, tmp_path / "out", texts, **STREAM)
-    assert max(taken) == said[0]
+    assert max(taken) == share[0]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_killed_at_any_moment(three: Path, texts: Path, tmp_path: Path, wanted: 
 def test_killed_before_it_stands(
     three: Path, texts: Path, tmp_path: Path, wanted: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing to go on with yet, and nothing in the way of another beginning."""
+    """There is nothing to continue, and another run can start."""
 
     def child() -> None:
         killed_at(monkeypatch, Path, "rename", 1, behind=False)

@@ -1,4 +1,4 @@
-"""A teacher is in memory as long as something is asked of it, and where no stage learns from it a run does without."""
+"""A teacher is in memory only while it is used, and a run without a stage that learns from it needs none."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def test_it_is_in_memory_as_long_as_something_is_asked_of_it(
     in_stages: list[bool],
 ) -> None:
     loaded: list[weakref.ref[ComposedForCausalLM]] = []
-    there: list[bool] = []
+    is_loaded: list[bool] = []
     load, stage = Teacher.load, module.run_stage
 
-    def noted(teacher: Teacher, *said: Any) -> ComposedForCausalLM:
-        model = load(teacher, *said)
+    def noted(teacher: Teacher, *arguments: Any) -> ComposedForCausalLM:
+        model = load(teacher, *arguments)
         loaded.append(weakref.ref(model))
         return model
 
-    def staged(*said: Any) -> Any:
+    def staged(*arguments: Any) -> Any:
         gc.collect()
-        there.append(loaded[0]() is not None)
-        return stage(*said)
+        is_loaded.append(loaded[0]() is not None)
+        return stage(*arguments)
 
     monkeypatch.setattr(Teacher, "load", noted)
     monkeypatch.setattr(module, "run_stage", staged)
     report = run(student, tmp_path / "out", texts, *overrides, which=which)
-    assert (len(loaded), there) == (1, in_stages)
+    assert (len(loaded), is_loaded) == (1, in_stages)
     assert report.teacher_loss is not None
 
 
@@ -80,18 +80,18 @@ def test_no_teacher_is_loaded_where_nothing_is_asked_of_it(
 
 
 def test_fine_tuning_goes_on_without_a_source_that_has_gone(texts: Path, tmp_path: Path) -> None:
-    """The same numbers, but for what the next token costs the teacher; what learns from it is refused as ever."""
+    """The numbers are the same except for the teacher's own loss. Stages that learn from the teacher are still refused."""
     source = make_teacher(tmp_path / "teacher")
     model = make_student(tmp_path / "student", source)
     with_it = run(model, tmp_path / "one", texts, which="finetune")
     with pytest.raises(StoppedError):
         run(model, tmp_path / "two", texts, which="finetune", watch=stop_at(2), checkpoint_seconds=0.0)
     source.rename(tmp_path / "moved")
-    said: list[str] = []
-    without = run(model, tmp_path / "two", texts, which="finetune", tell=said.append, resume=True)
+    messages: list[str] = []
+    without = run(model, tmp_path / "two", texts, which="finetune", tell=messages.append, resume=True)
     assert with_it.teacher_loss is not None
     assert (without.teacher_loss, without.loss) == (None, with_it.loss)
-    assert sum("is left out of the report" in one and str(source) in one for one in said) == 1
+    assert sum("is left out of the report" in message and str(source) in message for message in messages) == 1
     assert all(torch.equal(tensor, weights(tmp_path / "one")[name]) for name, tensor in weights(tmp_path / "two").items())
     for which, overrides in (("all", ()), ("transfer", ()), ("finetune", ("recipe.finetune.distill=0.5",))):
         with pytest.raises(TrainingError, match="is not at .* any more"):
@@ -103,7 +103,7 @@ def test_fine_tuning_goes_on_without_a_source_that_has_gone(texts: Path, tmp_pat
 
 @pytest.fixture
 def packed_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A student of a GGUF file, whose weights are unpacked in a cache of its own."""
+    """A student of a GGUF file, whose weights are unpacked in a separate cache."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     file = write_gguf(tmp_path / "teacher.gguf", gguf_model("llama"))
     composer.build_folder("lolcats", file, tmp_path / "student", overrides=FEW_STEPS)
@@ -114,7 +114,7 @@ def packed_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_teacher_of_a_student_of_a_gguf_file_is_the_unpacked_model(
     packed_student: Path, tmp_path: Path, texts: Path, named: str | None
 ) -> None:
-    """It is unpacked again where the cache is gone; the file itself may be named, too."""
+    """It is unpacked again if the cache is missing. The file itself may also be named."""
     first = run(packed_student, tmp_path / "first", texts, teacher=None if named is None else str(tmp_path / named))
     shutil.rmtree(tmp_path / "cache")
     again = run(packed_student, tmp_path / "again", texts)

@@ -1,4 +1,4 @@
-"""transformers' ``Trainer`` trains a softmax student with the losses of its source, whatever it is asked for."""
+"""transformers' ``Trainer`` trains a softmax student with the losses of its source for all tested arguments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def padded(row: list[int], value: int) -> list[int]:
 
 
 def losses(model: Any, out: Path, *, packed: bool = False, **options: Any) -> list[float]:
-    """The losses of three steps and of an evaluation."""
+    """Return the losses of three steps and of an evaluation."""
     if packed:
         data = Dataset.from_dict({"input_ids": ROWS, "labels": ROWS})
         collator: Any = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
@@ -67,6 +67,6 @@ def losses(model: Any, out: Path, *, packed: bool = False, **options: Any) -> li
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("host", ["llama", "qwen3"])
 def test_losses_are_those_of_the_source(host: str, run: str, tmp_path: Path) -> None:
-    wanted, found = (losses(model, tmp_path, **RUNS[run]) for model in pair(host))
-    assert len(found) == 4
-    assert found == pytest.approx(wanted, rel=1e-4)
+    wanted, actual = (losses(model, tmp_path, **RUNS[run]) for model in pair(host))
+    assert len(actual) == 4
+    assert actual == pytest.approx(wanted, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Attention transfer computes the loss that it says, over real tokens of every document alone, from a plain Llama's own numbers."""
+"""Attention transfer computes its loss over real tokens of each document alone, as a plain Llama's numbers give it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.data.packing import Batch, PackedRows, Packing
 from composer.spec.recipe import Transfer
 from composer.training.student import check_transfer
 from composer.training.transfer import Lesson, TransferCourse, answers, attention_weights, teach
-from tests.composer.training.by_hand import asked, attention_of, documents, lolcats_weights, projected, softmax_weights
+from tests.composer.training.by_hand import attention_of, documents, lolcats_weights, make_lesson, projected, softmax_weights
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 
 WINDOW = 4
@@ -24,27 +24,27 @@ def transfer(**changes: Any) -> Transfer:
 
 
 def by_document(source: Any, batch: Batch) -> list[tuple[tuple[int, int, int], list[dict[str, Tensor]]]]:
-    """Each document, and what the layers of the source see and answer when it stands alone."""
+    """Return each document, and the inputs and outputs of the source's layers for it alone."""
     return [(place, projected(source, batch.ids[place[0], place[1] : place[2]][None])) for place in documents(batch)]
 
 
 def answered(student: Any, index: int, hidden: Tensor) -> Tensor:
-    """``1 T H D`` of the student's heads, for one document's hidden states."""
+    """Return the outputs ``1 T H D`` of the student's heads for one document's hidden states."""
     place = torch.arange(hidden.shape[1])[None]
     alone = Batch(place, place, place, torch.ones_like(place).bool())
-    return answers(attention_of(student, index), asked(hidden, alone), "torch")
+    return answers(attention_of(student, index), make_lesson(hidden, alone), "torch")
 
 
 def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, float]:
-    """Σ over real tokens of the mean squared error of what a token is given, divided by their number."""
+    """Return Σ over real tokens of the mean squared error of a token's output, divided by their number."""
     losses = {f"layer {index}": 0.0 for index in range(len(source.model.layers))}
     for _, layers in by_document(source, batch):
         for index, own in enumerate(layers):
-            found = answered(student, index, own["hidden"]).flatten(2)
+            answers = answered(student, index, own["hidden"]).flatten(2)
             if at == "output":
-                found = source.model.layers[index].self_attn.o_proj(found)
+                answers = source.model.layers[index].self_attn.o_proj(answers)
             wanted = own["heads" if at == "heads" else "attended"]
-            losses[f"layer {index}"] += float((found - wanted).square().mean(-1).sum())
+            losses[f"layer {index}"] += float((answers - wanted).square().mean(-1).sum())
     return {name: loss / int(batch.valid.sum()) for name, loss in losses.items()}
 
 
@@ -54,10 +54,10 @@ def test_lessons_are_a_llamas_own_numbers(how: Packing) -> None:
     source = small_llama()
     batch = whole(rows_of(how=how))
     assert how == "packed" or not bool(batch.valid.all())
-    found: list[Lesson] = []
-    teach(teacher_of(source), batch, lambda index, attention, lesson: found.append(lesson))
+    lessons: list[Lesson] = []
+    teach(teacher_of(source), batch, lambda index, attention, lesson: lessons.append(lesson))
     for (row, start, end), layers in by_document(source, batch):
-        for lesson, own in zip(found, layers, strict=True):
+        for lesson, own in zip(lessons, layers, strict=True):
             for name in ("hidden", "heads", "attended"):
                 got = getattr(lesson, name)[row, start:end]
                 torch.testing.assert_close(got.flatten(1), own[name][0], rtol=0, atol=1e-9)
@@ -93,12 +93,12 @@ def test_attention_weights_are_the_whole_matrix(groups: str, length: int) -> Non
     own = projected(source, batch.ids)
     for index, layer in enumerate(source.model.layers):
         hidden = own[index]["hidden"]
-        found = attention_weights(attention_of(teacher, index), asked(hidden, batch), "torch")
+        actual = attention_weights(attention_of(teacher, index), make_lesson(hidden, batch), "torch")
         wanted = softmax_weights(layer.self_attn, hidden[0], 8)
-        torch.testing.assert_close(found[0].transpose(0, 1), wanted.float(), rtol=0, atol=1e-6)
-        found = attention_weights(attention_of(student, index), asked(hidden, batch), "torch")
+        torch.testing.assert_close(actual[0].transpose(0, 1), wanted.float(), rtol=0, atol=1e-6)
+        actual = attention_weights(attention_of(student, index), make_lesson(hidden, batch), "torch")
         wanted = lolcats_weights(attention_of(student, index), hidden[0], WINDOW)
-        torch.testing.assert_close(found[0].transpose(0, 1), wanted.float(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(actual[0].transpose(0, 1), wanted.float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -119,50 +119,50 @@ def test_attention_weights_are_the_whole_matrix(groups: str, length: int) -> Non
 )
 @torch.no_grad()
 def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[str]) -> None:
-    """Of all that the rules let through: had it been otherwise, there would be no weights to compare."""
+    """This holds for all heads that the rules allow. Otherwise there would be no weights to compare."""
     student = student_of(small_llama(), spec, "recipe=null", *overrides)
     check_transfer(student.config.resolved(), transfer(mse=0.0, cross_entropy=1.0))
     batch, attention = whole(rows_of(19)), attention_of(student, 1)
     hidden = torch.randn(*batch.ids.shape, 32, dtype=torch.float64)
-    weights = attention_weights(attention, asked(hidden, batch), "torch")
+    weights = attention_weights(attention, make_lesson(hidden, batch), "torch")
     value = attention.get_submodule("v_proj")(hidden).unflatten(2, (-1, 8)).repeat_interleave(2, dim=2).float()
-    answer = answers(attention, asked(hidden, batch), "torch").float()
-    found = torch.einsum("bths,bshd->bthd", weights, value)
-    torch.testing.assert_close(found[batch.valid], answer[batch.valid], rtol=0, atol=2e-6)
+    answer = answers(attention, make_lesson(hidden, batch), "torch").float()
+    output = torch.einsum("bths,bshd->bthd", weights, value)
+    torch.testing.assert_close(output[batch.valid], answer[batch.valid], rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("how", ["packed", "padded"])
 def test_cross_entropy_of_the_weights(how: Packing) -> None:
-    """LoLCATs (workshop), eq. 7, from whole matrices; their gradients as well."""
+    """LoLCATs (workshop), eq. 7, from whole matrices, gradients included."""
     source = small_llama()
     student, batch = student_of(source), whole(rows_of(14, how))
     course = TransferCourse(student, teacher_of(source), transfer(mse=0.0, cross_entropy=2.0))
     losses = learned(course, batch)
-    found = gradients(student)
+    student_gradients = gradients(student)
     student.zero_grad()
     for index in range(2):
         loss = torch.zeros((), dtype=torch.float64)
         for _, layers in by_document(source, batch):
             hidden = layers[index]["hidden"][0]
             wanted = softmax_weights(source.model.layers[index].self_attn, hidden, 8).detach()
-            given = lolcats_weights(attention_of(student, index), hidden, WINDOW)
+            student_weights = lolcats_weights(attention_of(student, index), hidden, WINDOW)
             seen = wanted > 0
-            loss = loss - (wanted[seen] * given[seen].log()).sum() / len(wanted)
+            loss = loss - (wanted[seen] * student_weights[seen].log()).sum() / len(wanted)
         loss = 2 * loss / int(batch.valid.sum())
         loss.backward()
         assert losses[f"layer {index}"] == pytest.approx(loss.item(), rel=1e-5)
     for name, gradient in gradients(student).items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(student_gradients[name], gradient, rtol=1e-4, atol=1e-7)
 
 
 def test_both_losses_add_up() -> None:
     source, batch = small_llama(), whole(rows_of())
     student, teacher = student_of(source), teacher_of(source)
-    one, other, both = (
+    first, other, both = (
         learned(TransferCourse(student, teacher, transfer(mse=mse, cross_entropy=entropy)), batch)
         for mse, entropy in ((3.0, 0.0), (0.0, 0.5), (3.0, 0.5))
     )
-    assert both == pytest.approx({name: one[name] + other[name] for name in one}, rel=1e-6)
+    assert both == pytest.approx({name: first[name] + other[name] for name in first}, rel=1e-6)
 
 
 @pytest.mark.parametrize("spec", [SPEC, "lawcat", "gla", "gated-delta"])
@@ -175,16 +175,16 @@ def test_what_stands_in_padding_changes_nothing(spec: Any) -> None:
     for each in (rows, filled):
         student.zero_grad()
         seen.append((learned(course, whole(each)), gradients(student)))
-    (one, of_one), (other, of_other) = seen
-    assert len(one) == 2
-    assert min(one.values()) > 0
-    assert one == pytest.approx(other, rel=1e-12)
+    (first, of_one), (other, of_other) = seen
+    assert len(first) == 2
+    assert min(first.values()) > 0
+    assert first == pytest.approx(other, rel=1e-12)
     for name, gradient in of_one.items():
         torch.testing.assert_close(gradient, of_other[name], rtol=0, atol=1e-12)
 
 
 def test_a_student_like_its_teacher_has_nothing_to_learn() -> None:
-    """A window that reaches everything leaves nothing to the state."""
+    """A window for all tokens leaves nothing to the state."""
     source, memory = small_llama(), [{"kind": "window", "size": 64, "weight": "learned"}, "state"]
     student = student_of(source, {**SPEC, "head": {**SPEC["head"], "memory": memory}})
     course = TransferCourse(student, teacher_of(source), transfer())

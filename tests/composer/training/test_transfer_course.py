@@ -1,4 +1,4 @@
-"""Layers learn apart: only fresh parameters, each from its own loss, one graph at a time, in any number of parts."""
+"""Layers learn separately: only fresh parameters, each from its own loss, one graph at a time, in any number of parts."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_gradients_are_in_fresh_parameters_alone() -> None:
     course = TransferCourse(student, teacher, stage(cross_entropy=1.0, at="output"))
     learned(course, whole(rows_of()))
     fresh = {name for name, _ in student.named_parameters() if ".composed." in name}
-    found = gradients(student)
-    assert found.keys() == fresh
-    assert all(bool(gradient.any()) for gradient in found.values())
+    student_gradients = gradients(student)
+    assert student_gradients.keys() == fresh
+    assert all(bool(gradient.any()) for gradient in student_gradients.values())
     assert not gradients(teacher)
     assert {name for unit in course.units for name in unit.parameters} == fresh
     assert [unit.name for unit in course.units] == ["layer 0", "layer 1"]
@@ -106,7 +106,7 @@ def test_one_layers_graph_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("how", ["packed", "padded"])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_parts_add_up_to_the_whole(parts: int, how: Any) -> None:
-    """Though rows have unequal numbers of tokens."""
+    """Rows have different numbers of tokens."""
     source = small_llama()
     student, batch = student_of(source), rows_of(how=how).batch(range(4))
     course = course_of(source, student)
@@ -172,7 +172,7 @@ def test_heads_with_weights_and_heads_with_nothing_to_train() -> None:
 
 
 def projections(student: Any, course: TransferCourse) -> int:
-    """How often a step of the course calls the student's projections of queries."""
+    """Return how often a step of the course calls the student's projections of queries."""
     counts = list[int]()
     handles = [
         module.register_forward_hook(lambda *_: counts.append(1))
@@ -201,17 +201,17 @@ def projections(student: Any, course: TransferCourse) -> int:
 def test_the_teachers_projections_serve_a_student_on_the_same_trunk(
     spec: Any, how: Any, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses and gradients are as if the student had projected for itself."""
-    source, batch, found = small_llama(), whole(rows_of(how=how)), list[Any]()
+    """Losses and gradients are as if the student had projected itself."""
+    source, batch, student_gradients = small_llama(), whole(rows_of(how=how)), list[Any]()
     for alike in (True, False):
         if not alike:
             monkeypatch.setattr(transfer, "layers_alike", lambda ours, theirs: frozenset())
         student = student_of(source, spec, "recipe=null")
         course = course_of(source, student, at=at, cross_entropy=0.0 if spec == "gated-deltanet" else 0.5)
-        found.append((learned(course, batch), gradients(student), course.judge(batch, 1.0)))
+        student_gradients.append((learned(course, batch), gradients(student), course.judge(batch, 1.0)))
         assert (projections(student, course) > 0) == (not alike)
-    (one, of_one, judged), (other, of_other, also) = found
-    assert one == pytest.approx(other, rel=1e-12)
+    (first, of_one, judged), (other, of_other, also) = student_gradients
+    assert first == pytest.approx(other, rel=1e-12)
     assert {name: float(loss) for name, loss in judged.items()} == pytest.approx({name: float(loss) for name, loss in also.items()})
     assert of_one.keys() == of_other.keys()
     for name, gradient in of_one.items():
@@ -253,9 +253,10 @@ def test_a_student_that_mixes_its_inputs_projects_for_itself() -> None:
     [("gpt2", True), ("phi3", True), ("qwen3", True), ("gemma2", True), ("gpt_oss", True), ("bitnet", False), ("afmoe", False)],
 )
 def test_hosts_of_other_families(family: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With norms of queries and keys, scales of their own and joint projections. Some compute more behind the heads than the output
-    projection, a gate or a norm, and there a student's output is not taken for the projection of its heads."""
-    source, found = small(family), list[Any]()
+    """Hosts have norms of queries and keys, scales and joint projections. Some compute a gate or a norm after the heads, and
+    there the student's output is not the projection of its heads.
+    """
+    source, student_gradients = small(family), list[Any]()
     batch = whole(rows_of())
     for alike in (True, False):
         if not alike:
@@ -263,17 +264,17 @@ def test_hosts_of_other_families(family: str, alone: bool, monkeypatch: pytest.M
         student = student_of(source)
         for at in ("heads", "output"):
             student.zero_grad()
-            found.append((learned(course_of(source, student, at=at), batch), gradients(student)))
+            student_gradients.append((learned(course_of(source, student, at=at), batch), gradients(student)))
         if alike:
             assert all(attention.ends_in_projection is alone for _, attention in attentions(student))
-    for (one, of_one), (other, of_other) in zip(found[:2], found[2:], strict=True):
-        assert one == pytest.approx(other, rel=1e-5)
+    for (first, of_one), (other, of_other) in zip(student_gradients[:2], student_gradients[2:], strict=True):
+        assert first == pytest.approx(other, rel=1e-5)
         for name, gradient in of_one.items():
             torch.testing.assert_close(gradient, of_other[name], rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_are_not_under_autocast() -> None:
-    """What the heads compute in float32 would be narrowed there."""
+    """Autocast would narrow what the heads compute in float32."""
     source, seen = small_llama().float(), list[bool]()
     student = student_of(source)
     course = course_of(source, student)

@@ -59,7 +59,7 @@ def tokenizer() -> Any:
 
 @cache
 def stories() -> tuple[tuple[int, ...], ...]:
-    """The tokens of beginnings of stories, 20 to 79 of them, so that several fit into most rows."""
+    """Return the tokens of beginnings of stories, 20 to 79 of them, so that several fit into most rows."""
     rows = load_rows(["stories,samples=100"], tokenizer(), LENGTH, split="train", vocabulary=507, how="padded", share=0.0)
     texts = (ids[valid].tolist() for ids, valid in zip(rows.ids, rows.valid, strict=True))
     return tuple(tuple(text[: 20 + 17 * index % 60]) for index, text in enumerate(texts))
@@ -91,7 +91,7 @@ def losses_of(done: SFTTrainer) -> list[float]:
 
 
 def packed_by(done: SFTTrainer) -> PackedRows:
-    """The rows that TRL has packed, at the places from which the order of ``compose distill`` takes them one after the other."""
+    """Return the rows that TRL has packed, in the places from which ``compose distill`` reads them in order."""
     rows = list(done.train_dataset)[: STEPS * BATCH]
     shape, order = (len(rows), LENGTH), permutation(len(rows), SEED, 0)
     ids, position = np.zeros(shape, np.int32), np.tile(np.arange(LENGTH, dtype=np.int32), (len(rows), 1))
@@ -106,8 +106,9 @@ def packed_by(done: SFTTrainer) -> PackedRows:
 
 
 def test_packed_training_has_the_losses_of_our_own_stage(tmp_path: Path) -> None:
-    """Rows, their order, adapters and their start, AdamW, rate, clipping and the mean over predicted tokens are the same: so are
-    all 20 losses, and the adapters at the end."""
+    """Rows, order, initial adapters, AdamW, rate, clipping and the mean over predicted tokens are equal, so all 20 losses and
+    the final adapters are.
+    """
     stage = Finetune(lr=RATE, steps=STEPS, batch=BATCH, lora=Lora(rank=4), fresh=False, clip=0.2)
     own, other = student(), student()
     assert stage.lora is not None
@@ -136,9 +137,9 @@ def test_packed_training_has_the_losses_of_our_own_stage(tmp_path: Path) -> None
     theirs.train()
 
     ours = [entry["loss"]["model"] for entry in log(tmp_path) if "loss" in entry]
-    found = losses_of(theirs)
-    assert len(found) == len(ours) == STEPS
-    assert max(abs(one - another) for one, another in zip(ours, found, strict=True)) < 1e-4
+    their_losses = losses_of(theirs)
+    assert len(their_losses) == len(ours) == STEPS
+    assert max(abs(first - another) for first, another in zip(ours, their_losses, strict=True)) < 1e-4
     assert sum(ours[:5]) - sum(ours[-5:]) > 0.25, "something was learned"
     learned = get_peft_model_state_dict(theirs.model)
     for name, tensor in get_peft_model_state_dict(own).items():
@@ -164,7 +165,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def documents_of(row: dict[str, Any], *, joined: bool) -> list[tuple[list[int], list[int]]]:
-    """The documents of a row of TRL, each with the labels of its tokens."""
+    """Return the documents of a row of TRL, each with the labels of its tokens."""
     ids, labels = row["input_ids"], row.get("labels") or row["input_ids"]
     lengths = [len(ids)] if joined else row.get("seq_lengths") or [len(ids)]
     bounds = np.cumsum([0, *lengths])
@@ -173,7 +174,7 @@ def documents_of(row: dict[str, Any], *, joined: bool) -> list[tuple[list[int], 
 
 @torch.no_grad()
 def loss_by_hand(documents: list[tuple[list[int], list[int]]]) -> float:
-    """The mean loss of the predicted tokens, a document a call."""
+    """Return the mean loss of the predicted tokens with one call per document."""
     losses = []
     for ids, labels in documents:
         logits = _built()(torch.tensor([ids])).logits[0, :-1]
@@ -186,7 +187,7 @@ def loss_by_hand(documents: list[tuple[list[int], list[int]]]) -> float:
     ("mode", "adapters"), [*((mode, False) for mode in MODES), ("packed", True), ("checkpointed, reentrant", True)]
 )
 def test_the_first_loss_is_that_of_the_documents(mode: str, adapters: bool, tmp_path: Path) -> None:
-    """Whatever a row holds, each document is read by itself; and training changes what it is to change."""
+    """Each document of a row is read separately, and training changes the intended parameters."""
     options, before = MODES[mode], dict(_built().named_parameters())
     data = Dataset.from_dict({"input_ids": [list(story) for story in stories()[:24]]})
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if adapters else None
@@ -214,15 +215,15 @@ MARKED = (
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("form", ["completion", "assistant"])
 def test_answers_alone_are_learned(form: str, packing: bool, tmp_path: Path) -> None:
-    """From prompts with completions (``completion_only_loss``), and from conversations (``assistant_only_loss``)."""
+    """The data are prompts with completions (``completion_only_loss``) or conversations (``assistant_only_loss``)."""
     marked = copy.deepcopy(tokenizer())
     marked.chat_template = MARKED
     if form == "completion":
-        data, said = {"prompt": [PROMPT] * 4, "completion": [COMPLETION, PROMPT] * 2}, {"completion_only_loss": True}
+        data, config_options = {"prompt": [PROMPT] * 4, "completion": [COMPLETION, PROMPT] * 2}, {"completion_only_loss": True}
     else:
         turns = [[{"role": "user", "content": PROMPT}, {"role": "assistant", "content": text}] for text in (COMPLETION, PROMPT)]
-        data, said = {"messages": turns * 2}, {"assistant_only_loss": True}
-    options = said | {"packing": packing, "max_length": LENGTH}
+        data, config_options = {"messages": turns * 2}, {"assistant_only_loss": True}
+    options = config_options | {"packing": packing, "max_length": LENGTH}
     training = trainer(student(), tmp_path, Dataset.from_dict(data), tokenizer=marked, **options)
     rows = list(training.train_dataset)[:BATCH]
     documents = [document for row in rows for document in documents_of(row, joined=False)]

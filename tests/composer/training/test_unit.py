@@ -1,4 +1,4 @@
-"""A unit steps as AdamW does by hand, clips by its own norm, follows its schedule, keeps its best, and stops where it must."""
+"""A unit takes AdamW's steps, clips by its own norm, follows its schedule, keeps its best parameters, and stops as configured."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def gradient(like: Tensor, step: int) -> Tensor:
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(100 + step), dtype=like.dtype)
 
 
-def unit_of(said: Stage, **parameters: nn.Parameter) -> Unit:
-    return Unit("layer 3", said, [(said.lr, parameters)])
+def unit_of(settings: Stage, **parameters: nn.Parameter) -> Unit:
+    return Unit("layer 3", settings, [(settings.lr, parameters)])
 
 
 def take(unit: Unit, step: int, loss: float = 1.0) -> float:
@@ -39,7 +39,7 @@ def take(unit: Unit, step: int, loss: float = 1.0) -> float:
 
 
 def adamw(start: Tensor, rates: list[float], betas: tuple[float, float], decay: float) -> Tensor:
-    """Loshchilov and Hutter 2019, algorithm 2."""
+    """Take a step of Loshchilov and Hutter 2019, algorithm 2."""
     value, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
     for step, rate in enumerate(rates):
         slope = gradient(start, step)
@@ -51,22 +51,22 @@ def adamw(start: Tensor, rates: list[float], betas: tuple[float, float], decay: 
 
 
 def test_a_step_is_adamw_at_the_rate_of_the_schedule() -> None:
-    said = stage(clip=None, weight_decay=0.3, betas=(0.8, 0.95), schedule="cosine", warmup=2, final=0.1)
+    settings = stage(clip=None, weight_decay=0.3, betas=(0.8, 0.95), schedule="cosine", warmup=2, final=0.1)
     weight = parameter(3, 4)
-    start, unit = weight.detach().clone(), unit_of(said, weight=weight)
+    start, unit = weight.detach().clone(), unit_of(settings, weight=weight)
     for step in range(LENGTH):
         take(unit, step)
-    rates = [said.lr * share_of_rate(said, step, LENGTH) for step in range(LENGTH)]
+    rates = [settings.lr * share_of_rate(settings, step, LENGTH) for step in range(LENGTH)]
     assert len(set(rates)) == LENGTH - 1, "the warm-up's last step and the first after it learn at the whole rate"
-    torch.testing.assert_close(weight.detach(), adamw(start, rates, said.betas, 0.3), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weight.detach(), adamw(start, rates, settings.betas, 0.3), rtol=1e-12, atol=1e-12)
     assert weight.grad is None
 
 
 def test_what_no_row_needs_has_a_gradient_of_zero() -> None:
-    """Its momentum goes on, as it does where other processes' rows need it."""
-    left_out, zero, said = parameter(5), parameter(5), stage()
+    """Its momentum is still updated, as if other processes' rows had used it."""
+    left_out, zero, settings = parameter(5), parameter(5), stage()
     for weight, nothing in ((left_out, None), (zero, torch.zeros_like(zero))):
-        unit = unit_of(said, weight=weight)
+        unit = unit_of(settings, weight=weight)
         take(unit, 0)
         weight.grad = nothing
         unit.update(1, LENGTH, 1.0)
@@ -75,18 +75,18 @@ def test_what_no_row_needs_has_a_gradient_of_zero() -> None:
 
 
 def test_groups_have_rates_of_their_own() -> None:
-    said, slow, fast = stage(clip=None), parameter(5), parameter(5)
+    settings, slow, fast = stage(clip=None), parameter(5), parameter(5)
     start = slow.detach().clone()
-    unit = Unit("model", said, [(1e-3, {"slow": slow}), (1e-1, {"fast": fast}), (7.0, {})])
+    unit = Unit("model", settings, [(1e-3, {"slow": slow}), (1e-1, {"fast": fast}), (7.0, {})])
     take(unit, 0)
     torch.testing.assert_close((slow - start).abs(), torch.full((5,), 1e-3).double(), rtol=1e-6, atol=0)
     torch.testing.assert_close((fast - start).abs(), torch.full((5,), 1e-1).double(), rtol=1e-6, atol=0)
 
 
 def test_the_norm_is_the_units_own_and_clipped_as_a_whole() -> None:
-    clip, one, two = 0.5, parameter(4), parameter(2, 3, seed=1)
-    unit = Unit("model", stage(clip=clip, betas=(0.0, 0.0)), [(0.1, {"one": one}), (0.2, {"two": two})])
-    expected = torch.cat([gradient(one, 0), gradient(two, 0).flatten()]).norm()
+    clip, first, two = 0.5, parameter(4), parameter(2, 3, seed=1)
+    unit = Unit("model", stage(clip=clip, betas=(0.0, 0.0)), [(0.1, {"one": first}), (0.2, {"two": two})])
+    expected = torch.cat([gradient(first, 0), gradient(two, 0).flatten()]).norm()
     clipped: dict[str, Tensor] = {}
     for name, weight in unit.parameters.items():
         weight.grad = gradient(weight, 0)
@@ -199,28 +199,30 @@ def test_a_single_high_loss_is_no_divergence() -> None:
 
 
 def test_facts_and_tensors_bring_it_back() -> None:
-    said = stage(schedule="plateau", patience=9)
-    here, there = parameter(3), parameter(3, seed=5)
+    settings = stage(schedule="plateau", patience=9)
+    here, other_parameter = parameter(3), parameter(3, seed=5)
     still = [parameter(2, seed=seed) for seed in (7, 8)]
-    one, other = (unit_of(said, moved=moved, still=quiet) for moved, quiet in zip((here, there), still, strict=True))
+    first, other = (
+        unit_of(settings, moved=moved, still=quiet) for moved, quiet in zip((here, other_parameter), still, strict=True)
+    )
     for step, loss in enumerate((3.0, 1.0, 2.0, 2.0)):
         here.grad = gradient(here, step)
-        one.update(step, LENGTH, loss)
-        one.judge(loss)
-    other.restore(UnitFacts.model_validate_json(one.facts().model_dump_json()))
-    assert other.progress == one.progress
+        first.update(step, LENGTH, loss)
+        first.judge(loss)
+    other.restore(UnitFacts.model_validate_json(first.facts().model_dump_json()))
+    assert other.progress == first.progress
     assert (other.progress.best, other.progress.waited, other.progress.factor) == (1.0, 2, 0.5)
-    saved, room = one.tensors(), other.tensors()
+    saved, room = first.tensors(), other.tensors()
     assert room.keys() == saved.keys(), "as many tensors, with the same names, and none for what has no gradient"
     for name, tensor in room.items():
         assert tensor.shape == saved[name].shape
         assert tensor.dtype == saved[name].dtype
         tensor.copy_(saved[name])
     for step in (4, 5):
-        for unit, moved in ((one, here), (other, there)):
+        for unit, moved in ((first, here), (other, other_parameter)):
             moved.grad = gradient(moved, step)
             unit.update(step, LENGTH, 1.0)
-    assert torch.equal(here, there)
-    one.finish()
+    assert torch.equal(here, other_parameter)
+    first.finish()
     other.finish()
-    assert torch.equal(here, there)
+    assert torch.equal(here, other_parameter)

@@ -1,4 +1,4 @@
-"""A real browser, headless, that looks at pages: what it says in its console, and whom it asks for what."""
+"""A real headless browser that opens pages and records its console and its requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 20_000
 
 
 def gradio_or_skip() -> Any:
-    """Gradio; the test is skipped, with the reason, where it is missing or too old."""
+    """Return Gradio, or skip the test with the reason if it is missing or too old."""
     try:
         return made_with()
     except ComposerError as error:
@@ -30,25 +30,26 @@ def gradio_or_skip() -> Any:
 
 
 class Watched:
-    """A page, and what was seen while it was open. words: of its console, errors and warnings; asked: the hosts of its requests."""
+    """A page and its events while it was open. words: errors and warnings of its console. hosts: the hosts of its requests."""
 
     def __init__(self, page: Any) -> None:
-        self.page, self.words, self.asked = page, list[str](), set[str]()
+        self.page, self.words, self.hosts = page, list[str](), set[str]()
         page.set_default_timeout(PATIENCE)
         page.on(
-            "console", lambda said: self.words.append(f"{said.type}: {said.text}") if said.type in ("error", "warning") else None
+            "console",
+            lambda message: self.words.append(f"{message.type}: {message.text}") if message.type in ("error", "warning") else None,
         )
         page.on("pageerror", lambda error: self.words.append(f"uncaught: {error}"))
-        page.on("request", lambda one: self.asked.add(one.url.partition("://")[2].partition("/")[0]))
+        page.on("request", lambda request: self.hosts.add(request.url.partition("://")[2].partition("/")[0]))
 
-    def _heard(self, said: Any) -> None:
-        if said.type in ("error", "warning"):
-            self.words.append(f"{said.type}: {said.text}")
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.words.append(f"{message.type}: {message.text}")
 
 
 @contextmanager
 def opened(address: str, *, wide: int = 1280, high: int = 900, dark: bool = False) -> Iterator[Watched]:
-    """A page in Chromium. The test is skipped where there is none, or nothing to steer it with."""
+    """Open a page in Chromium. The test is skipped without Chromium or its driver."""
     api = pytest.importorskip("playwright.sync_api", reason="no playwright is installed, which steers the browser")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here")

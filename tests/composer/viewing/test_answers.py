@@ -1,4 +1,4 @@
-"""What the page says of a text: the same as the commands, or its mistakes with their lines; and it says something of any text."""
+"""The page shows the same for a text as the commands, or its mistakes with their lines, and never fails."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ SINGLE = sorted(name for name in shipped_specs() if load_spec(name).vary is None
 @pytest.mark.parametrize("name", SINGLE)
 def test_shipped_specs_are_shown_as_the_commands_show_them(name: str) -> None:
     text = shipped_specs()[name].read_text(encoding="utf-8")
-    found = answer(text, EditorContext(), SIZES, 4096, "float32")
+    shown = answer(text, EditorContext(), SIZES, 4096, "float32")
     resolved = resolve(load_spec(name), None if load_spec(name).trunk else TYPICAL)
-    assert resolved.hash[:12] in found.status
-    assert found.picture is not None
-    assert found.picture.startswith("<svg")
-    assert found.costs is not None
-    assert size(explain_resolved(resolved).state_bytes) in found.costs or "none: every token" in found.costs
-    assert found.program is not None
-    assert found.program.count("def ") == len({(group.head, group.heads) for layer in resolved.layers for group in layer})
+    assert resolved.hash[:12] in shown.status
+    assert shown.picture is not None
+    assert shown.picture.startswith("<svg")
+    assert shown.costs is not None
+    assert size(explain_resolved(resolved).state_bytes) in shown.costs or "none: every token" in shown.costs
+    assert shown.program is not None
+    assert shown.program.count("def ") == len({(group.head, group.heads) for layer in resolved.layers for group in layer})
 
 
 def test_a_mistake_is_shown_with_its_line() -> None:
     wrong = LOLCATS.replace("feature_map:", "feature_mop:")
     line = 1 + wrong[: wrong.index("feature_mop")].count("\n")
-    found = answer(wrong, EditorContext(), SIZES, 4096, "float32")
-    assert f"<b>line {line}</b>" in found.status
-    assert "did you mean &quot;feature_map&quot;?" in found.status
-    assert "feature_mop: {kind: hedgehog" in found.status
-    assert (found.picture, found.costs, found.program) == (None, None, None)
+    shown = answer(wrong, EditorContext(), SIZES, 4096, "float32")
+    assert f"<b>line {line}</b>" in shown.status
+    assert "did you mean &quot;feature_map&quot;?" in shown.status
+    assert "feature_mop: {kind: hedgehog" in shown.status
+    assert (shown.picture, shown.costs, shown.program) == (None, None, None)
 
 
 def test_every_mistake_has_its_line() -> None:
@@ -55,8 +55,8 @@ def test_every_mistake_has_its_line() -> None:
 def test_sizes_change_the_state() -> None:
     states = []
     for window in (64, 256):
-        found = answer(LOLCATS.replace("size: 64", f"size: {window}"), EditorContext(), SIZES, 4096, "bfloat16")
-        states += re.findall(r"State ([\d.]+ \w+)", found.picture or "")
+        shown = answer(LOLCATS.replace("size: 64", f"size: {window}"), EditorContext(), SIZES, 4096, "bfloat16")
+        states += re.findall(r"State ([\d.]+ \w+)", shown.picture or "")
     assert len(set(states)) == 2
     for sizes, dtype in ((SIZES, "float32"), ((2, *SIZES[1:]), "bfloat16")):
         states += re.findall(r"State ([\d.]+ \w+)", answer(LOLCATS, EditorContext(), sizes, 4096, dtype).picture or "")
@@ -78,16 +78,16 @@ def test_sizes_change_the_state() -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_told(sizes: tuple[float | None, ...], tokens: float, dtype: str, expected: str) -> None:
-    found = answer(LOLCATS, EditorContext(), sizes, tokens, dtype)
-    assert expected in found.status
-    assert found.picture is None
+    shown = answer(LOLCATS, EditorContext(), sizes, tokens, dtype)
+    assert expected in shown.status
+    assert shown.picture is None
 
 
 def test_what_is_typed_is_escaped() -> None:
-    found = answer(LOLCATS.replace("arXiv:2410.10254", '"<script>alert(1)</script>"'), EditorContext(), SIZES, 4096, "float32")
-    assert found.picture is not None
-    assert "<script" not in found.picture
-    assert "&lt;script&gt;" in found.picture
+    shown = answer(LOLCATS.replace("arXiv:2410.10254", '"<script>alert(1)</script>"'), EditorContext(), SIZES, 4096, "float32")
+    assert shown.picture is not None
+    assert "<script" not in shown.picture
+    assert "&lt;script&gt;" in shown.picture
     wrong = answer("compose: 1\nname: <script>alert(1)</script>\n", EditorContext(), SIZES, 4096, "float32")
     assert "<script" not in wrong.status
 
@@ -99,13 +99,13 @@ PIECES = st.sampled_from(
 
 @given(at=st.integers(0, len(LOLCATS)), cut=st.integers(0, 40), typed=st.lists(PIECES, max_size=4))
 def test_any_text_is_answered(at: int, cut: int, typed: list[str]) -> None:
-    """As one types: some of a spec removed, something else in its place."""
-    found = answer(LOLCATS[:at] + "".join(typed) + LOLCATS[at + cut :], EditorContext(), SIZES, 64, "float32")
-    assert ('class="wrong"' in found.status) == (found.picture is None)
+    """Parts of a spec are replaced by other text, as while typing."""
+    shown = answer(LOLCATS[:at] + "".join(typed) + LOLCATS[at + cut :], EditorContext(), SIZES, 64, "float32")
+    assert ('class="wrong"' in shown.status) == (shown.picture is None)
 
 
-@pytest.mark.parametrize(("name", "given"), [("lolcats", "hidden, query, key, value"), ("rglru-window", "hidden")])
-def test_the_program_is_that_of_compose_show(name: str, given: str) -> None:
-    found = answer(shipped_specs()[name].read_text(encoding="utf-8"), EditorContext(), SIZES, 4096, "float32")
-    assert found.program == code_of(resolve(load_spec(name), TYPICAL), "these sizes").text
-    assert f"\n# 32 query heads (8 key heads) in layers 0 to 15\ndef head({given}):\n" in str(found.program)
+@pytest.mark.parametrize(("name", "backend"), [("lolcats", "hidden, query, key, value"), ("rglru-window", "hidden")])
+def test_the_program_is_that_of_compose_show(name: str, backend: str) -> None:
+    shown = answer(shipped_specs()[name].read_text(encoding="utf-8"), EditorContext(), SIZES, 4096, "float32")
+    assert shown.program == code_of(resolve(load_spec(name), TYPICAL), "these sizes").text
+    assert f"\n# 32 query heads (8 key heads) in layers 0 to 15\ndef head({backend}):\n" in str(shown.program)

@@ -1,4 +1,4 @@
-"""The live page answers this machine's browser alone, with its token, and keeps no large request."""
+"""The live page answers only this machine's browser with its token, and rejects large requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.composer.viewing.test_reading import MINE, SIZES
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a page that is served."""
+    """The address of a served page."""
     gradio_or_skip()
     from composer.viewing.page import launch, page
 
@@ -28,10 +28,10 @@ def address() -> Iterator[str]:
     made.close()
 
 
-def asked(
+def request_page(
     address: str, path: str = "/", *, token: bool = True, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """The status, headers and contents of an answer. Underscores in the names of headers are hyphens."""
+    """Return the status, headers and body of a response. Underscores in the names of headers become hyphens."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
     try:
@@ -45,55 +45,55 @@ def asked(
 
 def test_the_address_has_a_token_that_becomes_a_cookie(address: str) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
-    assert asked(address, token=False)[0] == 401
-    assert asked(address.replace("token=", "token=x"))[0] == 401
-    status, headers, content = asked(address)
+    assert request_page(address, token=False)[0] == 401
+    assert request_page(address.replace("token=", "token=x"))[0] == 401
+    status, headers, content = request_page(address)
     assert (status, b"compose view" in content) == (200, True)
     cookie = headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
-    assert asked(address, "/config", token=False, Cookie=cookie.partition(";")[0])[0] == 200
-    assert asked(address, "/config", token=False, Cookie="compose-view=ü")[0] == 401
+    assert request_page(address, "/config", token=False, Cookie=cookie.partition(";")[0])[0] == 200
+    assert request_page(address, "/config", token=False, Cookie="compose-view=ü")[0] == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", "[", "localhost@evil.example"])
 def test_other_names_of_this_machine_are_refused(address: str, host: str) -> None:
-    """DNS rebinding: another site's name leads here."""
-    assert asked(address, Host=host)[0] == 403
+    """With DNS rebinding, another site's name resolves to this machine."""
+    assert request_page(address, Host=host)[0] == 403
 
 
 def test_other_sites_are_refused(address: str) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
-        assert asked(address, Origin=origin)[0] == 403
-    assert asked(address, Origin=f"http://{urlsplit(address).netloc}")[0] == 200
+        assert request_page(address, Origin=origin)[0] == 403
+    assert request_page(address, Origin=f"http://{urlsplit(address).netloc}")[0] == 200
 
 
 def test_large_requests_are_refused(address: str) -> None:
     join = "/gradio_api/queue/join"
-    assert asked(address, join, method="POST", body=b"", Content_Length=str(MOST_BODY + 1))[0] == 413
-    assert asked(address, join, method="POST", body=b"", Content_Length="9" * 5000)[0] in (413, 400)
+    assert request_page(address, join, method="POST", body=b"", Content_Length=str(MOST_BODY + 1))[0] == 413
+    assert request_page(address, join, method="POST", body=b"", Content_Length="9" * 5000)[0] in (413, 400)
 
 
 @pytest.mark.parametrize(
     "path", ["/gradio_api/file=/etc/passwd", "/file=/etc/passwd", "/gradio_api/upload", "/gradio_api/proxy=http://a.b/"]
 )
 def test_files_are_neither_served_nor_taken(address: str, path: str) -> None:
-    assert asked(address, path)[0] == 404
-    assert asked(address, path, method="POST", body=b"x")[0] == 404
+    assert request_page(address, path)[0] == 404
+    assert request_page(address, path, method="POST", body=b"x")[0] == 404
 
 
 @pytest.mark.parametrize(
-    "said", ["/etc/passwd", "../outside.yaml", "/proc/self/environ", "link.yaml", "circle.yaml", '"a\\0b"', "/etc/passwd:x"]
+    "path", ["/etc/passwd", "../outside.yaml", "/proc/self/environ", "link.yaml", "circle.yaml", '"a\\0b"', "/etc/passwd:x"]
 )
-def test_a_page_on_a_file_reads_its_folder_alone(said: str, tmp_path: Path) -> None:
-    """Nothing outside comes back in a message, not even whether it exists."""
+def test_a_page_on_a_file_reads_its_folder_alone(path: str, tmp_path: Path) -> None:
+    """Messages reveal nothing about files outside it, not even whether they exist."""
     folder = tmp_path / "mine"
     folder.mkdir()
     (tmp_path / "outside.yaml").write_text("compose: 1\nname: secret\nhead: {memory: [full]}\n")
     (folder / "link.yaml").symlink_to("../outside.yaml")
     (folder / "circle.yaml").symlink_to("circle.yaml")
     with pytest.raises(SpecError) as refused:
-        resolved_text(MINE.format(said), EditorContext("mine.yaml", folder), SIZES)
+        resolved_text(MINE.format(path), EditorContext("mine.yaml", folder), SIZES)
     assert "mine.yaml:3" in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "root:" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The live page in a real browser: a mistake shows its line, a size changes the state, and nobody else is asked for anything."""
+"""In a real browser, a mistake shows its line, a size changes the state, and no other host is contacted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOLCATS = shipped_specs()["lolcats"].read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of the page, served."""
+    """The address of the served page."""
     gradio_or_skip()
     made = page(None, EditorContext(base=TYPICAL))
     yield launch(made)
@@ -42,7 +42,7 @@ def address() -> Iterator[str]:
 
 
 def typed(watched: Watched, text: str) -> None:
-    """Everything on the left replaced, as by typing."""
+    """Replace the editor's text as by typing."""
     watched.page.locator("#spec .cm-content").click()
     watched.page.keyboard.press("Control+a")
     watched.page.keyboard.press("Delete")
@@ -50,7 +50,7 @@ def typed(watched: Watched, text: str) -> None:
 
 
 def states(watched: Watched) -> list[str]:
-    """The bytes on the memories, and of the whole."""
+    """Return the bytes shown at the memories and in total."""
     return watched.page.locator("#picture .cd-state").all_text_contents()
 
 
@@ -74,7 +74,7 @@ def test_a_mistake_shows_its_line_and_a_size_changes_the_state(address: str) -> 
         assert "state 513.0 KiB" in states(watched)
         assert states(watched)[0] != first[0]
         assert watched.words == []
-        assert watched.asked == {re.split("/+", address)[1]}
+        assert watched.hosts == {re.split("/+", address)[1]}
 
 
 def test_typed_sizes_and_shipped_specs_show_at_once(address: str) -> None:
@@ -106,7 +106,7 @@ def test_the_gallery_opens_without_a_word() -> None:
             watched.page.locator("details").first.locator("summary").click()
             assert "compose: 1" in watched.page.locator("details pre").first.inner_text()
             assert watched.words == []
-            assert watched.asked == {""}
+            assert watched.hosts == {""}
 
 
 def test_the_page_on_a_narrow_screen_scrolls_its_picture_alone(address: str) -> None:
@@ -126,7 +126,7 @@ def test_the_page_on_a_narrow_screen_scrolls_its_picture_alone(address: str) -> 
 
 
 def test_text_stays_in_its_box_in_a_browsers_own_font() -> None:
-    """What the tables say of DejaVu Sans holds in the font that is there."""
+    """Text also fits if the browser has another font than DejaVu Sans."""
     with opened("about:blank") as watched:
         for name in ("lola", "mixed-heads", "latte-macchiato"):
             watched.page.goto((GALLERY / f"{name}.svg").as_uri())
@@ -136,7 +136,7 @@ def test_text_stays_in_its_box_in_a_browsers_own_font() -> None:
 
 
 def test_a_space_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own `app.py`, launched as that does it."""
+    """The space's own `app.py` is launched as the Hub launches it."""
     gradio_or_skip()
     files = {path.name: path.read_text(encoding="utf-8") for path in SPACE.iterdir() if path.is_file()}
     assert set(files) == {"README.md", "app.py", "requirements.txt"}
@@ -196,4 +196,4 @@ def test_the_command_opens_a_file_with_the_sizes_of_its_source(
 
 class _Made:
     def block_thread(self) -> None:
-        """Nothing is served."""
+        """Do not serve."""

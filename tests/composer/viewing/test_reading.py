@@ -1,4 +1,4 @@
-"""A typed text may come from anybody: it opens no files but the shipped specs, and it is bounded."""
+"""A typed text is untrusted: it opens only shipped specs, and its size is limited."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_a_shipped_spec_may_be_extended() -> None:
 ELSEWHERE = ["/etc/passwd", "../pyproject.toml", "secret.yaml", "./lolcats.yaml", "lolcats/../lola", "/proc/self/environ", "~/x"]
 
 
-@pytest.mark.parametrize("said", ELSEWHERE)
-def test_no_other_file_is_opened(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_no_other_file_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret.yaml").write_text("compose: 1\nname: secret\nhead: {memory: [full]}\n")
     monkeypatch.chdir(tmp_path)
     opened: list[str] = []
@@ -44,7 +44,7 @@ def test_no_other_file_is_opened(said: str, tmp_path: Path, monkeypatch: pytest.
     for module in (os, io, builtins):
         monkeypatch.setattr(module, "open", watched(module.open))
     with pytest.raises(SpecError) as refused:
-        resolved_text(MINE.format(said), EditorContext(), SIZES)
+        resolved_text(MINE.format(name), EditorContext(), SIZES)
     assert "spec.yaml:3" in str(refused.value)
     assert "extends shipped ones alone" in str(refused.value)
     assert not [path for path in opened if Path(path) not in shipped_specs().values() and not path.endswith(".py")]
@@ -52,8 +52,8 @@ def test_no_other_file_is_opened(said: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_beside_a_file_of_ones_own_names_are_looked_for_there(tmp_path: Path) -> None:
     (tmp_path / "parent.yaml").write_text("compose: 1\nname: parent\nhead: {memory: [full]}\n")
-    found = resolved_text(MINE.format("parent.yaml"), EditorContext("mine.yaml", tmp_path), SIZES)
-    assert found.heads["head"].memory[0].kind == "full"
+    resolved = resolved_text(MINE.format("parent.yaml"), EditorContext("mine.yaml", tmp_path), SIZES)
+    assert resolved.heads["head"].memory[0].kind == "full"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A small engine in the place of vLLM: requests that come late, chunks of any length, pages that go from one to the next."""
+"""A small engine in place of vLLM: requests arrive late, chunks have any length, and pages are reused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GARBAGE = 77
 
 
 class SmallEngine:
-    """Serves a model, whose heads it replaces. pages: how many requests there is room for at once."""
+    """An engine that serves a model and replaces its heads. pages: the largest number of requests at a time."""
 
     def __init__(self, model: ComposedForCausalLM, longest: int, pages: int) -> None:
         self.model, self.current = model, CurrentStep()
@@ -35,7 +35,9 @@ class SmallEngine:
         return CachedSoftmax(self, head, attention.facts.window, attention.facts.softcap)
 
     def step(self, chunks: dict[int, Tensor], seen: dict[int, int], page: dict[int, int]) -> dict[int, Tensor]:
-        """The last hidden states of each request's tokens. chunks: the tokens of each; seen: how many came before."""
+        """Return the last hidden states of each request's tokens. chunks: the tokens of each. seen: the number of earlier
+        tokens.
+        """
         self.rows = list(chunks)
         starts = [0]
         for row in self.rows:
@@ -53,7 +55,7 @@ class SmallEngine:
 
 
 class CachedSoftmax:
-    """Softmax attention with a cache for each request, as an engine has it."""
+    """Softmax attention with a cache for each request, as in an engine."""
 
     def __init__(self, engine: SmallEngine, head: Anatomy, window: int | None, softcap: float | None) -> None:
         self.engine, self.shape, self.window, self.softcap = engine, head.shape, window, softcap
@@ -83,7 +85,7 @@ class CachedSoftmax:
 
 @torch.no_grad()
 def serve(model: ComposedForCausalLM, texts: list[Tensor], *, pages: int = 3, seed: int = 0) -> list[Tensor]:
-    """The logits of all texts, read in chunks of chance, a few requests at a time."""
+    """Return the logits of all texts, read in random chunks, a few requests at a time."""
     engine, chance = SmallEngine(model, max(len(text) for text in texts), pages), random.Random(seed)
     waiting, running, free = list(range(len(texts))), {}, list(range(pages))
     seen = dict.fromkeys(waiting, 0)

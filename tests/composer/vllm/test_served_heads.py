@@ -1,4 +1,4 @@
-"""A model whose heads an engine runs computes what the model computes: requests at different places, chunks, used pages."""
+"""An engine that runs a model's heads computes what the model computes: requests at different positions, chunks, reused pages."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def texts(vocabulary: int) -> list[torch.Tensor]:
 
 
 def check_served(model: Any, tolerance: float = 2e-5) -> None:
-    asked = texts(model.config.vocab_size)
+    prompts = texts(model.config.vocab_size)
     with torch.no_grad():
-        wanted = [model(text[None]).logits[0] for text in asked]
-    for ours, theirs in zip(wanted, serve(model, asked), strict=True):
+        wanted = [model(text[None]).logits[0] for text in prompts]
+    for ours, theirs in zip(wanted, serve(model, prompts), strict=True):
         assert float((ours - theirs).abs().max() / ours.abs().max()) < tolerance
 
 

@@ -52,19 +52,19 @@ def build(folder: Path, out: Path, spec: dict[str, Any] = SOFTMAX, **options: An
 
 
 def loaded(folder: Path) -> PreTrainedModel:
-    """The model as the Auto classes load it, with nothing missing and nothing left over."""
+    """Load the model by the Auto classes, with no missing or unused tensors."""
     model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     return model.eval()
 
 
 def logits(model: PreTrainedModel) -> torch.Tensor:
-    """Of 40 tokens, each another."""
+    """Return the logits of 40 different tokens."""
     with torch.no_grad():
         return model(torch.arange(40)[None] % 64).logits
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a built folder."""
+    """Return all tensors of a built folder."""
     files = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
     return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}

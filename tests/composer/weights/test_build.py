@@ -1,4 +1,4 @@
-"""A built folder loads through the Auto classes, computes what its source does, shares its bytes and never touches it."""
+"""A built folder loads through the Auto classes, computes what its source does, shares its bytes and never changes it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_a_softmax_student_of_every_variant_is_its_source(tmp_path: Path, varian
     folder = llama(tmp_path / "source", sharded=True, dtype=dtype, **variant)
     build(folder, tmp_path / "out")
     expected = logits(LlamaForCausalLM.from_pretrained(folder, dtype=dtype))
-    found = logits(loaded(tmp_path / "out"))
-    assert found.dtype == getattr(torch, dtype)
-    assert (found - expected).abs().max() < tolerance
+    student_logits = logits(loaded(tmp_path / "out"))
+    assert student_logits.dtype == getattr(torch, dtype)
+    assert (student_logits - expected).abs().max() < tolerance
 
 
 def test_a_source_in_the_old_style_of_config_is_the_same_model(tmp_path: Path):
@@ -112,7 +112,7 @@ def test_saving_a_trained_student_over_itself_never_reaches_the_source(sharded: 
     (out / "tokenizer.json").write_text("changed")
     assert fingerprint(sharded) == before
     again = loaded(out)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_small_files_come_along_as_copies(source: Path, tmp_path: Path):
@@ -133,11 +133,11 @@ def test_a_student_of_a_student_keeps_what_was_trained(source: Path, tmp_path: P
     trained = weights(tmp_path / "first")
     wider = {**LOLCATS, "head": {**LOLCATS["head"], "feature_map": {"kind": "hedgehog", "dim": 6}}}
     report = build(tmp_path / "first", tmp_path / "second", wider, seed=3)
-    found = weights(tmp_path / "second")
+    stored = weights(tmp_path / "second")
     kept = [name for name in report.plan.inherited if ".composed." in name]
     assert kept
-    assert all(torch.equal(found[name], trained[name]) for name in report.plan.inherited)
-    assert {name: tuple(found[name].shape) for name in report.plan.fresh} == {
+    assert all(torch.equal(stored[name], trained[name]) for name in report.plan.inherited)
+    assert {name: tuple(stored[name].shape) for name in report.plan.fresh} == {
         name: entry.shape for name, entry in report.plan.fresh.items()
     }
     loaded(tmp_path / "second")

@@ -1,4 +1,4 @@
-"""A folder from nothing: the same seed gives the same bytes, it loads whole, says what it is, and appears whole or not at all."""
+"""In a build from nothing, the same seed gives the same bytes. The folder loads, is complete or absent, and has its record."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ def test_the_plan_says_that_an_encoder_writes_no_text(tmp_path: Path, labels: in
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
-    one, same, other = (build(tmp_path / name, seed=seed) / WEIGHTS for name, seed in (("a", 1), ("b", 1), ("c", 2)))
-    assert one.read_bytes() == same.read_bytes()
-    assert one.read_bytes() != other.read_bytes()
+    first, same, other = (build(tmp_path / name, seed=seed) / WEIGHTS for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert first.read_bytes() == same.read_bytes()
+    assert first.read_bytes() != other.read_bytes()
 
 
 def test_in_memory_it_is_the_same_model(tmp_path: Path):
     out = build(tmp_path / "out", "lawcat", TRUNKS["learned"], seed=3)
     model = composer.build(document("lawcat", **TRUNKS["learned"]), fresh=True, seed=3)
     stored = load_file(out / WEIGHTS)
-    found = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    assert found.keys() == stored.keys()
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in found.items())
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    assert tensors.keys() == stored.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in tensors.items())
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert not model.training
 
 
 def test_how_it_starts(tmp_path: Path):
-    """Norms 1, biases 0, the heads as their parts say; all the rest normal, around 0, with 0.02."""
+    """Norms are 1, biases 0, and heads as their parts start. Other weights are normal with mean 0 and deviation 0.02."""
     out = build(tmp_path / "out", trunk={**TRUNKS["classic"], "tied": False, "width": 128, "vocabulary": 512})
     for name, tensor in load_file(out / WEIGHTS).items():
         if ".composed." in name:

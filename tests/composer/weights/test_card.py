@@ -1,4 +1,4 @@
-"""The spec on a model's card is YAML as people write it, and reads back as the spec that the model was built of."""
+"""The spec on a model's card is readable YAML, and equals the spec of the build."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_spec_of_a_card_has_kinds_first_and_means_the_same(tmp_path: Path, n
 
 
 def test_a_paper_and_a_folder_are_words_of_the_card(tmp_path: Path) -> None:
-    """Neither is HTML, and the spec's own backticks do not end its block."""
+    """Both are escaped, and backticks in the spec do not end its block."""
     source = llama(tmp_path / "source")
     spec = composer.show("lolcats").document | {"paper": "<script>alert(1)</script>\n```\n[a](javascript:b) \x1b[31m"}
     out = tmp_path / "<img src=x> `a` $(b)"

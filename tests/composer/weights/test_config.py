@@ -1,4 +1,4 @@
-"""A model with learned positions reads and writes up to their end, and what asks for more is refused in words."""
+"""A model with learned positions reads and writes up to their number, and longer requests are rejected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_words(folder: Path, tokenizer: Path) -> Path:
 
 
 def up_to_its_end(folder: Path) -> None:
-    """Four tokens of the prompt, and all that there are positions for, behind which one more is written."""
+    """Prompts have four tokens, and as many tokens as positions, after which one more is written."""
     answer = composer.generate(str(folder), PROMPT, max_new_tokens=LEARNED - 3)
     assert answer.prompt_tokens == 4
     assert answer.new_tokens == LEARNED - 3
@@ -79,7 +79,7 @@ def test_texts_that_are_sampled(tokenizer: Path, tmp_path: Path) -> None:
 
 
 def test_texts_that_are_inspected(tokenizer: Path, tmp_path: Path) -> None:
-    """By a student, and by a teacher of another family than the student's."""
+    """The limit is that of a student, and of a teacher of another family."""
     learned = source_of("gpt2", tokenizer, tmp_path / "learned")
     rotated = source_of("llama", tokenizer, tmp_path / "turned", num_key_value_heads=4, head_dim=8, max_position_embeddings=512)
     text = "once upon a time there was a cat " * 4

@@ -1,4 +1,4 @@
-"""Whatever a key of a source's config.json says, a build succeeds or is refused in words, within bounds of time and memory."""
+"""For any value of any key of a source's config.json, a build succeeds or is rejected, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOADED = ("sliding_window", "layer_types", "rope_scaling", "quantization_config"
 
 
 def source(folder: Path, family: str) -> Path:
-    """A tiny model of a family, as transformers writes it."""
+    """Return a tiny model of a family as transformers writes it."""
     if not folder.exists():
         config = AutoConfig.for_model(family, **SIZES, head_dim=8)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("family", "every"), [("llama", 1), ("qwen3", 5), ("gemma", 7)])
 def test_any_value_of_any_key(folder: Path, family: str, every: int) -> None:
-    """every: of a family that transformers reads, which takes longer, each key gets some of the values."""
+    """every: for a family that transformers reads, which takes longer, each key has some of the values."""
     model = source(folder / family, family)
     config = json.loads((model / "config.json").read_text())
     keys = sorted({*config, *LOADED})
@@ -61,15 +61,15 @@ REFUSED: list[tuple[str, str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "key", "value", "said"), REFUSED, ids=lambda value: ascii(value)[:20])
-def test_messages_name_the_key(folder: Path, tmp_path: Path, family: str, key: str, value: Any, said: str) -> None:
+@pytest.mark.parametrize(("family", "key", "value", "message"), REFUSED, ids=lambda value: ascii(value)[:20])
+def test_messages_name_the_key(folder: Path, tmp_path: Path, family: str, key: str, value: Any, message: str) -> None:
     model = source(folder / family, family)
     before = (model / "config.json").read_text()
     edit_config(model, **{key: value})
     try:
         with pytest.raises(ComposerError) as caught:
             composer.build_folder("lolcats", model, tmp_path / "out", dry_run=True)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert len(str(caught.value)) < 1000
     finally:
         (model / "config.json").write_text(before)

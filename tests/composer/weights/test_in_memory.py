@@ -1,4 +1,4 @@
-"""A model in memory becomes a student that computes the same, with weights of its own unless it is told to share them."""
+"""A model in memory becomes a student that computes the same, with copied weights unless sharing is chosen."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ def test_a_student_is_a_source_and_keeps_its_heads():
 
 
 def test_in_another_dtype_it_is_what_a_folder_gives_in_that(tmp_path: Path):
-    """Weights alone are turned: the angles of positions stay in float32, and the source as it is."""
+    """Only weights are cast: the angles of positions stay in float32, and the source is unchanged."""
     model = llama_model()
     model.save_pretrained(tmp_path / "source")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    there = composer.build(LOLCATS, tmp_path / "source", dtype="bfloat16")
+    narrow = composer.build(LOLCATS, tmp_path / "source", dtype="bfloat16")
     here = composer.build(LOLCATS, model, dtype="bfloat16")
-    for (name, expected), (_, buffer) in zip(there.named_buffers(), here.named_buffers(), strict=True):
+    for (name, expected), (_, buffer) in zip(narrow.named_buffers(), here.named_buffers(), strict=True):
         assert (buffer.dtype, buffer.tolist()) == (expected.dtype, expected.tolist()), name
-    expected = there.state_dict()
+    expected = narrow.state_dict()
     for name, tensor in here.state_dict().items():
         assert tensor.dtype == expected[name].dtype, name
         assert torch.equal(tensor, expected[name]), name
@@ -131,10 +131,10 @@ def test_generation_settings_come_along_as_a_copy():
 
 
 def test_the_sizes_of_another_family():
-    found = trunk_of(GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=8, n_head=2, vocab_size=16)))
-    sizes = (found.layers, found.hidden_size, found.heads, found.key_heads, found.head_dim, found.vocabulary_size)
+    trunk = trunk_of(GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=8, n_head=2, vocab_size=16)))
+    sizes = (trunk.layers, trunk.hidden_size, trunk.heads, trunk.key_heads, trunk.head_dim, trunk.vocabulary_size)
     assert sizes == (3, 8, 2, 2, 4, 16)
-    assert found.learns_positions
+    assert trunk.learns_positions
 
 
 def test_a_model_that_is_not_whole_in_memory_is_refused():

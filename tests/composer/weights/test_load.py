@@ -1,4 +1,4 @@
-"""A built model is loaded by its folder; what stands there in place of one is refused in words, adapters included."""
+"""A built model is loaded from its folder. Invalid folders are rejected, adapters included."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def student(tmp_path: Path) -> Path:
 
 
 def test_a_weight_without_an_effect_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a model may have been built before specs of it were refused."""
+    """Such a model may be older than the rule against such specs."""
     head = {"feature_map": "elu", "memory": [{"kind": "window", "size": 4, "weight": "learned"}, "delta"], "read": "sum"}
     spec = {"compose": 1, "name": "idle", "head": head}
     source = llama(tmp_path / "source")
@@ -107,7 +107,7 @@ def test_adapters_are_inside_the_folder(student: Path, adapter: str) -> None:
     ],
 )
 def test_adapters_have_the_rank_of_their_weights(student: Path, change: dict[str, Any], message: str) -> None:
-    """PEFT makes room for what their settings say before it looks at the weights."""
+    """PEFT allocates by its settings before it reads the weights."""
     (student / "adapter").mkdir()
     edit_config(student, adapter="adapter")
     names = [f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_" for layer in range(2)]
@@ -141,7 +141,7 @@ def test_adapters_have_the_rank_of_their_weights(student: Path, change: dict[str
     ],
 )
 def test_a_spec_that_nobody_resolved(student: Path, change: dict[str, Any], message: str) -> None:
-    """Where the config leaves its hash out, nothing else would tell."""
+    """A config without a hash has nothing else to detect this."""
     spec = json.loads((student / "config.json").read_text())["spec"]
     edit_config(student, spec=spec | change, spec_hash=None)
     assert message in refused(student)

@@ -1,4 +1,4 @@
-"""A build from a lock gives the same bytes wherever it runs, or names what differs and writes nothing."""
+"""A build from a lock gives the same bytes anywhere, or names the difference and writes nothing."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_a_lock_gives_the_same_bytes_at_another_place(locked: Path, source: Path
     direct = composer.build_folder(
         "lolcats", source, tmp_path / "direct", seed=3, dtype="bfloat16", overrides=["head.memory.0.size=8"]
     )
-    there = tmp_path / "there"
-    there.mkdir()
-    moved = Path(shutil.move(source, there / "moved"))
-    shutil.move(locked, there / "renamed.yaml")
-    again = composer.build_folder(str(there / "renamed.yaml"), moved, there / "again")
+    other_folder = tmp_path / "there"
+    other_folder.mkdir()
+    moved = Path(shutil.move(source, other_folder / "moved"))
+    shutil.move(locked, other_folder / "renamed.yaml")
+    again = composer.build_folder(str(other_folder / "renamed.yaml"), moved, other_folder / "again")
     assert contents(again.out) == contents(direct.out)
     assert again.spec_hash == direct.spec_hash
     assert sorted(path.name for path in tmp_path.iterdir()) == ["direct", "there"], "the build for the hashes is gone"
@@ -151,7 +151,7 @@ def test_a_source_that_is_gone_is_named(locked: Path, source: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_two_locks_of_one_build_are_the_same_bytes(packed: bool, source: Path, tmp_path: Path) -> None:
-    """Those of a quantised source, too, which each build unpacks anew."""
+    """This includes quantised sources, which each build unpacks."""
     path = write_gguf(tmp_path / "tiny.Q8_0.gguf", gguf_model("llama")) if packed else source
     first, second = (composer.lock("lolcats", path, tmp_path / f"{number}.lock.yaml").out for number in range(2))
     assert first.read_bytes() == second.read_bytes()
@@ -163,6 +163,6 @@ def test_locks_of_two_environments_differ_in_versions_alone(source: Path, tmp_pa
     here = composer.lock("lolcats", source, tmp_path / "here.lock.yaml").out
     monkeypatch.setattr("composer.commands.locking.versions", lambda: {"transformers": "5.17.0"})
     elsewhere = composer.lock("lolcats", source, tmp_path / "elsewhere.lock.yaml").out
-    one, other = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in (here, elsewhere))
-    assert [key for key in one if one[key] != other[key]] == ["versions"]
+    first, other = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in (here, elsewhere))
+    assert [key for key in first if first[key] != other[key]] == ["versions"]
     composer.build_folder(elsewhere, source, tmp_path / "built")

@@ -1,4 +1,4 @@
-"""A student that becomes another keeps what means the same there, in a folder and in memory, and says what it drops."""
+"""A student of another student keeps parameters of the same meaning, in a folder and in memory, and reports what it drops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lawcat(**changes: Any) -> dict[str, Any]:
 
 
 def of_heads(names: Any) -> set[str]:
-    """Without layer and head."""
+    """Remove layer and head from the names."""
     return {name.partition(".composed.head.")[2] for name in names if ".composed." in name}
 
 
@@ -142,7 +142,7 @@ DROPPED = {
 
 
 def student(tmp_path: Path, document: dict[str, Any]) -> Path:
-    """Its heads' own parameters are not what they start with."""
+    """A student with fresh parameters away from their start."""
     build(llama(tmp_path / "source"), tmp_path / "student", document)
     model = composer.load(tmp_path / "student")
     with torch.no_grad():
@@ -154,15 +154,15 @@ def student(tmp_path: Path, document: dict[str, Any]) -> Path:
 
 
 def in_memory(folder: Path, document: dict[str, Any], plan: Plan) -> list[str]:
-    """What a build in memory warns of; what it keeps is what the plan of a folder keeps, to the bit."""
-    given = composer.load(folder)
-    with warnings.catch_warnings(record=True) as told:
+    """Return the warnings of a build in memory. It keeps the same tensors as the plan of a folder, bit by bit."""
+    model = composer.load(folder)
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        made = composer.build(document, given).state_dict()
+        made = composer.build(document, model).state_dict()
     own = {name for name in made if ".composed." in name}
-    kept = {name for name in own if name in given.state_dict() and torch.equal(made[name], given.state_dict()[name])}
+    kept = {name for name in own if name in model.state_dict() and torch.equal(made[name], model.state_dict()[name])}
     assert kept == own & plan.inherited.keys()
-    return [str(one.message) for one in told if "not kept" in str(one.message)]
+    return [str(warning.message) for warning in warned if "not kept" in str(warning.message)]
 
 
 @pytest.mark.parametrize("case", KEPT)
@@ -170,7 +170,7 @@ def test_what_means_the_same_is_kept(case: str, tmp_path: Path) -> None:
     source, target = KEPT[case]
     folder = student(tmp_path, source)
     plan = plan_for(folder, target)
-    shapes = [{name: entry.shape for name, entry in plan_for(tmp_path / "source", one).fresh.items()} for one in (source, target)]
+    shapes = [{name: entry.shape for name, entry in plan_for(tmp_path / "source", spec).fresh.items()} for spec in (source, target)]
     both = {name for name, shape in shapes[0].items() if shapes[1].get(name) == shape}
     assert both
     assert plan.inherited.keys() >= both
@@ -183,19 +183,19 @@ def test_what_would_mean_something_else_is_dropped_and_told(case: str, tmp_path:
     source, target, names, reason = DROPPED[case]
     folder = student(tmp_path, source)
     plan = plan_for(folder, target)
-    told = {name: entry.reason for name, entry in plan.dropped.items() if name in plan.parameters}
-    assert of_heads(told) == names
-    assert all(reason in one for one in told.values())
-    assert told.keys() <= plan.fresh.keys()
+    reasons = {name: entry.reason for name, entry in plan.dropped.items() if name in plan.parameters}
+    assert of_heads(reasons) == names
+    assert all(reason in stated_reason for stated_reason in reasons.values())
+    assert reasons.keys() <= plan.fresh.keys()
     (warning,) = in_memory(folder, target, plan)
     assert reason in warning
     build(folder, tmp_path / "out", target)
     made, before = load_file(tmp_path / "out" / "fresh.safetensors"), composer.load(folder).state_dict()
-    assert all(not torch.equal(made[name], before[name]) for name in told)
+    assert all(not torch.equal(made[name], before[name]) for name in reasons)
 
 
 def test_heads_that_stand_elsewhere_in_their_layer(tmp_path: Path) -> None:
-    """A group's parameters are those of its query heads, one row each."""
+    """A group's parameters have one row for each of its query heads."""
     near, far = LOLCATS["head"], spec(feature_map="hedgehog", memory=["state"])["head"]
     groups = [{"near": near, "far": far}, [{"head": "near", "heads": 2}, {"head": "far", "heads": 2}]]
     document = {"compose": 1, "name": "x", "heads": groups[0], "layers": [{"at": "all", "use": groups[1]}]}
@@ -214,7 +214,7 @@ def test_softmax_keeps_nothing_and_says_so(tmp_path: Path) -> None:
         composer.build(SOFTMAX, composer.load(folder))
     with pytest.warns(UserWarning, match="not kept") as warned:
         composer.build(SOFTMAX, folder)
-    assert [one.filename for one in warned if "not kept" in str(one.message)] == [__file__]  # at this call, not inside
+    assert [warning.filename for warning in warned if "not kept" in str(warning.message)] == [__file__]  # at this call, not inside
 
 
 def test_a_config_that_does_not_say_what_its_heads_are(tmp_path: Path) -> None:
@@ -228,15 +228,15 @@ def test_a_config_that_does_not_say_what_its_heads_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("change", "message"), [({"heads": 7}, "has an invalid spec of its heads"), ({"name": "y"}, None)])
 def test_a_config_whose_heads_were_changed(tmp_path: Path, change: dict[str, Any], message: str | None) -> None:
     folder = student(tmp_path, LOLCATS)
-    said = json.loads((folder / "config.json").read_text())["spec"]
-    edit_config(folder, spec={**said, **change})
+    stored_spec = json.loads((folder / "config.json").read_text())["spec"]
+    edit_config(folder, spec={**stored_spec, **change})
     if message is None:
         assert not plan_for(folder, LOLCATS).dropped
     else:
         with pytest.raises(BuildError, match=message):
             plan_for(folder, LOLCATS)
-    said["heads"]["head"]["feature_map"]["skip"] = True
-    edit_config(folder, spec=said)
+    stored_spec["heads"]["head"]["feature_map"]["skip"] = True
+    edit_config(folder, spec=stored_spec)
     with pytest.raises(BuildError, match="one of them was changed"):
         plan_for(folder, LOLCATS)
 

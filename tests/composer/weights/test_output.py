@@ -1,6 +1,5 @@
-"""An output appears whole or not at all, whatever fails in between, and never at the cost of the source or of other files.
-
-A file of the source is linked where possible, and copied otherwise.
+"""An output appears complete or not at all, whatever fails, and never damages the source or other files. Files of the source are
+linked if possible, and copied otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Failing:
-    """Stands in for a function: calls through until the call of a given number, which raises."""
+    """A wrapper of a function that raises at the call of a given number."""
 
     def __init__(self, function: Callable, number: int, error: BaseException) -> None:
         self.function, self.number, self.error, self.calls = function, number, error, 0
@@ -47,7 +46,7 @@ class Failing:
 
 
 class FailingToWrite(Failing):
-    """The same for opening files, of which only those that are written to count."""
+    """The same for opening files, where only files opened to write count."""
 
     def called(self, *arguments: object, **options: object) -> object:
         return (
@@ -56,7 +55,7 @@ class FailingToWrite(Failing):
 
 
 def _function(call: Callable) -> Callable:
-    """A plain function, which stands in for methods too, as a bound method does not."""
+    """Return a plain function, which replaces methods, too, unlike a bound method."""
 
     def function(*arguments: object, **options: object) -> object:
         return call(*arguments, **options)
@@ -150,7 +149,7 @@ def test_force_does_not_replace_what_is_no_model(source: Path, tmp_path: Path):
 
 
 def test_force_does_not_replace_what_came_later(source: Path, tmp_path: Path):
-    """A trained checkpoint that was saved into a built folder, say."""
+    """An example is a trained checkpoint that was saved into a built folder."""
     out = tmp_path / "out"
     build(source, out)
     (out / "checkpoint-100").mkdir()
@@ -235,7 +234,7 @@ that comes just before a sleep begins does not end that sleep."""
 
 
 def ended_by(number: signal.Signals, out: Path) -> int:
-    """The exit status of a build that gets a signal while it writes."""
+    """Return the exit status of a build that receives a signal while it writes."""
     child = subprocess.Popen([sys.executable, "-c", SLOW, str(out)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
@@ -260,7 +259,7 @@ def test_what_another_signal_leaves_is_removed_by_the_next_build(tmp_path: Path)
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path):
-    """The next build returns the old folder to its place before it does anything else."""
+    """The next build moves the old folder back to its place first."""
     out = tmp_path / "out"
     with whole_or_nothing(out) as folder:
         (folder / "old").write_text("")
@@ -307,7 +306,7 @@ def test_without_links_a_file_is_copied(file: Path, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_copy_keeps_the_time_stamp(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: bool):
-    """It identifies files that nobody has hashed: a model that is built again from the same source is the same."""
+    """Time stamps identify files that were not hashed, so a rebuild from the same source is recognised."""
     os.utime(file, ns=(1_000_000_000, 1_234_567_890))
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
     link_or_copy(file, tmp_path / "target", copy=copy)

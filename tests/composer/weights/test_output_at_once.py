@@ -1,4 +1,4 @@
-"""Of builds of one output there is one at a time, and what a killed one has left beside it goes with the next."""
+"""Only one build of an output runs at a time, and the next one removes what a killed build left."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.composer.training.processes import ending, forked
 
 
 def build(out: Path, name: str, act: Callable[[], None] = lambda: None, *, force: bool = False) -> None:
-    """A file of this name, and what is done meanwhile."""
+    """Write a file of this name, and run something meanwhile."""
     with whole_or_nothing(out, force=force) as folder:
         (folder / name).touch()
         act()
 
 
 def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    """And nothing else: nothing of a build that is still at work, which others are refused beside, and nothing of another name."""
+    """Files of running builds, which refuse others, and files of other names stay."""
     out, begun = tmp_path / "out[1]", tmp_path / "begun"
 
     def child() -> None:
@@ -58,7 +58,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(tmp_path: Path) -> 
 
 
 def test_of_many_at_once_one_comes_to_be(tmp_path: Path) -> None:
-    """The others are refused, whenever they come."""
+    """The others are refused at any time."""
     out, go = tmp_path / "new" / "out", tmp_path / "go"
 
     def child(number: int) -> None:
@@ -79,7 +79,7 @@ def test_of_many_at_once_one_comes_to_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", ["before it is looked for", "behind that"])
 def test_what_comes_to_be_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
-    """Also where no lock has kept it out: something else than a build made it, or another machine did."""
+    """This holds also without a lock, if something else than a build or another machine created it."""
     out = tmp_path / "out"
 
     def come() -> None:
@@ -103,7 +103,7 @@ def test_what_comes_to_be_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_force_does_not_replace_what_came_meanwhile_either(tmp_path: Path) -> None:
-    """Where no build has made it."""
+    """The new folder is not from a build."""
     out = tmp_path / "out"
 
     def come() -> None:

@@ -1,4 +1,4 @@
-"""A GGUF file is a source: its softmax student has logits, tokenizer and chat template of transformers' unpacked model."""
+"""A GGUF file is a source: its softmax student has the logits, tokenizer and chat template of transformers' unpacked model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def by_transformers(file: Path, dtype: str) -> PreTrainedModel:
-    """The unpacked model. Earlier versions of transformers have no config for it, and always unpack."""
+    """Return the unpacked model. Older versions of transformers have no config for it and always unpack."""
     unpacking = {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=getattr(torch, dtype), **unpacking).eval()
 
@@ -51,16 +51,16 @@ def test_a_softmax_student_is_the_unpacked_model(tmp_path: Path, family: str, ki
     theirs, ours = by_transformers(file, "float32"), composer.load(tmp_path / "student")
     stored = ours.state_dict()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in theirs.state_dict().items())
-    found = logits(ours)
-    assert torch.equal(found, logits(composer.build("softmax", theirs)))
+    student_logits = logits(ours)
+    assert torch.equal(student_logits, logits(composer.build("softmax", theirs)))
     if family == "llama":  # the project's own decoder rounds otherwise than transformers' Llama
-        torch.testing.assert_close(found, logits(theirs), rtol=0, atol=1e-6)
+        torch.testing.assert_close(student_logits, logits(theirs), rtol=0, atol=1e-6)
     else:
-        assert torch.equal(found, logits(theirs))
+        assert torch.equal(student_logits, logits(theirs))
     if kind == "F32":
-        assert torch.equal(found, logits(model))
+        assert torch.equal(student_logits, logits(model))
     else:
-        assert not torch.equal(found, logits(model)), "quantisation has to show"
+        assert not torch.equal(student_logits, logits(model)), "quantisation has to show"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -78,10 +78,10 @@ def test_tokenizer_and_chat_template_are_those_of_the_file(tmp_path: Path, famil
     assert (ours.eos_token_id, ours.bos_token_id) == (theirs.eos_token_id, theirs.bos_token_id)
 
 
-@pytest.mark.parametrize(("said", "dtype"), [(None, "bfloat16"), ("float16", "float16"), ("float64", "float64")])
-def test_weights_are_unpacked_to_a_dtype(tmp_path: Path, file: Path, said: Any, dtype: str) -> None:
-    """To bfloat16 where none is named."""
-    composer.build_folder("softmax", file, tmp_path / "student", dtype=said)
+@pytest.mark.parametrize(("dtype_option", "dtype"), [(None, "bfloat16"), ("float16", "float16"), ("float64", "float64")])
+def test_weights_are_unpacked_to_a_dtype(tmp_path: Path, file: Path, dtype_option: Any, dtype: str) -> None:
+    """Without a dtype it is bfloat16."""
+    composer.build_folder("softmax", file, tmp_path / "student", dtype=dtype_option)
     ours, theirs = composer.load(tmp_path / "student"), by_transformers(file, dtype)
     assert ours.dtype == getattr(torch, dtype)
     wanted = theirs.state_dict()
@@ -115,13 +115,13 @@ def test_a_student_stays_whole_when_the_file_and_the_cache_are_gone(
 ) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     composer.build_folder("lolcats", file, tmp_path / "student")
-    found = logits(composer.load(tmp_path / "student"))
+    student_logits = logits(composer.load(tmp_path / "student"))
     file.write_bytes(b"GGUF changed")
     assert composer.verify(tmp_path / "student").ok
     file.unlink()
     shutil.rmtree(tmp_path / "cache")
     assert composer.verify(tmp_path / "student").ok
-    assert torch.equal(logits(composer.load(tmp_path / "student")), found)
+    assert torch.equal(logits(composer.load(tmp_path / "student")), student_logits)
 
 
 def test_the_output_is_named_for_the_file(tmp_path: Path, file: Path, compose: Compose) -> None:

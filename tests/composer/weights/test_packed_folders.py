@@ -1,4 +1,4 @@
-"""A folder with quantised weights that transformers unpacks on a CPU is a source: its student is that of the unpacked weights."""
+"""A folder with quantised weights that transformers unpacks on a CPU is a source: its student has the unpacked weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
 
 
 def packed(folder: Path, kind: str) -> tuple[Path, Path]:
-    """A folder with quantised weights, and one with the same in float32."""
+    """A folder with quantised weights, and one with the same weights in float32."""
     family, quantise = KINDS[kind]
     sizes = {name: size for name, size in SIZES.items() if family == "qwen3_moe" or not name.startswith("moe")}
     small(family, **sizes).save_pretrained(folder)
@@ -142,7 +142,7 @@ def test_a_damaged_folder_leaves_nothing_behind(
 
 
 def test_a_weight_that_lacks_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers reads such a weight as it is stored, so it is never one of the model."""
+    """transformers would load the stored numbers as weights, which are never the model's."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     folder, _ = packed(tmp_path / "packed", "fp8")
     without_scale(folder)

@@ -1,4 +1,4 @@
-"""The plan gives every parameter an origin and every tensor of the source a fate, and rewrites only what must change."""
+"""The plan has an origin for every parameter and a use for every tensor of the source, and rewrites only what must change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A record names every file of its build, so `--force` never deletes another or a changed one, and the untrained parameters.
-
-A rebuild does not launder random values: they count as untrained until their file changes.
+"""A record names every file of its build, so `--force` deletes no other or changed file, and lists untrained parameters. In a
+rebuild they stay untrained until their file changes.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def test_a_model_without_fresh_parameters_has_none(source: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("file", ["tokenizer.model", "added_tokens.json", "LICENSE", "notes/mine.txt", "chat_template.jinja"])
 def test_force_deletes_no_file_of_anybodys(sharded: Path, tmp_path: Path, file: str):
-    """Nor one whose name a build might have given."""
+    """This includes files with the names of a build."""
     out = tmp_path / "out"
     build(sharded, out)
     (out / file).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What training changed is written, what it did not is linked, and nothing appears where something is wrong."""
+"""Changed weights are written, unchanged files are linked, and nothing is written after an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGE = TrainedStage(
 
 
 def of(*names: str, folder: Path, **options: Any) -> Trained:
-    """Parameters of a folder, each one larger by one."""
+    """Return parameters of a folder, each increased by 1."""
     own = weights(folder)
     return Trained(
         {name: own[name].float() + 1 for name in names}, **{"adapter": None, "stages": (STAGE,), "documents": {}, **options}
@@ -45,7 +45,7 @@ def student(source: Path, tmp_path: Path) -> Path:
 
 
 def written(student: Path, out: Path, trained: Trained, **options: Any) -> Record:
-    """Writes, and holds that the student was not touched and the output passes."""
+    """Write the weights, and check that the student is unchanged and the output verifies."""
     before = fingerprint(student)
     record = write_trained(student, out, trained, **options)
     assert fingerprint(student) == before
@@ -67,9 +67,9 @@ def test_a_file_without_changes_is_linked(student: Path, tmp_path: Path) -> None
     }
     assert (out / "source-1-of-1.safetensors").samefile(student / "source-1-of-1.safetensors")
     assert not (out / "fresh.safetensors").samefile(student / "fresh.safetensors")
-    found, wanted = weights(out), expected(student, changed)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+    actual, wanted = weights(out), expected(student, changed)
+    assert actual.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in actual.items())
     assert (logits(loaded(out)) - logits(loaded(student))).abs().max() > 1e-4
 
 
@@ -81,8 +81,8 @@ def test_only_the_shards_that_changed_are_written(sharded: Path, tmp_path: Path)
     place = json.loads((student / "model.safetensors.index.json").read_text())["weight_map"][UP]
     assert len(record.files) > 3
     assert {name for name, stored in record.files.items() if stored.how == "rewritten"} == {place}
-    found, wanted = weights(tmp_path / "out"), expected(student, changed)
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+    actual, wanted = weights(tmp_path / "out"), expected(student, changed)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in actual.items())
     assert fingerprint(sharded) == before
 
 
@@ -103,9 +103,9 @@ def test_values_take_the_stored_type(source: Path, tmp_path: Path) -> None:
     build(source, tmp_path / "student", LOLCATS, dtype="bfloat16")
     changed = of(UP, FRESH, folder=tmp_path / "student")
     written(tmp_path / "student", tmp_path / "out", changed)
-    found = weights(tmp_path / "out")
-    assert found[UP].dtype == torch.bfloat16
-    assert torch.equal(found[UP], changed.changed[UP].bfloat16())
+    stored = weights(tmp_path / "out")
+    assert stored[UP].dtype == torch.bfloat16
+    assert torch.equal(stored[UP], changed.changed[UP].bfloat16())
 
 
 def test_values_too_large_for_the_stored_type(source: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_values_too_large_for_the_stored_type(source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_stored_copy_of_a_tied_embedding_goes_once_it_is_none(tmp_path: Path, sharded: bool) -> None:
-    """transformers would take it for a matrix of its own."""
+    """transformers would load it as a separate matrix."""
     source = llama(tmp_path / "source", tie_word_embeddings=True)
     tensors = {name: tensor.clone() for name, tensor in load_file(source / "model.safetensors").items()}
     copy = {"lm_head.weight": tensors[EMBEDDING].clone()}
@@ -158,7 +158,9 @@ def with_a_copy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_a_host_whose_files_have_other_names_than_it_or_a_copy(
     tmp_path: Path, family: str, tied: bool, stored: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 ) -> None:
-    """Saved without its head, as the first GPT-2 is; with a tied matrix twice; with each expert's matrices by themselves."""
+    """The cases are a model saved without its head, such as the first GPT-2, a stored tied matrix, and separate matrices of
+    experts.
+    """
     source = tmp_path / "source"
     small(family, tie_word_embeddings=tied).save_pretrained(source)
     save_file(stored(load_file(source / "model.safetensors")), source / "model.safetensors", {"format": "pt"})
@@ -168,9 +170,9 @@ def test_a_host_whose_files_have_other_names_than_it_or_a_copy(
         for parameter in model.parameters():
             parameter += 1
     written(tmp_path / "student", tmp_path / "out", Trained(dict(model.named_parameters()), None, (STAGE,), {}, model))
-    found: Any = load_model(tmp_path / "out", "float32", "cpu")
-    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert (found.get_output_embeddings().weight is found.get_input_embeddings().weight) == tied
+    loaded: Any = load_model(tmp_path / "out", "float32", "cpu")
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert (loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight) == tied
 
 
 def test_adapters_and_papers(student: Path, tmp_path: Path) -> None:

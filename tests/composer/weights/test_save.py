@@ -1,4 +1,4 @@
-"""What transformers saves keeps its record: `verify` and `distill` accept it, and it says what is known and no more."""
+"""A model saved by transformers keeps its record: `verify` and `distill` accept it, and it states only what is known."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def trained(model: Any, folder: Path, tokenizer: Any = None) -> Trainer:
-    """Two steps of transformers' own training."""
+    """Two steps of transformers' training."""
     rows = [{"input_ids": IDS[0], "labels": IDS[0]}] * 4
     options = TrainingArguments(
         str(folder), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to=[], save_strategy="no"
@@ -71,8 +71,8 @@ def test_what_a_trainer_saves_is_accepted_everywhere(teacher: Path, built: Path,
     trainer.save_model(str(tmp_path / "saved"))
     report = composer.verify("saved")
     assert report.ok, report
-    (told,) = [check for check in report.checks if check.what == "training"]
-    assert told.outcome == "unknown"
+    (training_check,) = [check for check in report.checks if check.what == "training"]
+    assert training_check.outcome == "unknown"
     record, before = record_in(tmp_path / "saved"), record_in(built)
     (save,) = record.saved
     assert (record.spec, record.spec_hash, record.source, record.seed) == (
@@ -143,7 +143,7 @@ def test_a_model_that_was_built_in_memory(teacher: Path, tmp_path: Path, size: s
 
 
 def test_plans_in_memory_and_in_a_folder_drop_the_same_tensors(built: Path, tmp_path: Path) -> None:
-    """With their shapes and reasons: all plans are made in one way."""
+    """Shapes and reasons are equal, since all plans are made by one function."""
     wider = SPEC | {"head": SPEC["head"] | {"feature_map": {"kind": "hedgehog", "dim": 6}}}
     with pytest.warns(UserWarning, match="are not kept"):
         composer.build(wider, composer.load(built)).save_pretrained(tmp_path / "saved")
@@ -169,9 +169,9 @@ def test_a_source_in_memory_is_named_as_far_as_it_says(teacher: Path, tmp_path: 
     source.config._name_or_path = ""
     source.name_or_path = ""
     composer.build(SPEC, source).save_pretrained(tmp_path / "nowhere")
-    told = record_in(tmp_path / "nowhere").source
-    assert told is not None
-    assert told.folder == IN_MEMORY
+    recorded_source = record_in(tmp_path / "nowhere").source
+    assert recorded_source is not None
+    assert recorded_source.folder == IN_MEMORY
     with pytest.raises(composer.ComposerError, match="`teacher=SOURCE`"):
         composer.distill(tmp_path / "nowhere", "stories,samples=4")
 
@@ -218,7 +218,9 @@ def test_another_spec_is_no_longer_that_model(built: Path, tmp_path: Path) -> No
     model.config.spec_hash = "0" * 64
     with pytest.warns(UserWarning, match="is saved without composition.json, its record: its config.json has the spec 0") as warned:
         model.save_pretrained(tmp_path / "saved")
-    assert [one.filename for one in warned if "saved without" in str(one.message)] == [__file__]  # at this call, not inside
+    assert [warning.filename for warning in warned if "saved without" in str(warning.message)] == [
+        __file__
+    ]  # at this call, not inside
     assert not (tmp_path / "saved" / RECORD).exists()
 
 
@@ -229,11 +231,13 @@ def test_without_a_record_there_is_none_to_keep(built: Path, tmp_path: Path) -> 
 
 
 def test_of_a_model_with_adapters_these_alone_are_saved_and_it_says_so(built: Path, tmp_path: Path) -> None:
-    shapes = {name: one.shape for name, one in composer.load(built).named_parameters() if name.endswith("q_proj.weight")}
+    shapes = {
+        name: parameter.shape for name, parameter in composer.load(built).named_parameters() if name.endswith("q_proj.weight")
+    }
     tensors = {
         f"base_model.model.{name.removesuffix('weight')}lora_{side}.weight": torch.zeros(size)
-        for name, (out, given) in shapes.items()
-        for side, size in (("A", (2, given)), ("B", (out, 2)))
+        for name, (out, input_size) in shapes.items()
+        for side, size in (("A", (2, input_size)), ("B", (out, 2)))
     }
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     write_trained(built, tmp_path / "adapted", Trained({}, Adapter(config, tensors), (), {}))
@@ -267,15 +271,15 @@ def test_other_families(tmp_path: Path) -> None:
 
 
 def test_no_record_is_looked_for_beside_weights_in_memory(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of another host is checked by loading its names alone; the Hub is not asked for a model of no name."""
+    """A folder of another host is checked by its names alone, and the Hub is not queried for a model without a name."""
     composer.load(built)  # from now on records are kept
-    asked: list[str] = []
-    monkeypatch.setattr("composer.weights.save.cached_file", lambda name, *_, **__: asked.append(name))
+    places: list[str] = []
+    monkeypatch.setattr("composer.weights.save.cached_file", lambda name, *_, **__: places.append(name))
     small("gemma2").save_pretrained(tmp_path / "source")
     composer.build_folder(SPEC, tmp_path / "source", tmp_path / "student")
-    assert not asked
+    assert not places
     composer.load(tmp_path / "student")
-    assert asked == [str(tmp_path / "student")]
+    assert places == [str(tmp_path / "student")]
 
 
 def test_what_is_sent_to_the_hub_has_it(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

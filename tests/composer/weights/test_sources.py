@@ -1,4 +1,4 @@
-"""A model's name is a folder first and a repository after that; what converters refuse is told as a source error."""
+"""A model's name is a folder first and a repository otherwise. Rejections by converters are source errors."""
 
 from __future__ import annotations
 
@@ -31,35 +31,37 @@ def test_a_repository_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytes
     assert default_output("lawcat", source) == Path("lawcat-model")
 
 
-@pytest.mark.parametrize("said", ["owner/model@v2", "hub:owner/model@v2"])
-def test_a_revision_may_stand_behind_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
-    folder, asked = llama(tmp_path / "snapshot"), []
+@pytest.mark.parametrize("reference", ["owner/model@v2", "hub:owner/model@v2"])
+def test_a_revision_may_stand_behind_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str):
+    folder, calls = llama(tmp_path / "snapshot"), []
 
     def fetch(*place: object, **_: object) -> tuple[Path, str]:
-        asked.append(place)
+        calls.append(place)
         return folder, "commit"
 
     monkeypatch.setattr(sources, "fetch", fetch)
-    source = open_model(said)
+    source = open_model(reference)
     assert (source.repo_id, source.revision, source.commit) == ("owner/model", "v2", "commit")
-    describe_model(said)
-    tokenizer_folder(said)
-    assert asked == [("owner/model", "v2")] * 3
+    describe_model(reference)
+    tokenizer_folder(reference)
+    assert calls == [("owner/model", "v2")] * 3
     for reader in (open_model, describe_model):
         with pytest.raises(SourceError, match="leave one of them out"):
-            reader(said, "v3")
-    assert len(asked) == 3
+            reader(reference, "v3")
+    assert len(calls) == 3
 
 
-@pytest.mark.parametrize("said", ["lawcat", "mine.yaml", "ablations/lawcat-rope:none"])
-def test_a_spec_in_the_place_of_a_model_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
-    """The Hub is not asked for it."""
+@pytest.mark.parametrize("reference", ["lawcat", "mine.yaml", "ablations/lawcat-rope:none"])
+def test_a_spec_in_the_place_of_a_model_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str):
+    """The Hub is not queried for it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "fetch", lambda *_, **__: pytest.fail("asked the Hub"))
     (tmp_path / "mine.yaml").write_text("compose: 1")
     for reader in (open_model, describe_model, tokenizer_folder):
-        with pytest.raises(SourceError, match=f"^{said} is a spec, and this is for models. Build it first: `compose build {said} "):
-            reader(said)
+        with pytest.raises(
+            SourceError, match=f"^{reference} is a spec, and this is for models. Build it first: `compose build {reference} "
+        ):
+            reader(reference)
     llama(tmp_path / "lawcat")
     assert describe_model("lawcat").trunk.hidden_size, "a folder of that name is a model"
 
@@ -112,24 +114,24 @@ def test_a_misspelt_folder_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: 
     (tmp_path / "examples" / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
-    said, told = SLIPS[slip]
-    with pytest.raises(SourceError, match=told):
-        reader(said)
+    reference, message = SLIPS[slip]
+    with pytest.raises(SourceError, match=message):
+        reader(reference)
 
 
 def test_the_hub_is_asked_for_what_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder, asked = llama(tmp_path / "owner" / "model"), []
+    folder, calls = llama(tmp_path / "owner" / "model"), []
     monkeypatch.chdir(tmp_path)
 
     def fetch(repo_id: str, *_: object, **__: object) -> tuple[Path, None]:
-        asked.append(repo_id)
+        calls.append(repo_id)
         return folder, None
 
     monkeypatch.setattr(sources, "fetch", fetch)
-    for said in ("hub:owner/modle", "hub:owner/model", "other/model"):
-        assert open_model(said).repo_id == said.removeprefix("hub:")
+    for reference in ("hub:owner/modle", "hub:owner/model", "other/model"):
+        assert open_model(reference).repo_id == reference.removeprefix("hub:")
     assert describe_model("hub:owner/modle")
-    assert asked == ["owner/modle", "owner/model", "other/model", "owner/modle"]
+    assert calls == ["owner/modle", "owner/model", "other/model", "owner/modle"]
 
 
 def test_a_description_needs_no_weights(tmp_path: Path):
@@ -148,7 +150,7 @@ def test_the_default_output_is_called_after_spec_and_source(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("said", "place"),
+    ("reference", "place"),
     [
         ("hub:owner/model/sub/tiny.gguf", ("owner/model", None, "sub/tiny.gguf")),
         ("hub:owner/model/tiny.gguf@refs/pr/1", ("owner/model", "refs/pr/1", "tiny.gguf")),
@@ -158,10 +160,10 @@ def test_the_default_output_is_called_after_spec_and_source(tmp_path: Path):
     ],
 )
 def test_a_gguf_file_of_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, place: tuple[str, str | None, str | None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, place: tuple[str, str | None, str | None]
 ) -> None:
-    """The file alone is fetched, and the record names its repository and its commit."""
-    asked = []
+    """Only the file is downloaded, and the record names its repository and its commit."""
+    calls = []
     repo_id, revision, name = place
     folder = tmp_path / "snapshot"
     if name is None:
@@ -171,17 +173,17 @@ def test_a_gguf_file_of_the_hub(
         write_gguf(folder / name, gguf_model("llama"))
 
     def fetch(*asked_for: object, **options: object) -> tuple[Path, str]:
-        asked.append((*asked_for, options.get("file")))
+        calls.append((*asked_for, options.get("file")))
         return folder, "commit"
 
     monkeypatch.setattr(sources, "fetch", fetch)
-    source = open_model(said)
+    source = open_model(reference)
     assert (source.repo_id, source.revision, source.commit) == (repo_id, revision, "commit")
-    assert describe_model(said).trunk.hidden_size == source.trunk.hidden_size
-    assert asked == [(repo_id, revision, name)] * 2
+    assert describe_model(reference).trunk.hidden_size == source.trunk.hidden_size
+    assert calls == [(repo_id, revision, name)] * 2
     if name is not None:
         assert source.unpacked is not None
         assert source.unpacked.path == folder / name
         assert default_output("lawcat", source) == Path("lawcat-tiny")
-        with pytest.raises(SourceError, match=f"compose build softmax --from {said} -o FOLDER"):
-            tokenizer_folder(said)
+        with pytest.raises(SourceError, match=f"compose build softmax --from {reference} -o FOLDER"):
+            tokenizer_folder(reference)

@@ -1,4 +1,4 @@
-"""Quantised weights are unpacked once into a folder of the cache, and again where anything that decides them has changed."""
+"""Quantised weights are unpacked into a cache folder, and again if a file or version that decides them has changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The dtypes of all models that are unpacked."""
+    """Return the dtypes of all unpacked models."""
     seen: list[str] = []
     before = packed.PackedFile.write
 

@@ -1,4 +1,4 @@
-"""A tokenizer beside fresh weights: its files come along, its tokens have to fit, and generation stops where it says."""
+"""With a tokenizer for fresh weights, its files are copied, its tokens are checked, and generation stops at its end token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.composer.model.trunks import document
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """Of 30 words, the last two of which begin and end a text, beside files that are no tokenizer's."""
+    """A tokenizer of 30 words with BOS and EOS last, beside other files."""
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     made = Tokenizer(models.WordLevel({f"w{index}": index for index in range(28)} | {"<s>": 28, "</s>": 29}, unk_token="w0"))
@@ -66,13 +66,13 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> Non
 
 
 def test_from_the_hub_no_weights_are_fetched(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
 
     def fetch(name: str, revision: str | None, **options: object) -> tuple[Path, None]:
-        asked.append((name, revision, options))
+        calls.append((name, revision, options))
         return tokenizer, None
 
     monkeypatch.setattr(sources, "fetch", fetch)
     composer.build_folder(document(), out=tmp_path / "out", fresh=True, tokenizer="owner/model")
-    assert asked == [("owner/model", None, {"weights": False, "tokenizer": True})]
+    assert calls == [("owner/model", None, {"weights": False, "tokenizer": True})]
     assert (tmp_path / "out" / "tokenizer.json").exists()

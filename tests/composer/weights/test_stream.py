@@ -1,4 +1,4 @@
-"""What is written anew is written right: another dtype as torch turns it, in blocks of any size; fresh values by seed and name."""
+"""Written tensors are cast as torch casts, in blocks of any size, and fresh values depend on seed and name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_another_dtype_turns_every_tensor_as_torch_does(sharded: Path, tmp_path:
     report = build(sharded, tmp_path / "out", LOLCATS, dtype=dtype)
     kind = getattr(torch, dtype)
     assert {file.how for file in report.files.values()} == {"rewritten", "written"}
-    found = weights(tmp_path / "out")
+    stored = weights(tmp_path / "out")
     for name, tensor in LlamaForCausalLM.from_pretrained(sharded).state_dict().items():
-        assert torch.equal(found[name], tensor.to(kind)), name
-    assert {tensor.dtype for tensor in found.values()} == {kind}
+        assert torch.equal(stored[name], tensor.to(kind)), name
+    assert {tensor.dtype for tensor in stored.values()} == {kind}
     assert loaded(tmp_path / "out").dtype == kind
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
 

@@ -1,4 +1,4 @@
-"""Where the package is not installed, transformers ends in a sentence that names it; where it is, its own classes are taken."""
+"""Without the package, loading by transformers ends in a message that names it. With it, its classes are used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, home: Path, *, hides: bool, trusts: bool, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A process that loads the folder, with this package or without. first: the folder whose modules are found before others."""
+    """Return a process that loads the folder, with or without this package. first: the folder that Python searches first."""
     environment = {"HF_MODULES_CACHE": str(home / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
     environment |= {} if hides else {"PYTHONPATH": os.pathsep.join([str(first), *sys.path])}
     code = (HIDDEN if hides else "") + LOADS
@@ -58,7 +58,7 @@ def test_without_the_package_the_last_line_names_it_and_the_export(built: Path, 
 
 
 def test_another_package_called_composer_is_named(built: Path, tmp_path: Path) -> None:
-    """MosaicML's package is imported by the same name."""
+    """MosaicML's package has the same import name."""
     (tmp_path / "composer").mkdir()
     (tmp_path / "composer" / "__init__.py").touch()
     ended = load(built, tmp_path, hides=False, trusts=True, first=tmp_path)

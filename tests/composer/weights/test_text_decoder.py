@@ -1,4 +1,4 @@
-"""`--text-only` builds from the text decoder of a model that reads images, which answers text as the whole model does."""
+"""`--text-only` builds from the text decoder of a model that reads images. It has the logits of the whole model on text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HYBRID = {"lfm2_vl", "qwen3_5"}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own."""
+    """A cache for this test."""
     monkeypatch.setenv("COMPOSER_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -53,7 +53,7 @@ def test_the_decoder_answers_text_as_the_whole_model(family: str, tmp_path: Path
 
 
 def test_it_is_checked_explained_and_locked(tmp_path: Path) -> None:
-    """The lock says that it is of the decoder, and its build gives the same bytes."""
+    """The lock records the text decoder, and its build gives the same bytes."""
     multimodal("gemma3").save_pretrained(tmp_path / "source")
     composer.build_folder("lolcats", tmp_path / "source", tmp_path / "student", text_only=True)
     record = read_record(tmp_path / "student")
@@ -83,7 +83,7 @@ def test_the_docs_list_them() -> None:
 
 
 def test_names_of_the_modules(tmp_path: Path) -> None:
-    """Transformers saves Gemma 3 with the first checkpoints' names, and others publish it with those of its modules."""
+    """Transformers saves Gemma 3 with the names of the first checkpoints. Others publish it with the names of its modules."""
     multimodal("gemma3").save_pretrained(tmp_path / "source")
     path = tmp_path / "source" / "model.safetensors"
     tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""Verification finds every change that can be known, and says of the rest that it cannot be."""
+"""Verification finds every detectable change, and reports what cannot be checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treats the tiny model as one that is too large to be hashed unasked."""
+    """Treat the tiny model as too large to be hashed by default."""
     monkeypatch.setattr(build_module, "HASHED_ANYWAY", 0)
 
 
@@ -42,7 +42,7 @@ def built(source: Path, out: Path, **options: object) -> Path:
 
 
 def flip(file: Path, keep_time: bool = False, at: int | None = None) -> None:
-    """Flips one bit of a tensor's value, in place; ``keep_time`` as a failing disk would, without touching the time stamp."""
+    """Change one bit of a tensor's value in place. ``keep_time``: restore the time stamp, as after a disk error."""
     stat = file.stat()
     place = read_shard(file).header_bytes + 5 if at is None else at
     with file.open("r+b") as stream:
@@ -55,8 +55,8 @@ def flip(file: Path, keep_time: bool = False, at: int | None = None) -> None:
 
 
 def outcome(report: VerifyReport, what: str, subject: str) -> str:
-    [found] = [check.outcome for check in report.checks if (check.what, check.subject) == (what, subject)]
-    return found
+    [outcome] = [check.outcome for check in report.checks if (check.what, check.subject) == (what, subject)]
+    return outcome
 
 
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "bfloat16"}], ids=["linked", "copied", "rewritten"])
@@ -69,7 +69,7 @@ def test_an_untouched_build_passes_with_nothing_left_unchecked(source: Path, tmp
 
 @pytest.mark.parametrize(("key", "dtype"), [("torch_dtype", None), ("dtype", "bfloat16"), ("torch_dtype", "bfloat16")])
 def test_a_host_of_another_type_than_its_source_or_under_the_older_key(tmp_path: Path, key: str, dtype: str | None):
-    """Which most published models have; what a config says of the type is compared, wherever it says it."""
+    """Most published models have such configs. The dtype is compared under both keys."""
     small("qwen3").save_pretrained(tmp_path / "source")
     edit_config(tmp_path / "source", **{"dtype": None, key: "float32"})
     out = built(tmp_path / "source", tmp_path / "out", dtype=dtype)
@@ -90,7 +90,7 @@ def test_a_flipped_bit_is_found_even_without_a_time_stamp(source: Path, tmp_path
 
 @pytest.mark.parametrize(("lowest", "dtype", "how"), [(-torch.inf, None, "linked"), (-1e9, "float16", "rewritten")])
 def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path, lowest: float, dtype: str | None, how: str):
-    """As GPT-NeoX's of earlier versions of transformers: no values of the model, but each byte of them is the file's."""
+    """Older versions of transformers stored masks of GPT-NeoX. They are not weights, but the file's bytes are still checked."""
     small("gpt_neox").save_pretrained(tmp_path / "source")
     layers = [f"gpt_neox.layers.{layer}.attention" for layer in range(2)]
     masks = {f"{layer}.bias": torch.ones(1, 1, 5, 5, dtype=torch.uint8).tril() for layer in layers}
@@ -106,7 +106,7 @@ def test_masks_that_a_source_stores_beside_its_weights(tmp_path: Path, lowest: f
 
 @pytest.mark.usefixtures("large")
 class TestUnhashed:
-    """What is known of a linked file that nobody has read at the build."""
+    """Checks of linked files that were not hashed in the build."""
 
     def test_a_link_is_unknown_while_nobody_has_written_to_it(self, source: Path, tmp_path: Path):
         report = verify(built(source, tmp_path / "out"))

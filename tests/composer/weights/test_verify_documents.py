@@ -1,4 +1,4 @@
-"""What stands beside the weights, and the record itself: who changes one of them, or adds what a loader reads, is found."""
+"""Changes of the record, of files beside the weights, and added files that a loader reads are found."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def adapted(source: Path, tmp_path: Path) -> Path:
 
 
 class TestWhatStandsBeside:
-    """What decides what the model says is that of the build, and what came later is named."""
+    """Files that decide the model's output are those of the build, and later ones are named."""
 
     @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
     @pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
@@ -97,16 +97,16 @@ class TestWhatStandsBeside:
         assert failed(adapted) == {("adapters", "adapter"), ("contents", "adapter/adapter_config.json")}
 
     def test_adapters_that_no_loader_takes(self, adapted: Path):
-        """Though the record has the hash of their config."""
+        """The record has the hash of their config, but no loader reads them."""
         config = adapted / "adapter" / "adapter_config.json"
         config.write_text(config.read_text().replace('"q_proj"', '"gate_proj"'))
-        found = hashlib.sha256(config.read_bytes()).hexdigest()
-        change_record(adapted, lambda record: record["documents"].update({"adapter/adapter_config.json": found}))
+        digest = hashlib.sha256(config.read_bytes()).hexdigest()
+        change_record(adapted, lambda record: record["documents"].update({"adapter/adapter_config.json": digest}))
         assert failed(adapted) == {("adapters", "adapter")}
 
-    @pytest.mark.parametrize("said", [..., None, "training"])
-    def test_adapters_that_the_config_leaves_out_or_has_elsewhere(self, adapted: Path, said: object):
-        edit_config(adapted, adapter=said)
+    @pytest.mark.parametrize("value", [..., None, "training"])
+    def test_adapters_that_the_config_leaves_out_or_has_elsewhere(self, adapted: Path, value: object):
+        edit_config(adapted, adapter=value)
         assert failed(adapted) == {("config", "config.json")}
 
     def test_adapters_whose_weights_are_others(self, adapted: Path):
@@ -121,7 +121,7 @@ class TestWhatStandsBeside:
 
 
 class TestRecord:
-    """A record that leaves something out, or that was changed in one place, does not pass."""
+    """A record with a missing or changed field does not pass."""
 
     @pytest.mark.parametrize(
         "change",

@@ -1,4 +1,4 @@
-"""The experiment on a real model: its plans are valid, runs are resumed and kept, and tables compare the same rows."""
+"""The experiment on SmolLM2 has valid plans, resumes and keeps runs, and its tables compare the same rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INPUTS = Inputs(teacher="teacher", data=("texts.txt",))
 
 
 def result(name: str, seed: int = 0, right: tuple[float, ...] = (1.0, 1.0, 0.0, 1.0)) -> Result:
-    """A result with these scores in every task."""
+    """Return a result with these scores in every task."""
     lengths = {length: list(right) for length in (256, 512, 1024, 2048, 4096)}
     return Result(
         name=name,
@@ -85,9 +85,13 @@ def test_the_identity_of_a_run_follows_from_what_decides_its_figures(tmp_path: P
     assert before != identity(plan, "lola", 1, inputs)
     longer = plan.model_copy(update={"sequence": 2 * plan.sequence})
     assert before != identity(longer, "lola", 0, inputs)
-    students = [one.model_copy(update={"transfer": {"mse": 1}}) if one.name == "lolcats" else one for one in plan.students]
+    students = [
+        student.model_copy(update={"transfer": {"mse": 1}}) if student.name == "lolcats" else student for student in plan.students
+    ]
     assert before != identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs), "LoLA is built on LoLCATs"
-    students = [one.model_copy(update={"transfer": {"mse": 1}}) if one.name == "lawcat" else one for one in plan.students]
+    students = [
+        student.model_copy(update={"transfer": {"mse": 1}}) if student.name == "lawcat" else student for student in plan.students
+    ]
     assert before == identity(plan.model_copy(update={"students": tuple(students)}), "lola", 0, inputs)
     texts.write_text("two")
     assert before != identity(plan, "lola", 0, inputs)
@@ -109,17 +113,17 @@ def test_a_run_builds_trains_and_scores_by_commands_of_the_product(tmp_path: Pat
 
 
 def test_a_step_runs_once_and_notes_its_time(tmp_path: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     words = ["build", "lawcat", "--from", str(ROOT / "examples" / "teacher"), "--force", "-o", str(tmp_path / "built")]
-    running.execute_once(tmp_path, "build", words, told.append)
-    running.execute_once(tmp_path, "build", words, told.append)
-    assert told == [f"{tmp_path.name}: build"]
+    running.execute_once(tmp_path, "build", words, messages.append)
+    running.execute_once(tmp_path, "build", words, messages.append)
+    assert messages == [f"{tmp_path.name}: build"]
     note = running.ended(tmp_path, "build")
     assert note is not None
     assert note["command"] == words
     assert note["seconds"] > 0
     (tmp_path / "build.json").unlink()  # as if it had been stopped
-    running.execute_once(tmp_path, "build", words, told.append)
+    running.execute_once(tmp_path, "build", words, messages.append)
     again = running.ended(tmp_path, "build")
     assert again is not None
     assert again["seconds"] is None, "a part of it was in the call that was stopped"
@@ -168,13 +172,13 @@ def test_tables_average_over_seeds_and_mark_what_is_not_chance(tmp_path: Path) -
     keep(result("lolcats", 0, right=(0.0,) * 40), tmp_path)
     keep(result("lolcats", 1, right=(1.0,) * 20 + (0.0,) * 20), tmp_path)
     keep(result("window", right=(1.0,) * 39 + (0.0,)), tmp_path)
-    found = report.models_of(plan, tmp_path)
-    assert [model.name for model in found] == ["teacher", "window", "lolcats"]
-    rows = {row[0]: row[1] for row in report.score_table("-", found, report.harness_columns(plan)).rows}
+    models = report.models_of(plan, tmp_path)
+    assert [model.name for model in models] == ["teacher", "window", "lolcats"]
+    rows = {row[0]: row[1] for row in report.score_table("-", models, report.harness_columns(plan)).rows}
     assert rows["teacher"] == "1.00 ± 0.00"
     assert rows["lolcats"] == "0.25 ± 0.04 *"
     assert not rows["window"].endswith("*"), "one row of forty"
-    cost = {row[0]: row[1:] for row in report.cost_table(plan, found).rows}
+    cost = {row[0]: row[1:] for row in report.cost_table(plan, models).rows}
     assert cost["lolcats"] == ("1.00", "1,000", "3.0", "3.500")
 
 

@@ -46,8 +46,8 @@ def latte_rglru(layer: Layer) -> Tensor:
 def latte_macchiato(layer: Layer) -> Tensor:
     mixed, value = _rglru(layer), layer.expanded[2]
     near = softmax_attention(*layer.rotated, value, in_window(WINDOW))
-    asked = _by_head(mixed @ layer["latents.query"].T, layer.heads)
-    shares = torch.softmax(torch.cat(((mixed @ layer["window.weight"].T)[..., None], asked), -1), -1)
+    query_logits = _by_head(mixed @ layer["latents.query"].T, layer.heads)
+    shares = torch.softmax(torch.cat(((mixed @ layer["window.weight"].T)[..., None], query_logits), -1), -1)
     answers = _means(layer, mixed, value)
     return shares[..., :1] * near + torch.einsum("thl,thld->thd", shares[..., 1:], answers)
 
@@ -63,7 +63,7 @@ def _latte(layer: Layer, mixed: Tensor, value: Tensor, *, causal: bool = True) -
 
 
 def _means(layer: Layer, mixed: Tensor, value: Tensor, *, causal: bool = True) -> Tensor:
-    """Σ_s p(s|l,t) v_s: T H L D."""
+    """Return Σ_s p(s|l,t) v_s as T H L D."""
     logits = _by_head(mixed @ layer["latents.key"].T, layer.heads)
     ends = range(1, len(mixed) + 1) if causal else [len(mixed)] * len(mixed)
     return torch.stack([torch.einsum("shl,shd->hld", torch.softmax(logits[:end], 0), value[:end]) for end in ends])
@@ -74,7 +74,7 @@ def _by_head(logits: Tensor, heads: int) -> Tensor:
 
 
 def _rglru(layer: Layer) -> Tensor:
-    """Griffin, eq. 1 to 4, with block-diagonal gates and c = 8."""
+    """Compute Griffin, eq. 1 to 4, with block-diagonal gates and c = 8."""
     blocks = layer["mix_input.input_weight"].shape[0]
 
     def gate(name: str) -> Tensor:

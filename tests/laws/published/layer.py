@@ -1,4 +1,4 @@
-"""What a published layer takes, and features and decays that several of them share."""
+"""The inputs of a published layer, and features and decays that several layers share."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Layer:
         return self.query.shape[1]
 
     def project(self, name: str, hidden: Tensor) -> Tensor:
-        """query, key or value of these hidden states."""
+        """Return query, key or value of these hidden states."""
         return (hidden @ self.projections[name].T).unflatten(-1, (-1, self.query.shape[-1]))
 
     @property
     def expanded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of each query head."""
+        """Return query, key and value for each query head."""
         return self.query, to_query_heads(self.key, self.heads), to_query_heads(self.value, self.heads)
 
     @property
@@ -58,21 +58,21 @@ class Layer:
         return rotate(query, self.theta), rotate(key, self.theta)
 
     def linear(self, name: str) -> Tensor:
-        """x Wᵀ + b of a weight and its bias."""
+        """Return x Wᵀ + b of a weight and its bias."""
         return self.hidden @ self[f"{name}.weight"].T + self[f"{name}.bias"]
 
     def short_convolved(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value behind their convolutions and SiLU."""
+        """Return query, key and value after their convolutions and SiLU."""
         query, key, _ = self.expanded
         value = silu(convolve(self.value, self["conv.value"]))
         return silu(convolve(query, self["conv.query"])), silu(convolve(key, self["conv.key"])), to_query_heads(value, self.heads)
 
     def gated_norm(self, output: Tensor, activation: Callable[[Tensor], Tensor] = silu, epsilon: float = 1e-5) -> Tensor:
-        """RMSNorm of each head, times the activation of a projection of the hidden state."""
+        """Apply RMSNorm to each head, and multiply by the activation of a projection of the hidden state."""
         return root_mean_square_norm(output, self["output_norm.weight"], epsilon) * activation(self.output_gate(output))
 
     def output_gate(self, output: Tensor) -> Tensor:
-        """The logits of the output gate."""
+        """Return the logits of the output gate."""
         if "output_norm.gate_down" in self.parameters:
             logits = self.hidden @ self["output_norm.gate_down"].T @ self["output_norm.gate_up"].T
         else:
@@ -99,6 +99,6 @@ def lawcat_features(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def channel_decay(layer: Layer, gate: str, sides: int) -> Tensor:
-    """log α = logsigmoid(x W₁ W₂ + b) / 16, one a feature of each query head."""
+    """Return log α = logsigmoid(x W₁ W₂ + b) / 16 for each feature of each query head."""
     logits = layer.hidden @ layer[f"{gate}.down"].T @ layer[f"{gate}.up"].T + layer[f"{gate}.bias"]
     return log_sigmoid(logits).view(len(logits), layer.heads, sides * layer.query.shape[-1]) / 16

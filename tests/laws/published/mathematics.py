@@ -16,7 +16,7 @@ THETA = 100.0
 
 
 def to_query_heads(states: Tensor, heads: int) -> Tensor:
-    """Give query head h the row of key head h // (heads // key heads), in dimension 1."""
+    """Return for query head h the row of key head h // (heads // key heads), in dimension 1."""
     return states[:, [head * states.shape[1] // heads for head in range(heads)]]
 
 
@@ -78,9 +78,8 @@ def hedgehog(states: Tensor, matrix: Tensor, floor: float = 1e-12) -> Tensor:
 
 
 def delta_rule(query: Tensor, steps: Iterable[tuple[Tensor, Tensor, Tensor]], decay: Tensor | None) -> Tensor:
-    """The delta rule, without a scale: S = Diag(α) S, then S += β k (v - Sᵀk)ᵀ for each step of a token; o = Sᵀ q.
-
-    steps: key T H F, value T H V and rate T H. decay: α, T H F or T H 1.
+    """Compute the delta rule without a scale: S = Diag(α) S, then S += β k (v - Sᵀk)ᵀ for each step of a token; o = Sᵀ q. steps:
+    key T H F, value T H V and rate T H. decay: α, T H F or T H 1.
     """
     every = list(steps)
     (length, heads, features), width = query.shape, every[0][1].shape[-1]
@@ -96,9 +95,8 @@ def delta_rule(query: Tensor, steps: Iterable[tuple[Tensor, Tensor, Tensor]], de
 
 
 def edited_state(query: Tensor, tokens: Iterable[tuple[Tensor, ...]]) -> Tensor:
-    """The generalised delta rule, without a scale: S = (Diag(α) - w rᵀ) S + k vᵀ and o = Sᵀ q.
-
-    tokens: α, w, r and k (H F) and v (H V) of each token.
+    """Compute the generalised delta rule without a scale: S = (Diag(α) - w rᵀ) S + k vᵀ and o = Sᵀ q. tokens: α, w, r and k (H
+    F) and v (H V) of each token.
     """
     outputs: list[Tensor] = []
     state: Tensor | None = None
@@ -112,7 +110,7 @@ def edited_state(query: Tensor, tokens: Iterable[tuple[Tensor, ...]]) -> Tensor:
 
 
 def regression(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, decay: Tensor, penalty: Tensor) -> Tensor:
-    """o = Hᵀ (G + Λ)⁻¹ q with G = γ G + β k kᵀ and H = γ H + β k vᵀ. rate and decay: β and γ, T H. penalty: Λ, H F."""
+    """Compute o = Hᵀ (G + Λ)⁻¹ q with G = γ G + β k kᵀ and H = γ H + β k vᵀ. rate and decay: β and γ, T H. penalty: Λ, H F."""
     (length, heads, features), width = query.shape, value.shape[-1]
     outer, cross = torch.zeros(heads, features, features).double(), torch.zeros(heads, features, width).double()
     outputs = []
@@ -126,7 +124,7 @@ def regression(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, decay: T
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
-    """S = Diag(α) S + k vᵀ, o = Sᵀ q, without a scale. decay: α, T H F or T H 1."""
+    """Compute S = Diag(α) S + k vᵀ, o = Sᵀ q without a scale. decay: α, T H F or T H 1."""
     state, outputs = torch.zeros(query.shape[1], query.shape[2], value.shape[2], dtype=query.dtype), []
     for token in range(len(query)):
         if decay is not None:
@@ -137,7 +135,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, decay: Tensor | 
 
 
 def normalised(query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
-    """Linear attention divided by its sum of weights."""
+    """Compute linear attention divided by its sum of weights."""
     ones = torch.ones_like(value[..., :1])
     return linear_attention(query, key, value, decay) / linear_attention(query, key, ones, decay)
 
@@ -149,7 +147,7 @@ def softmax_attention(
     sees: Callable[[int, int], bool] = lambda token, pair: True,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of T H D over the pairs that ``sees`` names, with logits q·k / √D + bias (T T H)."""
+    """Compute causal attention of T H D over the pairs in ``sees``, with logits q·k / √D + bias (T T H)."""
     outputs = []
     for token in range(len(query)):
         pairs = [pair for pair in range(token + 1) if sees(token, pair)]
@@ -161,12 +159,12 @@ def softmax_attention(
 
 
 def in_window(size: int) -> Callable[[int, int], bool]:
-    """The last ``size`` tokens, the current one included."""
+    """Return the mask of the last ``size`` tokens, the current one included."""
     return lambda token, pair: token - pair < size
 
 
 def in_chunks(size: int) -> Callable[[int, int], bool]:
-    """The own chunk of ``size`` tokens and the chunk before it."""
+    """Return the mask of the token's own chunk of ``size`` tokens and the chunk before it."""
     return lambda token, pair: token // size - pair // size < 2
 
 
@@ -179,9 +177,8 @@ def window_and_linear(
     *,
     row_max: bool = False,
 ) -> Tensor:
-    """LoLCATs: one denominator over σ(w) exp(q·k / √D) of the pairs that are seen and φ(q)·φ(k) of the older ones.
-
-    row_max: the largest logit of a row is taken out of the exponentials, as in LoLCATs' code.
+    """Compute LoLCATs: one denominator over σ(w) exp(q·k / √D) of the visible pairs and φ(q)·φ(k) of the older ones. row_max:
+    subtract a row's largest logit before the exponentials, as LoLCATs' code does.
     """
     (query, key), (query_features, key_features) = rotated, features
     outputs = []
@@ -197,6 +194,6 @@ def window_and_linear(
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """-log α of each head: 2^(-8h/N) for h = 1 … N, where N is a power of two."""
+    """Return -log α of each head: 2^(-8h/N) for h = 1 … N, with N a power of two."""
     assert heads & (heads - 1) == 0
     return [2.0 ** (-8.0 * head / heads) for head in range(1, heads + 1)]

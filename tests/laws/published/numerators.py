@@ -1,4 +1,4 @@
-"""Linear attention without a mass, and delta rules: published layers normalise their answers by RMSNorm, if at all."""
+"""Linear attention without a mass, and delta rules. Published layers normalise their outputs by RMSNorm, if at all."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _softplus_decay(layer: Layer) -> Tensor:
 
 
 def _delta(layer: Layer, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> Tensor:
-    """The answer before the norm, over √K, with lengths as in flash-linear-attention."""
+    """Return the output before the norm, divided by √K, with lengths as in flash-linear-attention."""
     decay = None if log_decay is None else torch.exp(log_decay if log_decay.dim() == 3 else log_decay[..., None])
     rate = sigmoid(layer.linear("delta_rate"))
     return delta_rule(unit(query), [(unit(key), value, rate)], decay) / math.sqrt(query.shape[-1])

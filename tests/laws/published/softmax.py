@@ -1,4 +1,4 @@
-"""Softmax attention, linear attention that divides by its mass, and heads that have both."""
+"""Softmax attention, linear attention with a mass, and heads that have both."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def lolcats_workshop(layer: Layer) -> Tensor:
 
 
 def lola(layer: Layer) -> Tensor:
-    """Chunks of a window, a cache of the pairs that the state answers worst, and the state; one denominator."""
+    """Compute LoLA: chunks of a window, a cache of the pairs with the largest error, and the state, over one denominator."""
     (query, key), value = layer.rotated, layer.expanded[2]
     query_features, key_features = hedgehog_features(layer, query, key)
     factor = sigmoid(layer["window.weight"])
@@ -130,7 +130,7 @@ def lola(layer: Layer) -> Tensor:
 
 
 def _select(eligible: list[int], state: list[int], features: Tensor, value: Tensor) -> tuple[list[int], list[int]]:
-    """The pairs that stay in the cache, and those in the state: scores look at the state before this eviction."""
+    """Return the pairs that stay in the cache and those that enter the state. Scores read the state before this eviction."""
     if len(eligible) <= CACHE:
         return eligible, state
 

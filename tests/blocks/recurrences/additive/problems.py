@@ -1,4 +1,4 @@
-"""Problems for the additive recurrence: every rank of decay, every sharing of heads, documents or one."""
+"""Inputs for the additive recurrence: every rank of decay, every sharing of heads, one or several documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEATURES, WIDTH = 3, 2
 
 @dataclass(frozen=True)
 class Problem:
-    """What a form takes."""
+    """The inputs of a form."""
 
     query: Tensor
     key: Tensor
@@ -28,12 +28,12 @@ class Problem:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a gradient goes to."""
-        found = [self.query, self.key, self.value, self.log_decay, self.state]
-        return [tensor for tensor in found if tensor is not None]
+        """Return all tensors that have gradients."""
+        tensors = [self.query, self.key, self.value, self.log_decay, self.state]
+        return [tensor for tensor in tensors if tensor is not None]
 
     def arguments(self, tensors: list[Tensor] | None = None) -> tuple[Tensor | None, ...]:
-        """In the order of a form's signature, with other tensors in place of its own."""
+        """Return the arguments in the order of a form's signature, with other tensors in place of its own."""
         query, key, value, *decay, state = tensors or self.tensors
         return query, key, value, decay[0] if decay else None, self.segment, state
 
@@ -41,7 +41,9 @@ class Problem:
 def draw(
     rank: str, heads: tuple[int, int, int], length: int, *, documents: bool = False, batch: int = 2, steepness: float = 1.0
 ) -> Problem:
-    """Random numbers. documents: the first row starts one at its first token, the second goes on with the state for a while."""
+    """Draw random inputs. documents: the first row starts a document at its first token, the second row continues the state at
+    first.
+    """
     query_heads, state_heads, key_heads = heads
     shape = {"head": (batch, length, state_heads), "channel": (batch, length, state_heads, FEATURES)}.get(rank)
     segment = None

@@ -1,4 +1,4 @@
-"""Chunks give what the definition gives, gradients included: across every border, for every decay however steep."""
+"""The chunked form equals the definition, gradients included, at every boundary and for every decay."""
 
 from __future__ import annotations
 
@@ -17,15 +17,8 @@ MODULE = importlib.import_module("blocks.recurrences.additive.chunked")
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 4 and spans of 8: twenty tokens have every border."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
-@pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How long the blocks were that the chunks of each span began as."""
+    """Record the block length with which each span's chunks began."""
     answers, original = [], MODULE.block_of
 
     def noted(log_decay: Tensor, chunk: int) -> int:
@@ -36,15 +29,8 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return answers
 
 
-@pytest.fixture(params=["gradients written out", "gradients of PyTorch"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to compute gradients: on a CPU, and where chunks are computed side by side."""
-    if request.param == "gradients of PyTorch":
-        monkeypatch.setattr(MODULE, "derives_by_hand", lambda query: False)
-
-
 def longest(log_decay: Tensor) -> int:
-    """Of 64, 32, … tokens: the longest block in which no feature decays below e^-40; or 1."""
+    """Return the longest block of 64, 32, … tokens in which no feature decays below e^-40, or 1."""
     for block in (64, 32, 16, 8, 4, 2):
         parts = [log_decay[:, start : start + block].sum(1) for start in range(0, log_decay.shape[1], block)]
         if min(float(part.min()) for part in parts) >= -40:
@@ -102,13 +88,15 @@ def test_gradients_are_derivatives(rank: str) -> None:
 @pytest.mark.parametrize("rank", ["none", "channel"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_gradients_where_tensors_are_used_twice(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
-    """Keys that are queries as well, a value in two calls, an output that two losses need, and a second backward pass."""
+    """Gradients are right if keys are also queries, a value is used in two calls, two losses need one output, and backward runs
+    twice.
+    """
     problem, answers = draw(rank, heads, 11, documents=documents), []
     query, key, value, *decay, state = problem.tensors
     for form in (chunked, naive):
         both, shared, *others = tensors = [of.clone().requires_grad_() for of in (key, value, *decay, state)]
-        asked = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
-        arguments = [asked, both, shared, *others]
+        queries = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        arguments = [queries, both, shared, *others]
         first, held = form(*problem.arguments(arguments))
         second, _ = form(*problem.arguments([*arguments[:-1], held]))
         loss = (first * second).sum() + first.square().sum()
@@ -150,7 +138,7 @@ def test_blocks_of_any_length_join_to_the_same(
 @pytest.mark.parametrize("rank", ["head", "channel"])
 @pytest.mark.parametrize("steepness", [0.5, 3.0, 12.0, 40.0, 300.0, 1e4])
 def test_float32_holds_at_any_steepness(rank: str, steepness: float, blocks: list[int]) -> None:
-    """Gentle tokens among steep ones: a decay that is summed over a chunk must not drown the small ones behind it."""
+    """Small decays stay exact between steep ones, although decays are summed over a chunk."""
     problem = draw(rank, (2, 2, 2), 150, steepness=steepness)
     assert problem.log_decay is not None
     problem.log_decay[:, 1::3] *= 1e-3
@@ -175,7 +163,7 @@ def test_gradients_in_float32_hold_at_any_steepness(steepness: float) -> None:
 
 
 def test_a_feature_may_forget_everything(blocks: list[int]) -> None:
-    """A decay of 0, whose logarithm is -inf, at some tokens: gradients are those of the definition, and nothing is NaN."""
+    """A decay of 0, with the logarithm -inf, has the gradients of the definition and no NaN."""
     problem, answers = draw("channel", (2, 2, 2), 100), []
     assert problem.log_decay is not None
     problem.log_decay[torch.rand_like(problem.log_decay) < 0.1] = -torch.inf

@@ -1,4 +1,4 @@
-"""On fla's kernels the additive recurrence is its definition: gradients, states, shared heads, documents, a split, a step."""
+"""The additive recurrence on fla's kernels equals its definition: gradients, states, shared heads, documents, splits, one step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_split_sequence_from_a_state_is_the_definition(rank: str) -> None:
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_rows_of_documents_are_the_definition(rank: str) -> None:
-    """The first row begins with a document of its own, the second goes on with what it is handed."""
+    """The first row starts a new document, the second row continues its state."""
     problem = draw(rank, (2, 2, 1), 21, documents=True)
     assert problem.segment is not None
     assert problem.segment[:, -1].min() > 1
@@ -38,7 +38,7 @@ def test_rows_of_documents_are_the_definition(rank: str) -> None:
 
 
 def test_rows_of_documents_in_inference_mode() -> None:
-    """Where no tensor counts what is written to it: bounds are looked up again."""
+    """In inference mode tensors have no version counter, so document bounds are computed again."""
     problem = draw("head", (2, 2, 1), 21, documents=True)
     assert problem.segment is not None
     singles = [None if of is None else of.float() for of in (problem.query, problem.key, problem.value, problem.log_decay)]
@@ -58,9 +58,9 @@ def test_a_step_is_the_definition(rank: str) -> None:
         problem = draw(rank, (4, 4, 2), 1, documents=documents)
         wanted = naive(*problem.arguments())
         singles = [None if of is None else of.float() for of in (problem.query, problem.key, problem.value, problem.log_decay)]
-        found = step(*singles, problem.segment, problem.state.float())
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one.double(), other, rtol=CLOSE, atol=CLOSE)
+        actual = step(*singles, problem.segment, problem.state.float())
+        for first, other in zip(actual, wanted, strict=True):
+            torch.testing.assert_close(first.double(), other, rtol=CLOSE, atol=CLOSE)
 
 
 def test_without_a_pair_a_step_only_decays_and_asks() -> None:
@@ -72,7 +72,7 @@ def test_without_a_pair_a_step_only_decays_and_asks() -> None:
 
 
 def test_a_decay_of_nothing_left_is_no_number_of_its_own() -> None:
-    """-inf leaves less of the state than float32 could tell, forward and backward."""
+    """A decay of -inf leaves nothing of the state that float32 can represent, in forward and backward."""
     problem = draw("channel", (1, 1, 1), 9, batch=1)
     assert problem.log_decay is not None
     decay = problem.log_decay.clone()
@@ -93,13 +93,13 @@ def test_where_the_forms_fit() -> None:
     assert str(fits(Setting("cuda", "float16"))).startswith("sums over a long text leave the range of float16")
     assert str(fits(Setting("cuda", "float64"))) == "Triton's kernels do not support float64"
     assert str(fits(Setting("cuda", one_token=True))) == "its chunks are for several tokens"
-    one = Setting("cuda", "bfloat16", one_token=True)
-    assert fits_a_step(one) is None
+    on_gpu = Setting("cuda", "bfloat16", one_token=True)
+    assert fits_a_step(on_gpu) is None
     for setting, reason in (
         (Setting("cuda", one_token=True, gradients=True), "has no gradient"),
         (Setting("cuda", one_token=True, one_pair=False), "several pairs may arrive"),
         (Setting("cuda", one_token=True, shape=SMALL.shape(4)), None),
         (Setting("meta", one_token=True), "Triton runs on a GPU"),
     ):
-        told = fits_a_step(setting)
-        assert told is None if reason is None else reason in str(told)
+        reason_not_to_fit = fits_a_step(setting)
+        assert reason_not_to_fit is None if reason is None else reason in str(reason_not_to_fit)

@@ -1,4 +1,4 @@
-"""The definition is what the papers write: each output is a sum over earlier pairs, decayed by all that came since."""
+"""The definition equals the papers' sum: each output is a sum over earlier pairs, decayed by all tokens since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.blocks.support import close, owner
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 def test_it_is_the_sum_over_the_past(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
-    """o_t = Σ_s Σ_f q_tf (Π_{s<u≤t} α_uf) k_sf v_s, with the state handed in as what entered before the first token."""
+    """o_t = Σ_s Σ_f q_tf (Π_{s<u≤t} α_uf) k_sf v_s, with the initial state as what entered before the first token."""
     problem, length = draw(rank, heads, 6, documents=documents), 6
     output, state = naive(*problem.arguments())
     query_heads, state_heads, key_heads = heads

@@ -1,4 +1,4 @@
-"""One token is the definition at T = 1, the fast form takes it, and calls hand the state on."""
+"""The form for one token equals the definition at T = 1, and calls continue from each other's states."""
 
 from __future__ import annotations
 
@@ -8,27 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from blocks.recurrences.additive import FORMS, chunked, naive, step
+from blocks.recurrences.additive import FORMS, naive, step
 from tests.blocks.recurrences.additive.problems import HEADS, RANKS, draw
-from tests.blocks.support import assert_derivatives, by_backend, close
-
-
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("rank", RANKS)
-def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> None:
-    problem = draw(rank, heads, 1, documents=documents)
-    wanted = naive(*problem.arguments())
-    for form in (step, chunked):
-        for got, want in zip(form(*problem.arguments()), wanted, strict=True):
-            close(got, want)
+from tests.blocks.support import by_backend, close
 
 
 @pytest.mark.parametrize("of_its_own", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 def test_several_pairs_that_fall_at_one_token(rank: str, heads: tuple[int, int, int], of_its_own: bool) -> None:
-    """The first decays what was there, and all enter. of_its_own: a key of each state head, or of those that share a value."""
+    """The state decays at the first pair, and all pairs enter. of_its_own: one key per state head, or per group that shares a
+    value.
+    """
     problem = draw(rank, heads, 3)
     shared = problem.state.shape[1] // problem.value.shape[2]
     key = problem.key if of_its_own else problem.key[:, :, ::shared]
@@ -37,20 +28,10 @@ def test_several_pairs_that_fall_at_one_token(rank: str, heads: tuple[int, int, 
     wanted = problem.state
     every = key if of_its_own else key.repeat_interleave(shared, dim=2)
     for at in range(3):
-        one = slice(at, at + 1)
-        answer, wanted = naive(query, every[:, one], problem.value[:, one], decay if at == 0 else None, None, wanted)
+        token = slice(at, at + 1)
+        answer, wanted = naive(query, every[:, token], problem.value[:, token], decay if at == 0 else None, None, wanted)
     close(left, wanted)
     close(output, answer)
-
-
-@pytest.mark.parametrize("rank", RANKS)
-def test_gradients_are_derivatives(rank: str) -> None:
-    problem = draw(rank, (4, 2, 1), 1, documents=True)
-
-    def run(*tensors: torch.Tensor) -> Any:
-        return step(*problem.arguments(list(tensors)))
-
-    assert_derivatives(run, problem.tensors)
 
 
 @pytest.mark.parametrize("cuts", [[1] * 11, [4, 7], [1, 9, 1]], ids=str)

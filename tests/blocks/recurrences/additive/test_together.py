@@ -1,4 +1,4 @@
-"""Pairs that fall in groups: what a state answers between falls is what it answers to the same pairs one after the other."""
+"""A state that receives pairs in groups gives the same outputs as if it received them one after the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARRIVAL = torch.tensor([[0, 16, 32, 49], [9, 31, 32, 48]])
 
 
 def pairs(shape: Shape) -> Features:
-    """Some are none, a whole group among them."""
+    """Draw pairs. Some places have none, among them a whole group."""
     count = ARRIVAL.shape[1] * SIZE
     present = torch.rand(2, count) < 0.8
     present[0, SIZE : 2 * SIZE] = False
@@ -41,19 +41,19 @@ def pairs(shape: Shape) -> Features:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("rows", ROWS)
 def test_they_are_one_after_the_other(rows: str, normalise: bool, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward, in spans of two chunks, onto a state that holds something already."""
+    """Outputs and gradients are equal in spans of two chunks, from a state that is not empty."""
     monkeypatch.setattr(module, "SPAN", 2 * SIZE)
-    memory, given, query = StateMemory(normalise=normalise), pairs(shape), random(2, LENGTH, 4, 5).exp()
+    memory, evicted, query = StateMemory(normalise=normalise), pairs(shape), random(2, LENGTH, 4, 5).exp()
     held = {name: tensor + torch.rand_like(tensor) for name, tensor in empty(memory, shape, 2).items()}
-    leaves = [tensor.requires_grad_() for tensor in (query, given.key, given.value, held["state"])]
-    found = []
+    leaves = [tensor.requires_grad_() for tensor in (query, evicted.key, evicted.value, held["state"])]
+    answers = []
     for form in ("reference", "torch"):
-        partial, state = recalled(memory, form, query, given, None, ROWS[rows], held)
+        partial, state = recalled(memory, form, query, evicted, None, ROWS[rows], held)
         outputs = [partial.output, state["state"], *([] if partial.lse is None else [partial.lse.exp()])]
         gradients = torch.autograd.grad(sum((output.square().sum() for output in outputs), torch.zeros(())), leaves)
-        found.append([*outputs, *gradients])
-    for one, other in zip(*found, strict=True):
-        close(one, other)
+        answers.append([*outputs, *gradients])
+    for first, other in zip(*answers, strict=True):
+        close(first, other)
 
 
 def test_short_groups_decay_and_exponents_take_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_short_groups_decay_and_exponents_take_the_line(monkeypatch: pytest.Monk
         raise AssertionError
 
     monkeypatch.setattr("blocks.memories.state.together", never)
-    given, query, shape = pairs(SHAPES[0]), random(2, LENGTH, 4, 5).exp(), SHAPES[0]
+    evicted, query, shape = pairs(SHAPES[0]), random(2, LENGTH, 4, 5).exp(), SHAPES[0]
     decay = -torch.rand(2, LENGTH, 4, dtype=torch.float64)
     state, exponential = empty(StateMemory(), shape, 2), replace(shape, exponential=True)
     for form, log_decay, group, sizes in (
@@ -70,6 +70,8 @@ def test_short_groups_decay_and_exponents_take_the_line(monkeypatch: pytest.Monk
         ("torch", None, SIZE, exponential),
     ):
         held = state if sizes is shape else empty(StateMemory(), sizes, 2)
-        recalled(StateMemory(), form, query, replace(given, together=group), log_decay, Tokens(ROWS["one document"].position), held)
+        recalled(
+            StateMemory(), form, query, replace(evicted, together=group), log_decay, Tokens(ROWS["one document"].position), held
+        )
     with pytest.raises(AssertionError):
-        recalled(StateMemory(), "torch", query, given, None, ROWS["one document"], state)
+        recalled(StateMemory(), "torch", query, evicted, None, ROWS["one document"], state)

@@ -1,4 +1,4 @@
-"""Problems for the delta rule: every rank of decay, every sharing of heads, documents or one, tokens without a pair."""
+"""Inputs for the delta rule: every rank of decay, every sharing of heads, one or several documents, tokens without a pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEATURES, WIDTH = 3, 2
 
 @dataclass(frozen=True)
 class Problem:
-    """What a form takes."""
+    """The inputs of a form."""
 
     query: Tensor
     key: Tensor
@@ -30,17 +30,17 @@ class Problem:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a gradient goes to."""
-        found = [self.query, self.key, self.value, self.rate, self.log_decay, self.state]
-        return [tensor for tensor in found if tensor is not None]
+        """Return all tensors that have gradients."""
+        tensors = [self.query, self.key, self.value, self.rate, self.log_decay, self.state]
+        return [tensor for tensor in tensors if tensor is not None]
 
     def arguments(self, tensors: list[Tensor] | None = None) -> tuple[Any, ...]:
-        """In the order of a form's signature, with other tensors in place of its own."""
+        """Return the arguments in the order of a form's signature, with other tensors in place of its own."""
         query, key, value, rate, *decay, state = tensors or self.tensors
         return query, key, value, rate, decay[0] if decay else None, self.segment, state
 
     def cut(self, columns: slice, state: Tensor) -> tuple[Any, ...]:
-        """The arguments of a call with some consecutive tokens, which goes on from ``state``."""
+        """Return the arguments of a call with some consecutive tokens that continues from ``state``."""
         segment = self.segment
         if segment is not None:
             segment = segment[:, columns] - (segment[:, columns.start - 1, None] if columns.start else 0)
@@ -59,9 +59,8 @@ def draw(
     features: int = FEATURES,
     fastest: float = 2.0,
 ) -> Problem:
-    """Random numbers, keys of length 1, rates below ``fastest`` and every fifth or so 0.
-
-    documents: the first row starts one at its first token, the second goes on with the state for a while.
+    """Draw random inputs with keys of length 1 and rates below ``fastest``, about every fifth of them 0. documents: the first
+    row starts a document at its first token, the second row continues the state at first.
     """
     query_heads, state_heads, key_heads = heads
     segment = None

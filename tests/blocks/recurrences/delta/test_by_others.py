@@ -1,4 +1,4 @@
-"""The definition is what other people compute: flash-linear-attention's loops in plain PyTorch, whose float32 is made float64."""
+"""The definition equals flash-linear-attention's loops in plain PyTorch, run in float64 in place of float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.blocks.support import close
 
 
 class Wide:
-    """torch, whose ``float`` and ``float32`` are float64."""
+    """The module torch with ``float`` and ``float32`` replaced by float64."""
 
     float = float32 = torch.float64
 
@@ -30,12 +30,12 @@ def of_fla(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def agree(problem: Problem, run: Any, decay: Tensor | None) -> None:
-    """As many heads of each, and no scale."""
-    given = {"q": problem.query, "k": problem.key, "v": problem.value, "beta": problem.rate, "g": decay}
-    found = run(**given, initial_state=problem.state, scale=1.0, output_final_state=True)
-    for wanted, one in zip(naive(*problem.arguments()), found, strict=True):
-        assert one.dtype == torch.float64
-        close(one, wanted)
+    """Compare both for equal numbers of heads and without a scale."""
+    inputs = {"q": problem.query, "k": problem.key, "v": problem.value, "beta": problem.rate, "g": decay}
+    actual = run(**inputs, initial_state=problem.state, scale=1.0, output_final_state=True)
+    for wanted, computed in zip(naive(*problem.arguments()), actual, strict=True):
+        assert computed.dtype == torch.float64
+        close(computed, wanted)
 
 
 @pytest.mark.parametrize("fastest", [1.0, 2.0])

@@ -1,4 +1,4 @@
-"""Chunks give what the definition gives, gradients included: across every border, for every decay however steep."""
+"""The chunked form equals the definition, gradients included, at every boundary and for every decay."""
 
 from __future__ import annotations
 
@@ -19,22 +19,8 @@ from tests.blocks.support import assert_derivatives, close
 MODULE = importlib.import_module("blocks.recurrences.delta.chunked")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 4 and spans of 8: twenty tokens have every border."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
-@pytest.fixture(params=["gradients written out", "gradients of PyTorch"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to compute gradients: on a CPU, and where chunks are computed side by side."""
-    if request.param == "gradients of PyTorch":
-        monkeypatch.setattr(MODULE, "derives_by_hand", lambda query: False)
-
-
 def agree(problem: Problem, tolerance: float = 1e-10) -> None:
-    """Outputs, last states and the gradients of all that goes in are those of the definition."""
+    """Check that outputs, last states and all gradients equal the definition's."""
     answers = []
     for form in (chunked, naive):
         tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
@@ -66,7 +52,7 @@ def test_chunks_and_spans_as_they_are(rank: str, documents: bool, length: int, m
 @pytest.mark.parametrize("steepness", [60.0, 1e4])
 @pytest.mark.parametrize("rank", ["head", "channel"])
 def test_no_decay_is_too_steep(rank: str, steepness: float, documents: bool) -> None:
-    """Gentle tokens among steep ones: what is left of a far token must not drown what is left of a near one."""
+    """Small decays stay exact between steep ones: the share of a far token does not round away that of a near one."""
     problem = draw(rank, (4, 2, 1), 130, documents=documents, steepness=steepness)
     assert problem.log_decay is not None
     problem.log_decay[:, 1::3] *= 1e-3
@@ -95,7 +81,7 @@ def test_gradients_are_derivatives(rank: str) -> None:
 
 @pytest.mark.parametrize("rank", ["none", "head"])
 def test_a_document_never_sees_its_neighbours(rank: str) -> None:
-    """What stands in the documents around it changes not one bit of a document, nor does its loss move them."""
+    """Neighbouring documents change no bit of a document, and its loss has no gradient for them."""
     problem = replace(draw(rank, (4, 2, 1), 150), segment=torch.tensor([0] * 50 + [1] * 60 + [2] * 40).expand(2, -1))
     own, answers = slice(50, 110), []
     others = draw(rank, (4, 2, 1), 150)
@@ -111,12 +97,12 @@ def test_a_document_never_sees_its_neighbours(rank: str) -> None:
             assert not gradient[:, 110:].any()
         assert not gradients[-1].any()
         answers.append((output[:, own], *(gradient[:, own] for gradient in gradients[:-1])))
-    for one, other in zip(*answers, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(*answers, strict=True):
+        assert torch.equal(first, other)
 
 
 def test_by_feature_a_document_sees_no_more_of_its_neighbours_than_rounding() -> None:
-    """What decays of a document before it adds to a sum is taken out of it again."""
+    """With a decay per feature, an earlier document's share is added to a sum and subtracted again, which leaves rounding only."""
     problem = replace(draw("channel", (4, 2, 1), 150), segment=torch.tensor([0] * 50 + [1] * 60 + [2] * 40).expand(2, -1))
     tensors = [tensor.requires_grad_() for tensor in problem.tensors]
     output, _ = chunked(*problem.arguments(tensors))
@@ -127,7 +113,7 @@ def test_by_feature_a_document_sees_no_more_of_its_neighbours_than_rounding() ->
 
 
 def single_errors(problem: Problem) -> Tensor:
-    """How far chunks in float32 are from the definition in float64, in parts of the largest number: of each row."""
+    """Return the error of chunks in float32 against the definition in float64, relative to each row's largest number."""
     single = [tensor.float() for tensor in problem.tensors]
     double = [tensor.double() for tensor in single]
     errors = []
@@ -139,7 +125,7 @@ def single_errors(problem: Problem) -> Tensor:
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_float32_holds_over_4096_tokens(rank: str) -> None:
-    """One row has rates below 1, the other below 2."""
+    """One row has rates below 1, the other row below 2."""
     fastest = torch.tensor([1.0, 2.0], dtype=torch.float64)
     problem = draw(rank, (2, 2, 2), 4096, features=16, fastest=1.0, steepness=0.01)
     errors = single_errors(replace(problem, rate=problem.rate * fastest[:, None, None]))
@@ -147,7 +133,9 @@ def test_float32_holds_over_4096_tokens(rank: str) -> None:
 
 
 def test_float32_holds_where_keys_are_alike() -> None:
-    """The triangular system at its worst: every entry below the diagonal is about the rate itself. Each row has its own spread."""
+    """With similar keys the triangular system is hardest: every entry below the diagonal is about the rate. Each row has its own
+    spread.
+    """
     rates, spreads = torch.tensor(list(product([0.5, 1.0, 1.9], [0.0, 0.1])), dtype=torch.float64).T[..., None, None]
     problem = draw("none", (2, 2, 2), 4096, batch=6, features=16)
     moved = problem.key[:, :1] + spreads[..., None] * torch.randn_like(problem.key)
@@ -160,21 +148,21 @@ def test_float32_holds_where_keys_are_alike() -> None:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_gradients_where_tensors_are_used_twice(heads: tuple[int, int, int], documents: bool) -> None:
-    """Keys that are queries as well, a value in two calls, a second backward pass; and each input alone."""
+    """Gradients are right if keys are also queries, a value is used in two calls, backward runs twice, and for each input alone."""
     problem, answers = draw("head", heads, 11, documents=documents), []
     query, key, value, *others = problem.tensors
     for form in (chunked, naive):
         both, shared, *rest = tensors = [of.clone().requires_grad_() for of in (key, value, *others)]
-        asked = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
-        first, held = form(*problem.arguments([asked, both, shared, *rest]))
-        second, _ = form(*problem.arguments([asked, both, shared, *rest[:-1], held]))
+        queries = both.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+        first, held = form(*problem.arguments([queries, both, shared, *rest]))
+        second, _ = form(*problem.arguments([queries, both, shared, *rest[:-1], held]))
         loss = (first * second).sum() + first.square().sum()
-        found = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
+        actual = [*torch.autograd.grad(loss, tensors, retain_graph=True), *torch.autograd.grad(2 * loss, tensors)]
         for index in range(len(problem.tensors)):
             alone = [of.clone() for of in problem.tensors]
             alone[index].requires_grad_()
             output, state = form(*problem.arguments(alone))
-            found += torch.autograd.grad(output.square().sum() + state.sum(), alone[index])
-        answers.append(found)
+            actual += torch.autograd.grad(output.square().sum() + state.sum(), alone[index])
+        answers.append(actual)
     for got, wanted in zip(*answers, strict=True):
         close(got, wanted)

@@ -1,4 +1,4 @@
-"""On fla's kernels the delta rule is its definition: gradients, initial states, shared heads, documents, a split, a step."""
+"""The delta rule on fla's kernels equals its definition: gradients, initial states, shared heads, documents, splits, one step."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_rows_of_documents_are_the_definition(rank: str) -> None:
 def test_a_step_is_the_definition(rank: str) -> None:
     for documents in (False, True):
         problem = draw(rank, (4, 4, 2), 1, documents=documents)
-        given = problem.query, problem.key, problem.value, problem.rate, problem.log_decay
-        wanted = naive(*given, problem.segment, problem.state)
-        found = step(*(None if of is None else of.float() for of in given), problem.segment, problem.state.float())
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one.double(), other, rtol=CLOSE, atol=CLOSE)
+        inputs = problem.query, problem.key, problem.value, problem.rate, problem.log_decay
+        wanted = naive(*inputs, problem.segment, problem.state)
+        actual = step(*(None if of is None else of.float() for of in inputs), problem.segment, problem.state.float())
+        for first, other in zip(actual, wanted, strict=True):
+            torch.testing.assert_close(first.double(), other, rtol=CLOSE, atol=CLOSE)
 
 
 def test_without_a_pair_a_step_only_decays_and_asks() -> None:

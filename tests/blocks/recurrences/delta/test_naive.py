@@ -1,4 +1,4 @@
-"""The definition is what the papers write, and does what they want it for: a key that is written again holds the newer value."""
+"""The definition equals the papers' sum, and a key that is written twice holds the newer value."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_without_a_rate_only_time_passes() -> None:
 
 @pytest.mark.parametrize("form", by_backend(FORMS).values(), ids=by_backend(FORMS))
 def test_what_a_key_answers_moves_by_its_rate_to_the_value(form: Callable[..., Any]) -> None:
-    """k_t S_t = (1 - β_t) α_t k_t S_{t-1} + β_t v_t, for a key of length 1."""
+    """k_t S_t = (1 - β_t) α_t k_t S_{t-1} + β_t v_t for a key of length 1."""
     problem = draw("head", (2, 2, 2), 12)
     state = problem.state
     for t in range(12):
@@ -66,7 +66,9 @@ def test_what_a_key_answers_moves_by_its_rate_to_the_value(form: Callable[..., A
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
 def test_orthonormal_keys_return_each_value_and_rewritten_ones_the_newer(form: str) -> None:
-    """Sixteen keys fill sixteen features; four are written again, and answer with the newer value where a sum answers with both."""
+    """Sixteen orthonormal keys fill sixteen features. Four keys are written again and return the newer value, where a sum
+    returns both.
+    """
     keys = torch.linalg.qr(random(2, 16, 16)).Q
     again = [3, 8, 0, 15]
     key = torch.cat((keys, keys[:, again]), dim=1)[:, :, None]

@@ -1,4 +1,4 @@
-"""Problems for the elementwise recurrence: any length, decay however steep, documents or one."""
+"""Inputs for the elementwise recurrence: any length, any decay, one or several documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Problem = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 def draw(length: int, *, documents: bool = False, batch: int = 2, width: int = 3, steepness: float = 1.0) -> Problem:
-    """Random numbers. documents: the first row starts one at its first token, the second goes on with the state for a while."""
+    """Draw random inputs. documents: the first row starts a document at its first token, the second row continues the state at
+    first.
+    """
     segment = None
     if documents:
         starts = torch.rand(batch, length) < 0.15

@@ -1,4 +1,4 @@
-"""On fla's kernels the elementwise recurrence is its definition: gradients, an initial state, documents, a split."""
+"""The elementwise recurrence on fla's kernels equals its definition: gradients, an initial state, documents, splits."""
 
 from __future__ import annotations
 

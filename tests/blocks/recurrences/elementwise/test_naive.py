@@ -1,4 +1,4 @@
-"""The definition is the recurrence, number by number, and its sum over the past."""
+"""The definition equals the recurrence, number by number, and its sum over the past."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_is_a_loop_over_numbers(documents: bool) -> None:
 
 
 def test_it_is_the_sum_over_the_past() -> None:
-    """h_t = Σ_{s≤t} exp(Σ_{s<u≤t} g_u) ⊙ b_s, with the state handed in as what entered before the first token."""
+    """h_t = Σ_{s≤t} exp(Σ_{s<u≤t} g_u) ⊙ b_s, with the initial state as what entered before the first token."""
     inputs, log_decay, _, state = draw(8)
     outputs, _ = naive(inputs, log_decay, None, state)
     for t in range(8):

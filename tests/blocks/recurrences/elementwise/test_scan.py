@@ -1,4 +1,4 @@
-"""The scan gives what the definition gives, gradients included: at every length, for every decay however steep."""
+"""The scan equals the definition, gradients included, at every length and for every decay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.blocks.support import assert_derivatives, close
 
 @pytest.mark.parametrize("documents", [False, True])
 def test_every_length(documents: bool) -> None:
-    """Squares, one less and one more: full chunks, a last one of one token, and a last one that lacks one."""
+    """The lengths are squares and their neighbours, so that the last chunk is full, has one token, or lacks one."""
     for length in (*range(1, 28), 63, 64, 65, 100, 101, 130):
         problem = draw(length, documents=documents)
         for got, wanted in zip(scan(*problem), naive(*problem), strict=True):
@@ -47,7 +47,7 @@ def test_gradients_are_derivatives() -> None:
 
 @pytest.mark.parametrize("form", [scan, naive])
 def test_a_decay_of_minus_infinity_forgets_all(form: Any) -> None:
-    """Forwards and backwards nothing is NaN, and the tokens behind it are as if alone."""
+    """A decay of -inf gives no NaN forward or backward, and the tokens after it do not depend on the tokens before it."""
     inputs, log_decay, _, state = draw(30)
     log_decay[:, 17] = -math.inf
     tensors = [tensor.requires_grad_() for tensor in (inputs, log_decay, state)]
@@ -62,7 +62,7 @@ def test_a_decay_of_minus_infinity_forgets_all(form: Any) -> None:
 
 @pytest.mark.parametrize("steepness", [0.5, 3.0, 50.0, 300.0, 1e4])
 def test_float32_holds_at_any_steepness(steepness: float) -> None:
-    """Gentle tokens among steep ones: a decay that is summed over a chunk must not drown the small ones behind it."""
+    """Small decays stay exact between steep ones, although decays are summed over a chunk."""
     problem = inputs, log_decay, segment, state = draw(500, documents=True, steepness=steepness)
     log_decay[:, 1::3] *= 1e-3
     for got, wanted in zip(scan(inputs.float(), log_decay.float(), segment, state.float()), naive(*problem), strict=True):
@@ -71,7 +71,7 @@ def test_float32_holds_at_any_steepness(steepness: float) -> None:
 
 
 def test_float32_holds_over_131072_tokens() -> None:
-    """Slow channels and fast ones: they remember 10 to 100,000 tokens, so sums grow to some hundreds."""
+    """Channels remember 10 to 100,000 tokens, so sums grow to some hundreds."""
     length = 131_072
     inputs, log_decay, _, state = draw(length, batch=1, width=4)
     log_decay = log_decay * torch.tensor([1e-1, 1e-2, 1e-4, 1e-5], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""One token is the definition at T = 1, the fast form takes it, and calls hand the state on."""
+"""The form for one token equals the definition at T = 1, and calls continue from each other's states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated delta rule 2 is the delta rule where its gate is one number, and every form is its definition, gradients included."""
+"""The gated delta rule 2 with a constant gate is the delta rule, and every form equals its definition, gradients included."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.blocks.support import by_backend, close
 
 
 def tensors_of(problem: Problem) -> list[Tensor | None]:
-    """query, key, value, erase, decay and state: an erase gate of each feature in the place of the rate."""
+    """Return query, key, value, erase, decay and state. An erase gate per feature replaces the rate."""
     erase = 2 * torch.rand(problem.key.shape, dtype=torch.float64)
     return [problem.query, problem.key, problem.value, erase, problem.log_decay, problem.state]
 
 
 def computed(form: Any, tensors: list[Tensor | None], segment: Tensor | None) -> list[Tensor]:
-    """Output, state, and the gradients of all tensors."""
+    """Return the output, the state and the gradients of all tensors."""
     leaves = [None if tensor is None else tensor.clone().requires_grad_() for tensor in tensors]
     output, state = form(*leaves[:-1], segment, leaves[-1])
     loss = output.square().mean() + state.square().mean()
@@ -59,10 +59,10 @@ def test_on_flas_kernels() -> None:
     *columns, state = tensors_of(problem)
     wanted = naive(*columns, problem.segment, state)
     with torch.no_grad():
-        found = fla.step(
+        actual = fla.step(
             *(None if tensor is None else tensor.float() for tensor in columns), problem.segment, problem.state.float()
         )
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(actual, wanted, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=CLOSE, atol=CLOSE)
 
 

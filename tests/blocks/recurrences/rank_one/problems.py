@@ -1,4 +1,4 @@
-"""Problems for the generalised delta rule: every rank of decay, every sharing of heads, documents, w that is the key or is not."""
+"""Inputs for the generalised delta rule: every rank of decay, every sharing of heads, documents, w equal to the key or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEATURES, WIDTH = 3, 2
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of a form."""
+    """The inputs of a form."""
 
     query: Tensor
     key: Tensor
@@ -31,22 +31,22 @@ class Problem:
 
     @property
     def columns(self) -> tuple[Tensor | None, ...]:
-        """The tensors that have a row for each token, in the order of a form's signature, but for the documents."""
+        """Return the tensors with a row per token in the order of a form's signature, without the documents."""
         return self.query, self.key, self.value, self.read, self.removed, self.log_decay
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a gradient goes to."""
+        """Return all tensors that have gradients."""
         return [tensor for tensor in (*self.columns, self.state) if tensor is not None]
 
     def arguments(self, tensors: list[Tensor] | None = None) -> tuple[Any, ...]:
-        """In the order of a form's signature, with other tensors in place of its own."""
+        """Return the arguments in the order of a form's signature, with other tensors in place of its own."""
         waiting = iter(self.tensors if tensors is None else tensors)
         columns = [None if tensor is None else next(waiting) for tensor in self.columns]
         return *columns, self.segment, next(waiting)
 
     def cut(self, columns: slice, state: Tensor) -> tuple[Any, ...]:
-        """The arguments of a call with some consecutive tokens, which goes on from ``state``."""
+        """Return the arguments of a call with some consecutive tokens that continues from ``state``."""
         segment = self.segment
         if segment is not None:
             segment = segment[:, columns] - (segment[:, columns.start - 1, None] if columns.start else 0)
@@ -64,9 +64,8 @@ def draw(
     steepness: float = 1.0,
     features: int = FEATURES,
 ) -> Problem:
-    """Random numbers, a row r of length 1, and w between 0 and r, so that the state stays bounded.
-
-    apart: w is not the key. documents: the first row starts a document at its first token, the second goes on with the state.
+    """Draw random inputs with r of length 1 and w between 0 and r, so that the state is bounded. apart: w is not the key.
+    documents: the first row starts a document at its first token, the second row continues the state.
     """
     query_heads, state_heads, key_heads = heads
     segment = None

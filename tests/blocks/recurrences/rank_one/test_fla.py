@@ -1,4 +1,6 @@
-"""On fla's kernels the generalised delta rule is its definition: gradients, initial states, shared heads, documents, a step."""
+"""The generalised delta rule on fla's kernels equals its definition: gradients, initial states, shared heads, documents, one
+step.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def test_a_step_is_the_definition(apart: bool) -> None:
         problem = draw("channel", (4, 4, 2), 1, documents=documents, apart=apart)
         wanted = naive(*problem.arguments())
         with torch.no_grad():
-            found = step(*problem.arguments([tensor.float() for tensor in problem.tensors]))
-        for got, want in zip(found, wanted, strict=True):
+            actual = step(*problem.arguments([tensor.float() for tensor in problem.tensors]))
+        for got, want in zip(actual, wanted, strict=True):
             torch.testing.assert_close(got.double(), want, rtol=CLOSE, atol=CLOSE)
 
 

@@ -1,4 +1,4 @@
-"""The generalised delta rule is its product of matrices, and every form of PyTorch is its definition, gradients included."""
+"""The generalised delta rule equals its product of matrices, and every PyTorch form equals its definition, gradients included."""
 
 from __future__ import annotations
 
@@ -20,15 +20,8 @@ from tests.blocks.support import assert_derivatives, by_backend, close, owner, r
 MODULE = importlib.import_module("blocks.recurrences.rank_one.chunked")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 4 and spans of 8: twenty tokens have every border."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
 def agree(problem: Problem, form: Any = chunked, tolerance: float = 1e-10) -> None:
-    """Outputs, last states and the gradients of all tensors are those of the definition."""
+    """Check that outputs, last states and the gradients of all tensors equal the definition's."""
     answers = []
     for compute in (form, naive):
         tensors = [tensor.clone().requires_grad_() for tensor in problem.tensors]
@@ -70,15 +63,15 @@ def test_the_definition_is_the_sum_over_the_past(rank: str, heads: tuple[int, in
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
 def test_with_a_key_that_it_reads_by_itself_it_is_the_delta_rule(form: str) -> None:
-    """(I - β kᵀ k) D S + β kᵀ v, with r = k D and w = β k."""
+    """With r = k D and w = β k, the recurrence is (I - β kᵀ k) D S + β kᵀ v."""
     problem = draw("channel", (4, 2, 1), 17, documents=True)
     assert problem.log_decay is not None
     key, rate = problem.read, 2 * torch.rand(2, 17, 2, dtype=torch.float64)
     written = rate[..., None] * key
     arguments = (problem.query, written, problem.value, key * problem.log_decay.exp(), None, problem.log_decay)
-    found = by_backend(FORMS)[form](*arguments, problem.segment, problem.state)
+    actual = by_backend(FORMS)[form](*arguments, problem.segment, problem.state)
     wanted = delta.naive(problem.query, key, problem.value, rate, problem.log_decay, problem.segment, problem.state)
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(actual, wanted, strict=True):
         close(got, want)
 
 
@@ -108,14 +101,14 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
         agree(problem, step)
         with torch.no_grad():
             wanted = naive(*problem.arguments())
-            found = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), in_place=True)
-            for got, want in zip(found, wanted, strict=True):
+            actual = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), in_place=True)
+            for got, want in zip(actual, wanted, strict=True):
                 close(got, want)
 
 
 @pytest.mark.parametrize("steepness", [60.0, 1e4])
 def test_no_decay_is_too_steep(steepness: float) -> None:
-    """Gentle tokens among steep ones, and tokens that forget everything."""
+    """Small decays stay exact between steep ones and tokens with a decay of 0."""
     problem = draw("channel", (4, 2, 1), 130, documents=True, steepness=steepness)
     assert problem.log_decay is not None
     problem.log_decay[:, 1::3] *= 1e-3
@@ -150,7 +143,7 @@ def test_any_split_is_the_whole(form: str, cuts: list[int]) -> None:
 
 
 def test_float32_holds_over_2048_tokens() -> None:
-    """As in RWKV-7: keys of any length, r of length 1, w up to r."""
+    """The inputs are as in RWKV-7: keys of any length, r of length 1, w up to r."""
     problem = draw("channel", (2, 2, 2), 2048, features=16, steepness=0.05)
     single = [tensor.float() for tensor in problem.tensors]
     wanted = naive(*problem.arguments([tensor.double() for tensor in single]))
@@ -161,7 +154,7 @@ def test_float32_holds_over_2048_tokens() -> None:
 
 @pytest.mark.parametrize("form", by_backend(FORMS))
 def test_a_value_is_replaced_by_another(form: str) -> None:
-    """Orthonormal keys that remove all that they find bring the newer value back, however long the written key is."""
+    """Orthonormal keys that erase everything return the newer value, whatever the length of the written key."""
     keys = torch.linalg.qr(random(1, 8, 8)).Q
     key = torch.cat((keys, keys[:, :3]), dim=1)[:, :, None]
     value, state = random(1, 11, 1, 5), torch.zeros(1, 1, 8, 5, dtype=torch.float64)

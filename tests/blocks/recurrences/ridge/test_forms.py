@@ -1,4 +1,4 @@
-"""The regression on the past is the best map from keys to values, and every form is its definition, gradients included."""
+"""The regression on the past is the best map from keys to values, and every form equals its definition, gradients included."""
 
 from __future__ import annotations
 
@@ -18,27 +18,20 @@ MODULE = importlib.import_module("blocks.recurrences.ridge.chunked")
 RANKS = ["none", "head"]
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 4 and spans of 8: twenty tokens have every border."""
-    for name, size in (("CHUNK", 4), ("SPAN", 8)):
-        monkeypatch.setattr(MODULE, name, size)
-
-
 def with_squares(problem: Problem) -> Problem:
-    """The state as sums of squares would leave it: G symmetric, with H beside it."""
+    """Return a state as sums of squares produce it: a symmetric G beside H."""
     rows = random(*problem.state.shape[:2], 7, problem.state.shape[2])
     return replace(problem, state=torch.cat((rows.mT @ rows, problem.state), dim=-1))
 
 
 def drawn(rank: str, heads: tuple[int, int, int], length: int, **options: Any) -> tuple[Problem, Tensor]:
-    """A problem and a penalty of each feature of each state head."""
+    """Draw a problem, and a penalty for each feature of each state head."""
     problem = with_squares(draw(rank, heads, length, **options))
     return problem, 0.25 + torch.rand(problem.key.shape[2:], dtype=torch.float64)
 
 
 def agree(problem: Problem, penalty: Tensor, form: Any = chunked) -> None:
-    """Outputs, last states and the gradients of all tensors are those of the definition."""
+    """Check that outputs, last states and the gradients of all tensors equal the definition's."""
     answers = []
     for compute in (form, naive):
         *tensors, ridge = (tensor.clone().requires_grad_() for tensor in (*problem.tensors, penalty))
@@ -52,7 +45,7 @@ def agree(problem: Problem, penalty: Tensor, form: Any = chunked) -> None:
 @pytest.mark.parametrize("form", by_backend(FORMS))
 @pytest.mark.parametrize("rank", RANKS)
 def test_it_is_the_best_map_of_the_past(rank: str, form: str) -> None:
-    """Σ_s w_s ‖v_s - k_s M‖² + Σ_f λ_f ‖M_f‖² has no slope at the M whose rows a basis of queries reads."""
+    """Σ_s w_s ‖v_s - k_s M‖² + Σ_f λ_f ‖M_f‖² has gradient 0 at the M that a basis of queries reads."""
     problem, penalty = drawn(rank, (4, 2, 1), 9)
     problem = replace(problem, state=torch.zeros_like(problem.state))
     ages = (
@@ -68,10 +61,10 @@ def test_it_is_the_best_map_of_the_past(rank: str, form: str) -> None:
     for row in range(2):
         for head in range(4):
             own = owner(head, 4, 2)
-            found = torch.stack([of[row, head] for of in rows]).requires_grad_()
-            errors = problem.value[row, :, 0] - problem.key[row, :, own] @ found
-            loss = (weight[row, :, own, None] * errors.square()).sum() + (penalty[own][:, None] * found.square()).sum()
-            (slope,) = torch.autograd.grad(loss, found)
+            result = torch.stack([of[row, head] for of in rows]).requires_grad_()
+            errors = problem.value[row, :, 0] - problem.key[row, :, own] @ result
+            loss = (weight[row, :, own, None] * errors.square()).sum() + (penalty[own][:, None] * result.square()).sum()
+            (slope,) = torch.autograd.grad(loss, result)
             close(slope, torch.zeros_like(slope), 1e-9)
 
 
@@ -98,8 +91,8 @@ def test_one_token(rank: str, heads: tuple[int, int, int], documents: bool) -> N
     problem, penalty = drawn(rank, heads, 1, documents=documents)
     agree(problem, penalty, step)
     wanted = naive(*problem.arguments(), ridge=penalty)
-    found = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), ridge=penalty, in_place=True)
-    for got, want in zip(found, wanted, strict=True):
+    actual = step(*problem.arguments([tensor.clone() for tensor in problem.tensors]), ridge=penalty, in_place=True)
+    for got, want in zip(actual, wanted, strict=True):
         close(got, want)
     nothing = replace(problem, rate=torch.zeros_like(problem.rate))
     rest = problem.log_decay, problem.segment, problem.state
@@ -135,14 +128,16 @@ def test_any_split_is_the_whole(form: str, cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_its_steps_reach_the_solution_of_heads_as_wide_as_real_ones(rank: str) -> None:
-    """64 features in 512 tokens, fewer steps than features: 1e-9 of the largest answer in float64, rounding in float32."""
+    """With 64 features, 512 tokens and fewer steps than features, the error is 1e-9 of the largest output in float64, and
+    rounding in float32.
+    """
     problem, penalty = drawn(rank, (1, 1, 1), 512, batch=1, features=64, steepness=0.02, fastest=1.0)
     problem = replace(problem, state=torch.zeros_like(problem.state))
     wanted, _ = naive(*problem.arguments(), ridge=penalty)
     assert MODULE.STEPS < 64
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 5e-6)):
-        found, _ = chunked(*problem.arguments([tensor.to(dtype) for tensor in problem.tensors]), ridge=penalty.to(dtype))
-        assert (found - wanted).abs().max() < tolerance * wanted.abs().max()
+        actual, _ = chunked(*problem.arguments([tensor.to(dtype) for tensor in problem.tensors]), ridge=penalty.to(dtype))
+        assert (actual - wanted).abs().max() < tolerance * wanted.abs().max()
 
 
 def test_a_query_of_nothing_is_answered_by_nothing() -> None:

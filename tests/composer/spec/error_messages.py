@@ -1,4 +1,4 @@
-"""What a user is told about a source that is no spec."""
+"""The error message for an invalid spec."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from composer.errors import SpecError
 from composer.spec import load_spec
 
 
-def told(source: str | Path | Mapping[Any, Any], overrides: Sequence[str] = ()) -> str:
-    """The message of the SpecError; empty where the source is a spec. Any other error passes through."""
+def message_of(source: str | Path | Mapping[Any, Any], overrides: Sequence[str] = ()) -> str:
+    """Return the message of the SpecError, or an empty text for a valid spec. Other errors pass through."""
     try:
         load_spec(source, overrides)
     except SpecError as error:
