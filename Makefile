@@ -32,7 +32,7 @@ READY := $(VENV)/.ready
 .PHONY: demo smollm2 test fuzz check docs gallery screenshots evidence oldest serve-test gpu clean
 
 demo: $(PRODUCT)
-	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output bash examples/demo.sh
+	PATH="$(abspath $(BIN)):$$PATH" OUT=build-output/demo bash examples/demo.sh
 
 smollm2: $(PRODUCT)
 	$(BIN)/python -c 'import gguf' 2>/dev/null || $(PIP) --quiet gguf

@@ -62,7 +62,7 @@ class Shape:
     - value_dim: the letter V: numbers of a value. 0 sets it to ``head_dim``.
     - features, state_heads: F and N, set for parts that use features.
     - convolved_heads: heads of the convolved key that a pair carries beside the raw one; 0 where there is none.
-    - falling: number of pairs that the memory above evicts together.
+    - arriving: number of pairs that the memory above evicts together.
     - numbers: further numbers that the pairs of a memory carry.
     - exponential: features are stored as their logarithms.
     - even: the largest feature of each query and key is at least 1/F, as for features that sum to 1.

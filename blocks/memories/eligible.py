@@ -43,7 +43,7 @@ def hidden_by_evictions(
     """Return the mask that is added to the logits of a block's tokens, 0 or -inf. A pair is visible from the eviction by which
     it enters the cache to the one by which it leaves.
 
-    at: the columns of the tokens. falls: the columns at which the last entries enter, ``together`` entries at each. left: the
+    at: the columns of the tokens. evictions: the columns at which the last entries enter, ``together`` entries at each. left: the
     number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
     """
     evictions = evictions[:, ::together]

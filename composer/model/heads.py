@@ -48,7 +48,7 @@ class ComposedHeads(nn.Module):
     """The groups of one layer, each a head by its name. All fresh parameters of the layer are in this module."""
 
     def __init__(self, resolved: Resolved, layer: int, facts: AttentionFacts, rotary: Rotary | None) -> None:
-        """facts: of the attention that the heads replace. turning: how that attention rotates queries and keys, if it does."""
+        """facts: of the attention that the heads replace. rotary: how that attention rotates queries and keys, if it does."""
         super().__init__()
         self._groups, first = resolved.layers[layer], 0
         self._names: dict[str, dict[str, str]] = {}

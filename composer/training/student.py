@@ -150,6 +150,6 @@ def _recipe(record: Record, overrides: Overrides) -> Recipe:
     if spec.recipe is None:
         raise TrainingError(
             f'"{spec.name}" has no recipe, so there is no stage to train. Pass '
-            "--set recipe.transfer.lr=1e-2 --set recipe.transfer.steps=200"
+            "--set recipe.transfer.lr=1e-2 --set recipe.transfer.steps=200 to distill it, or the same with recipe.train to train it"
         )
     return spec.recipe
