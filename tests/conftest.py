@@ -16,13 +16,10 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZE
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of NumPy, where it is imported from here on, as in the workers of pytest-xdist
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; see tests/interpreter.py. make gpu: 0
 
-from typing import Any
-
 import numpy
 import pytest
 import torch  # before blocks: only then are their tensors checked
 from hypothesis import HealthCheck, settings
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tests.shapes import check_shapes
 
@@ -145,17 +142,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=why))
-
-
-def _without_classes_of_fla(register: Any) -> Any:
-    """fla registers a BitNet of its own in place of transformers' as soon as one of its operations is imported."""
-
-    def registered(*arguments: Any, **options: Any) -> None:
-        if not any(getattr(argument, "__module__", "").startswith("fla.") for argument in arguments):
-            register(*arguments, **options)
-
-    return registered
-
-
-for _auto in (AutoConfig, AutoModel, AutoModelForCausalLM):
-    _auto.register = _without_classes_of_fla(_auto.register)  # type: ignore[method-assign]

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from blocks.positions import Rope
@@ -39,6 +38,7 @@ from composer.exporting.template import (
 )
 from composer.exporting.writing import class_texts, function_texts
 from composer.graph.composition import HeadSpec
+from composer.model.configuration import host_configuration
 from composer.model.head import Head, anatomy
 from composer.model.hosts import HALVES, attention_of, attentions, layers_of
 from converters.model_types import OWN, PREFIX
@@ -171,7 +171,7 @@ def _host_of(model: Any) -> _Host:
     if own:
         _check_trunk(model.config)
     kind = "llama" if own else model.config.model_type.removeprefix(PREFIX)
-    config: Any = CONFIG_MAPPING[kind]
+    config: Any = host_configuration(kind)
     base: Any = MODEL_MAPPING[config]
     module: Any = sys.modules[base.__module__]
     layers_name, layers = layers_of(model.base)

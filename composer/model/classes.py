@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any, TypeAlias, cast
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -22,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 from composer.errors import BuildError
 from composer.model import own
 from composer.model.classification import ComposedForSequenceClassification
-from composer.model.configuration import ComposedConfig, configuration_of
+from composer.model.configuration import ComposedConfig, configuration_of, host_configuration
 from composer.model.mixers import serve_cpu
 from composer.model.modeling import ComposedForCausalLM, composed_causal, composed_model
 from converters.hosts import WHOLE
@@ -57,7 +56,7 @@ def configuration_for(model_type: str) -> Any:
 def hosted(host: str) -> tuple[type[Any], type[ComposedForCausalLM]]:
     """Return the configuration and the language model of composed models whose host has this model type."""
     configuration = configuration_of(host)
-    plain = CONFIG_MAPPING[host]
+    plain = host_configuration(host)
     if host in WHOLE:
         return configuration, _hosted_whole(configuration, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[plain])
     if plain not in MODEL_FOR_CAUSAL_LM_MAPPING:

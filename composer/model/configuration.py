@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import transformers
 from pydantic import ValidationError
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, AutoConfig
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from composer.errors import BuildError
@@ -75,13 +76,22 @@ class ComposedConfig(Composition, LlamaConfig):
     adapter: str | None = None
 
 
+def host_configuration(host: str) -> type[Any]:
+    """Return transformers' configuration class of a model type. Other packages may register classes in its place: fla has a BitNet.
+
+    Raises KeyError if there is none.
+    """
+    name = CONFIG_MAPPING_NAMES.get(host)
+    return CONFIG_MAPPING[host] if name is None else getattr(transformers, name)
+
+
 @cache
 def configuration_of(host: str) -> type[Any]:
     """Return the configuration class of composed models whose host has this model type. Raises BuildError if transformers has
     none."""
     if host not in CONFIG_MAPPING:
         raise BuildError(f'transformers {version_of("transformers")} has no family "{host}", the model_type in config.json')
-    plain = CONFIG_MAPPING[host]
+    plain = host_configuration(host)
     fields: dict[str, Any] = {"spec": dict[str, Any] | None, "spec_hash": str | None, "adapter": str | None}
     own = {
         "__annotations__": {"model_type": ClassVar[str], **fields},
