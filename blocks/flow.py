@@ -216,8 +216,8 @@ class Features:
 
 @dataclass(slots=True)
 class Mapped:
-    """The features of the tokens' queries, and a function from the keys of pairs to their features. The memory determines the
-    scale: features of length 1, or their logarithms."""
+    """The features of the tokens' queries, and a function from the keys of pairs to their features. The memory determines
+    the scale: unchanged, divided by their length, or as logarithms."""
 
     query: Float[Tensor, "B T H F"]
     key: Callable[[Pairs], Float[Tensor, "B E N F"]]

@@ -15,7 +15,7 @@ from blocks.tensors import accumulating, affine
 
 
 class Rate(Part):
-    """Return β_t of the pair's token."""
+    """β_t of the pair's token."""
 
     role: ClassVar[str] = "rate"
 

@@ -170,7 +170,7 @@ def keep_freed_memory() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return freed memory to the system: glibc keeps pieces of it, and the next layer may not fit into them."""
+    """Give freed memory back to the system: glibc keeps pieces of it, and the next layer may not fit into them."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)

@@ -154,7 +154,7 @@ def plain_minor(most: float = 1, few: float = 0.4) -> Any:
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
-        """Return which ticks have room for a label; the label is the number."""
+        """Chooses the ticks that have room for a label; the label is the number."""
 
         def __call__(self, x: float, pos: Any = None) -> str:
             return f"{x:,.6g}" if super().__call__(x, pos) else ""

@@ -262,8 +262,7 @@ class FeatureMap(Part):
 
 
 def of_each_head(inputs: Float[Tensor, "B T H D"], weight: Float[Tensor, "n D F"]) -> Float[Tensor, "B T H F"]:
-    """Multiply the inputs of each head by its matrix. There are H heads of inputs, or fewer if consecutive heads share an
-    input."""
+    """Multiply the inputs of each head by its matrix. There are n matrices: H, or fewer if consecutive heads share one."""
     batch, length, heads, size = inputs.shape
     weight = repeat_heads(weight, heads, dim=0)
     if batch * length == 1:

@@ -113,7 +113,7 @@ class Delta(Rated):
     def _further(
         self, parameters: Parameters, shape: Shape, features: Mapped, pairs: Pairs, hidden: Float[Tensor, "B T C"]
     ) -> Iterator[Features]:
-        """Return the keys, values and rates that the tokens write after their own pairs."""
+        """Yield the keys, values and rates that the tokens write after their own pairs."""
         for step in range(self.steps - 1):
             key, value = (
                 torch.nn.functional.linear(hidden.to(parameters[name].dtype), parameters[name][step])

@@ -101,7 +101,7 @@ def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, T
 
 
 def _sum_of(window: Bound) -> str | None:
-    """Return the name of the errors that belong to each pair, or an empty name if the cache does not use them."""
+    """Return the name of the errors that belong to each pair, or None if the cache does not use them."""
     return next((number.name for number in window.call.shape.numbers if number.error is not None), None)
 
 

@@ -127,7 +127,7 @@ class Sparse(Holding):
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
-        """Whether evicted pairs are discarded."""
+        """Return the answer of a cache that has no state below it, and its new state."""
         partial, state = self.attend(parameters, query, pairs, call, below=None, attention=attention)
         return (partial, None), state
 

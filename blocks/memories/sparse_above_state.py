@@ -98,7 +98,7 @@ class StateBelow:
         return Features(held["key"], held["value"], present, column, held.get("rate"), self.together)
 
     def _last(self) -> Features | None:
-        """Write the last evicted pairs."""
+        """Return the last evicted pairs; None if there are none."""
         if self.evictions:
             return self._of(*self.evictions[-1])
         return self.evicted[-1].cut(slice(-self.together, None)) if self.evicted else None

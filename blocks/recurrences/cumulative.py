@@ -20,7 +20,7 @@ from blocks.legend import Float, Int, Tensor, torch
 
 @dataclass(frozen=True)
 class Cumulative:
-    """Return the inputs of the recurrence (key in [0, 1], log_decay at most 0), and the sum after the last token."""
+    """The inputs of the recurrence (key in [0, 1], log_decay at most 0), and the sum after the last token."""
 
     key: Float[Tensor, "B T N L"]
     log_decay: Float[Tensor, "B T N L"]

@@ -19,8 +19,7 @@ from blocks.tensors import repeat_heads
 
 @dataclass(frozen=True)
 class Stabilised:
-    """Return the inputs of the recurrence, the logarithm of the factor of its outputs (``log_scale``, B T H), and the last M (B N
-    F)."""
+    """The inputs of the recurrence, the logarithm of the factor of its outputs (``log_scale``), and the last M (``maximum``)."""
 
     query: Float[Tensor, "B T H F"]
     key: Float[Tensor, "B E N F"] | None

@@ -14,7 +14,7 @@ from composer.spec.inherit import shown
 
 @contextmanager
 def output_file(out: Path, refusal: type[ComposerError], *, force: bool) -> Iterator[Path]:
-    """Return a temporary path to write to. The file is moved to ``out`` after the block, and locked until then.
+    """Yield a temporary path to write to. The file is moved to ``out`` after the block, and locked until then.
 
     Raises ``refusal`` if it cannot be written, where another process writes it, and if it exists without ``force``.
     """

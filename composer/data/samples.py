@@ -13,7 +13,7 @@ from composer.tasks.writer import Writer
 
 
 def documents_of(task: Task, tokenizer: Any, length: int | None, split: Split) -> Iterator[Document]:
-    """Return all samples that the task draws: the ids, and which of them are learned. length: tokens of a sample if the task does
+    """Yield all samples that the task draws: the ids, and which of them are learned. length: tokens of a sample if the task does
     not set its own.
     """
     writer = Writer(tokenizer)

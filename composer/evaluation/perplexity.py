@@ -27,7 +27,7 @@ class LazySamples:
 
 
 class Perplexity(Closed):
-    """Return windows of exactly this length, BOS included, that do not overlap. If a text has more of them than samples, the
+    """Windows of exactly this length, BOS included, that do not overlap. If a text has more of them than samples, the
     samples are spread over all of it."""
 
     source: ClassVar[str] = "the loss of a language model on any text"

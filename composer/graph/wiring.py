@@ -163,7 +163,7 @@ class _Wiring:
         self.draft.connect(start[0], end, to, output=start[1])
 
     def _feed(self, name: str) -> None:
-        """Return the pairs of the call, or those that the memory above evicts."""
+        """Connect the memory to its source of pairs: those of the call, or those that the memory above evicts."""
         if above := self.feeds.get(name):
             path = ("graph", edges(self.head).index((above, name))) if self.head.graph else None
             self.draft.connect(above, name, "pairs", output=EVICTED if above in self.memory else None, path=path)

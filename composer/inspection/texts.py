@@ -64,7 +64,7 @@ def _shown(writer: Writer, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _runs(marks: Sequence[bool]) -> Iterator[list[int]]:
-    """Return the columns of consecutive answers."""
+    """Yield the columns of consecutive answers."""
     run: list[int] = []
     for column, mark in enumerate((*marks, False)):
         if mark:

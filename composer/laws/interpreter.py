@@ -46,7 +46,7 @@ assert isinstance(tl.cumsum, interpreter.InterpretedFunction), "Triton was impor
 
 
 class ProcessorDriver(DriverBase):
-    """Returns the processor as the device, and the same time for all kernels."""
+    """States the processor as the device, and the same time for all kernels."""
 
     @classmethod
     def is_active(cls) -> bool:

@@ -143,7 +143,7 @@ class Recorder:
             held.tensors = dict(fixed)
 
     def _written(self) -> Tensor:
-        """Return the step that is recorded. New state that is not in the cache's fixed tensors is copied into them."""
+        """Run the step that is recorded: its logits. New state that is not in the cache's fixed tensors is copied into them."""
         columns = [self.cache.state(layer).columns for layer in range(len(self.cache.layers))]
         try:
             answer = self._called(input_ids=self._ids, **{CACHE: self.cache}, use_cache=True)

@@ -223,7 +223,7 @@ def _probed(
     probed: Any,
     **more: Any,
 ) -> Any:
-    """Return the attention interface ``PROBE``: it records its arguments in ``probed``, and returns a tensor without numbers."""
+    """The attention interface ``PROBE``. It records its arguments in ``probed``, and returns a tensor without numbers."""
     probed.update(more, query=query, key=key, value=value, scaling=scaling)
     return query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
 

@@ -155,7 +155,7 @@ def _mesh(device_type: str) -> DeviceMesh:
 
 
 def shares(batch: Batch, parts: int, total: float) -> Iterator[tuple[Batch, float]]:
-    """Return this process's rows of a batch in ``parts``: for each part its rows, and the divisor of their losses. There are fewer
+    """Yield this process's rows of a batch in ``parts``: for each part its rows, and the divisor of their losses. There are fewer
     parts if some process would have no row in one of them. In a batch with fewer rows than processes, a process without a row
     computes another's row, as all processes must join the communication. Its divisor is infinity, so that neither losses nor
     gradients count. Processes that share rows have the same rows, and a piece of them each.

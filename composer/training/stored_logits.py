@@ -195,7 +195,7 @@ class StoredLogits:
 
 def stored_divergence(logits: Tensor, batch: TaughtBatch, is_predicted: Tensor, temperature: float) -> Tensor:
     """Return KL(teacher ‖ student) over the stored tokens and a bucket of all others, times the squared temperature: N. This is at
-    most the divergence over all tokens, and equal to it if all are stored. asked: ``B T-1``, the N tokens.
+    most the divergence over all tokens, and equal to it if all are stored. is_predicted: ``B T-1``, the N tokens.
     """
     columns = int(batch.columns[0])
     log_predicted = (logits[:, :columns].float() / temperature).log_softmax(-1)

@@ -1,6 +1,6 @@
 """Stage 1, attention transfer: each layer's fresh parameters learn the output of the teacher's attention on the same hidden states.
 
-The layers do not depend on each other; ``model_transfer`` has the form in which they do. As soon as a layer of the teacher has run,
+The layers do not depend on each other; ``ModelTransferCourse`` trains them together. As soon as a layer of the teacher has run,
 the student's layer is compared with it and its gradients are computed, so that no more than one layer's graph is alive.
 """
 

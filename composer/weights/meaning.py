@@ -85,7 +85,7 @@ def stored_heads(config: Mapping[str, Any]) -> Resolved | None:
 
 
 def _modules(graph: HeadGraph) -> Iterator[tuple[str, Part, str, str]]:
-    """Return the modules of a head: name, part, and the ``seen`` and ``beside`` of ``Meaning``, of all places of the module."""
+    """Yield the modules of a head: name, part, and the ``seen`` and ``beside`` of ``Meaning``, of all places of the module."""
     places: dict[str, list[Node]] = {}
     for node in graph.parts:
         if node.path is not None or not node.main:
