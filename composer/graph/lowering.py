@@ -116,13 +116,24 @@ def compiled(head: HeadSpec, shape: Shape) -> Compiled:
     return Compiled(head, shape)
 
 
-def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None, without: tuple[Pattern, ...] = ()) -> Program:
-    """Return the graph as steps. Raises GraphError if an operation has no form at all. without: patterns that are not used."""
+def lower(
+    graph: HeadGraph,
+    backend: str = AUTO,
+    setting: Setting | None = None,
+    without: tuple[Pattern, ...] = (),
+    within: frozenset[str] | None = None,
+) -> Program:
+    """Return the graph as steps. Raises GraphError if an operation has no form at all.
+
+    without: patterns that are not used. within: the nodes that a pattern may cover; None: all.
+    """
     setting = setting or Setting()
     units = {node.name: (node.name,) for node in graph.parts}
     steps: dict[tuple[str, ...], Step] = {}
     above: dict[str, tuple[str, ...]] = {}
     for pattern, match in matches(graph, without):
+        if within is not None and not within.issuperset(match.values()):
+            continue
         nodes = tuple(graph.nodes[name] for name in match.values())
         names = tuple(node.name for node in nodes)
         leader = graph.nodes[match.get(pattern.leader, names[0])]
@@ -136,8 +147,8 @@ def lower(graph: HeadGraph, backend: str = AUTO, setting: Setting | None = None,
             continue
         alone: tuple[Step, ...] = ()
         if choices[-1].form.refuses:
-            others = lower(graph, backend, setting, (*without, pattern)).steps
-            alone = tuple(step for step in others if all(operation.node.name in names for operation in step.covers))
+            others = lower(graph, backend, setting, (*without, pattern), frozenset(names)).steps
+            alone = tuple(step for step in others if step.covers[0].node.name in names)
         steps[names], units = _step(graph, nodes, tuple(match), choices, alone), joined
     order = _order(graph, units)
     assert order is not None, "a graph has no circle"

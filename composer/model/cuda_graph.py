@@ -78,6 +78,8 @@ class Recorder:
             return False
         if self._most is not None and columns >= self._most:
             return False
+        if options.get("return_dict") is False:
+            return False
         more = {name for name, value in options.items() if value is not None and value is not False} - ANSWERED - FOLLOWING
         return ids.shape[1] == 1 and columns > 0 and not more and _keeps_last_or_all(options.get("logits_to_keep"))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from blocks.kernels import Refused
 from blocks.memories.state import StateMemory
 from blocks.memories.window import Window
 from blocks.operation import Form, Kind, Setting, State, anywhere
@@ -17,7 +19,7 @@ from composer.errors import BuildError
 from composer.graph import matching
 from composer.graph.listing import listing
 from composer.graph.lowering import check_backend, lower, lowered
-from composer.graph.program import Program
+from composer.graph.program import FallsBack, Program
 from tests.blocks.support import form_of
 from tests.composer.graph.backends import forget
 from tests.composer.graph.heads import graph_of
@@ -125,6 +127,23 @@ def test_what_would_read_from_itself_is_left_apart(joined: Any) -> None:
     joined(Pattern(nodes=nodes, edges=(("memory", "read", Kind.PARTIAL),), forms=lambda parts: (form,)))
     assert covered(lower(graph_of(LOLCATS))) == []
     assert covered(lower(graph_of({"memory": [{"kind": "window", "size": 4, "evict": "drop"}]}))) == [("window", "read")]
+
+
+def test_a_fallback_uses_no_pattern_that_reaches_beyond_its_step(joined: Any) -> None:
+    """Window and state refuse. A pattern of state and read would leave the state uncomputed, so each part runs by itself."""
+
+    def refuse(*_: Any) -> Any:
+        raise Refused("of a test")
+
+    nodes = {"memory": lambda part: isinstance(part, StateMemory), "read": lambda part: isinstance(part, Read)}
+    other = Pattern(nodes, (("memory", "read", Kind.PARTIAL),), lambda parts: (Form("torch", SAYS, in_turn),))
+    refusing = replace(pattern(), forms=lambda parts: (Form("torch", SAYS, refuse, refuses=True),))
+    data = inputs(SHAPE, 2, 12)
+    expected, _ = run(built(complete(LOLCATS), SHAPE), data)
+    joined(refusing, other)
+    with pytest.warns(FallsBack, match="of a test"):
+        output, _ = run(built(complete(LOLCATS), SHAPE), data)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_edges_of_another_kind_are_no_match(joined: Any) -> None:

@@ -166,6 +166,8 @@ def test_another_model_and_gradients_are_not_its_own(replays: list[Recorder]) ->
         assert not recorder.serves(small("lolcats"), step)
         assert not recorder.serves(model, {"input_ids": ids[:, 8:]})
         assert not recorder.serves(model, step | {"output_attentions": True})
+        assert recorder.serves(model, step | {"return_dict": True})
+        assert not recorder.serves(model, step | {"return_dict": False})
     assert not recorder.serves(model, step)
 
 
