@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from signal import Signals
 from statistics import fmean
 from subprocess import Popen
 from typing import Any
@@ -191,6 +192,10 @@ def execute_once(folder: Path, step: str, arguments: list[str], tell: Listener, 
         except KeyboardInterrupt:
             process.wait()
             raise
+    if status < 0:
+        name = Signals(-status).name
+        memory = ", which Linux sends where memory runs out" if name == "SIGKILL" else ""
+        raise ComposerError(f"compose {' '.join(arguments)} was ended by {name}{memory}. Run the same again: it continues.")
     if status:
         tail = (folder / f"{step}.log").read_text(encoding="utf-8").strip().splitlines()[-3:]
         raise ComposerError(f"compose {' '.join(arguments)} failed:\n" + "\n".join(tail))

@@ -136,6 +136,13 @@ def test_a_step_that_fails_is_an_error_with_the_end_of_its_output_and_runs_again
     assert running.ended(tmp_path, "build") is None
 
 
+def test_a_step_that_is_killed_is_an_error_that_names_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "ENDS_WITH_PARENT", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(ComposerError, match="compose show lolcats was ended by SIGKILL, which Linux sends where memory runs out"):
+        running.execute_once(tmp_path, "show", ["show", "lolcats"], lambda line: None)
+    assert running.ended(tmp_path, "show") is None
+
+
 def test_runs_at_a_time_wait_for_their_source_and_outlast_the_failure_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
