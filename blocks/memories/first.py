@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from blocks.flow import Pairs, Partial
+from blocks.flow import Pairs, Partial, Tokens
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.holding import Holding, only, state_of
 from blocks.operation import EVERY, Call, Form, Slot, State
 from blocks.part import Parameters
 from blocks.softmax import dense
+from blocks.tensors import has_numbers
 
 
 class First(Holding):
@@ -66,23 +67,39 @@ class First(Holding):
         stays = pairs.present & (pairs.position < size)
         present = torch.cat((call.state["position"] >= 0, stays), dim=1)
         entry, segment = torch.arange(present.shape[1], device=present.device), tokens.extended_segment(size)
-        # The new state has the pairs of the document at the end of the row, in order, followed by empty entries.
-        held = present if segment is None else present & (segment == tokens.last_segment())
-        order = torch.where(held, entry, entry + present.shape[1]).argsort(1)[:, :size]
-        kept, few = _picked(held, order), entries.each(lambda of: _picked(of, order))
-        if segment is None:  # no others fit, however many tokens there are
-            seen, visible = few, kept[:, None] & (order[:, None] <= entry[size:, None])
-        else:
-            seen, visible = (
-                entries,
-                present[:, None] & (entry <= entry[size:, None]) & (segment[:, size:, None] == segment[:, None]),
-            )
+        # Tokens see the kept pairs of their own document. Those of all documents in the row are laid side by side.
+        most = size if segment is None else self._most(present, pairs, tokens)
+        order = _first(present, entry, most)
+        seen, kept = entries.each(lambda states: _picked(states, order)), _picked(present, order)
+        visible = kept[:, None] & (order[:, None] <= entry[size:, None])
+        if segment is not None:
+            visible = visible & (segment[:, size:, None] == _picked(segment, order)[:, None])
+            # The new state has the pairs of the document at the end of the row.
+            held = present & (segment == tokens.last_segment())
+            order = _first(held, entry, size)
+            kept = _picked(held, order)
         answer = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
-        carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
-        carried = only(carried, kept)
+        carried = seen if segment is None else entries.each(lambda states: _picked(states, order))
+        carried = only(carried.each(lambda states: states * kept.view(*kept.shape, *[1] * (states.dim() - 2))), kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
         evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
         return (answer, evicted), state_of(carried, call.state)
+
+    def _most(self, present: Tensor, pairs: Pairs, tokens: Tokens) -> int:
+        """Return the most entries that a row keeps of all its documents, or all entries where Python cannot read numbers."""
+        if not has_numbers(present):
+            return present.shape[1]
+
+        def count() -> int:
+            return max(int(present.sum(1).max()), 1)
+
+        # The call's own pairs are the same in all layers, so a GPU is waited for once.
+        return tokens.once(("kept", self.size), count) if pairs.of is tokens else count()
+
+
+def _first(kept: Tensor, entry: Tensor, count: int) -> Tensor:
+    """Return the indices of each row's first ``count`` kept entries, followed by entries that are not kept."""
+    return torch.where(kept, entry, entry + kept.shape[1]).argsort(1)[:, :count]
 
 
 def _picked(entries: Tensor, order: Tensor) -> Tensor:

@@ -5,13 +5,17 @@ pairs.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from blocks.flow import Tokens
+from blocks.memories import first
 from blocks.operation import Setting
+from blocks.softmax import dense
 from composer.graph.graph import build_graph
 from composer.graph.lowering import lowered
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
@@ -86,3 +90,23 @@ def test_a_kernel_with_gaps_in_its_window_takes_it() -> None:
         if lowered_part.part == "window"
     ]
     assert (window.backend, window.form) == ("triton", "blocks of queries against their window, with its mass, in one pass")
+
+
+def test_queries_of_packed_documents_see_the_kept_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four documents in a row give the outputs of four rows. The softmax has columns for their kept pairs alone."""
+    columns: list[int] = []
+
+    def counted(query: Tensor, key: Tensor, *others: Any) -> Any:
+        columns.append(key.shape[1])
+        return dense(query, key, *others)
+
+    monkeypatch.setattr(first, "dense", counted)
+    data, head = inputs(SHAPE, 1, 40), built(complete({"position": "none", "memory": [FIRST, WINDOW]}), SHAPE)
+    position = (torch.arange(40) % 10)[None]
+    packed, state = run(head, replace(data, tokens=Tokens(position, torch.arange(40)[None] // 10 + 1)))
+    assert columns == [4 * KEPT]
+    for number in range(4):
+        apart = data.cut(slice(10 * number, 10 * number + 10))
+        output, last = run(head, replace(apart, tokens=Tokens(position[:, :10])))
+        torch.testing.assert_close(packed[:, 10 * number : 10 * number + 10], output, rtol=1e-12, atol=1e-12)
+    assert torch.equal(state["first.key"], last["first.key"])
