@@ -163,6 +163,8 @@ def answered(output: Tensor, left: Tensor, state: Float[Tensor, "B N F V"]) -> t
     _, state_heads, features, columns = state.shape
     if left.shape[1] != state_heads:
         left = left[:, :: left.shape[1] // state_heads]
-    if left.shape[2:] != state.shape[2:]:
-        output, left = output[..., :columns], left[:, :, :features, :columns]
+    if left.shape[2] != features:
+        left = left[:, :, :features]
+    if left.shape[3] != columns:
+        output, left = output[..., :columns], left[..., :columns]
     return output.to(state.dtype), left.contiguous()

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from blocks.legend import Tensor, torch
 
 SMALLEST = 1e-6
 """The smallest number whose logarithm a parameter starts with."""
-Fill = Callable[["Tensor", "torch.Generator | None"], object]
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Fills a tensor in place, as ``run`` does from a generator. says: with what, in words."""
+
+    says: str
+    run: Callable[[Tensor, torch.Generator | None], object]
+
+    def __call__(self, tensor: Tensor, generator: torch.Generator | None = None) -> None:
+        """Fill the tensor."""
+        self.run(tensor, generator)
 
 
 def _constant(tensor: Tensor, _generator: torch.Generator | None, *, value: float) -> None:
@@ -51,33 +63,39 @@ def _softplus_log_uniform(tensor: Tensor, generator: torch.Generator | None, *, 
 
 def constant(value: float) -> Fill:
     """Return a function that sets every entry to ``value``."""
-    return partial(_constant, value=value)
+    return Fill(f"{value:.3g}", partial(_constant, value=value))
 
 
-def normal(fan_in: int) -> Fill:
-    """Return a function that draws normal numbers with standard deviation ``fan_in ** -0.5``. Inputs of variance 1 then lead to
+def normal(deviation: float) -> Fill:
+    """Return a function that draws normal numbers with this standard deviation."""
+    return Fill(f"normal, deviation {deviation:.2g}", partial(_normal, deviation=deviation))
+
+
+def fan_in(inputs: int) -> Fill:
+    """Return a function that draws normal numbers with standard deviation ``inputs ** -0.5``. Inputs of variance 1 then lead to
     outputs of variance 1."""
-    return partial(_normal, deviation=fan_in**-0.5)
+    return normal(inputs**-0.5)
 
 
 def sigmoid_power(low: float, high: float, power: float) -> Fill:
     """Return a function that makes σ(entry) ** ``power`` uniform between ``low`` and ``high``, 0 < low < high < 1."""
-    return partial(_sigmoid_power, low=low, high=high, power=power)
+    says = f"sigmoid(x)**{power:g} uniform, {low:g} to {high:g}"
+    return Fill(says, partial(_sigmoid_power, low=low, high=high, power=power))
 
 
 def logarithm_of_uniform(low: float, high: float) -> Fill:
     """Return a function that makes exp(entry) uniform between ``low`` and ``high``, 0 ≤ low ≤ high, and at least
     ``SMALLEST``."""
-    return partial(_log_uniform, low=low, high=high)
+    return Fill(f"exp(x) uniform, {low:g} to {high:g}", partial(_log_uniform, low=low, high=high))
 
 
 def softplus_log_uniform(low: float, high: float) -> Fill:
     """Return a function that makes softplus(entry) log-uniform between ``low`` and ``high``, 0 < low < high."""
-    return partial(_softplus_log_uniform, low=low, high=high)
+    return Fill(f"softplus(x) log-uniform, {low:g} to {high:g}", partial(_softplus_log_uniform, low=low, high=high))
 
 
-identity: Fill = _identity
+identity = Fill("identity matrices", _identity)
 """Fill the last two dimensions with an identity matrix, cut or padded with zeros."""
 
-current_token: Fill = _current_token
+current_token = Fill("1 at the last tap, else 0", _current_token)
 """Set the last tap to 1 and the others to 0: the convolution starts as the identity."""

@@ -136,7 +136,7 @@ def gate_parameters(shape: Shape, activation: str, rank: int | Literal["full"]) 
     fresh = {"gate_bias": Fresh((columns,), initialise.constant(open_))}
     if rank == "full":
         return fresh | {"gate": Fresh((columns, width), nothing)}
-    down = Fresh((rank, width), initialise.normal(width))
+    down = Fresh((rank, width), initialise.fan_in(width))
     return fresh | {"gate_down": down, "gate_up": Fresh((columns, rank), nothing)}
 
 

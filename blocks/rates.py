@@ -56,7 +56,7 @@ class Learned(Rate):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         return {
-            "weight": Fresh((self.heads(shape), shape.hidden_size), initialise.normal(shape.hidden_size)),
+            "weight": Fresh((self.heads(shape), shape.hidden_size), initialise.fan_in(shape.hidden_size)),
             "bias": Fresh((self.heads(shape),), initialise.constant(self.bias)),
         }
 

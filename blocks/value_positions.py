@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
+from blocks.initialise import Fill
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.operation import EVERY, Call, Form, Kind, Operation, Port, State
 from blocks.part import Fresh, Parameters, Part, Problem
@@ -39,7 +40,7 @@ class Vapor(Part):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """ω in radians a position, one a pair of coordinates and key head."""
-        start = partial(_rope_frequencies, theta=self.theta)
+        start = Fill("the frequencies of rope", partial(_rope_frequencies, theta=self.theta))
         return {"frequency": Fresh((shape.key_heads, shape.value_dim // 2), start, precise=True)}
 
     def operation(self, shape: Shape) -> Operation:

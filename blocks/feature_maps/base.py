@@ -157,7 +157,7 @@ class FeatureMap(Part):
         rows = {"": own} if self.share == "qk" else {"query_": shape.heads, "key_": own}
         columns = self.dim or shape.head_dim
         start = initialise.constant(0.0) if self.skip else initialise.identity
-        start = initialise.normal(shape.head_dim) if self.init == "random" else start
+        start = initialise.fan_in(shape.head_dim) if self.init == "random" else start
         fresh = {f"{side}weight": Fresh((heads, shape.head_dim, columns), start) for side, heads in rows.items()}
         if self.bias:
             zero = initialise.constant(0.0)

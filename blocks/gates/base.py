@@ -70,10 +70,10 @@ def bias_of_rate(rate: Float[Tensor, " n"], temperature: float) -> Float[Tensor,
 def matrices(width: int, columns: int, rank: MatrixRank) -> dict[str, Fresh]:
     """Return the matrices from hidden states to this many logits: one, or two with ``rank`` columns between them."""
     if rank == "full":
-        return {"weight": Fresh((columns, width), initialise.normal(width))}
+        return {"weight": Fresh((columns, width), initialise.fan_in(width))}
     return {
-        "down": Fresh((rank, width), initialise.normal(width)),
-        "up": Fresh((columns, rank), initialise.normal(rank)),
+        "down": Fresh((rank, width), initialise.fan_in(width)),
+        "up": Fresh((columns, rank), initialise.fan_in(rank)),
     }
 
 

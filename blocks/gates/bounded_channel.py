@@ -41,8 +41,8 @@ class BoundedChannel(PerOwnHead):
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         columns, width = self.columns(shape), shape.hidden_size
         return {
-            "down": Fresh((self.rank, width), initialise.normal(width)),
-            "up": Fresh((columns, self.rank), initialise.normal(self.rank)),
+            "down": Fresh((self.rank, width), initialise.fan_in(width)),
+            "up": Fresh((columns, self.rank), initialise.fan_in(self.rank)),
             "bias": Fresh((columns,), initialise.constant(self.bias), precise=True),
         }
 

@@ -122,7 +122,7 @@ class Memory(Part):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         if self.weight == "token":
-            return {"weight": Fresh((shape.heads, shape.hidden_size), initialise.normal(shape.hidden_size))}
+            return {"weight": Fresh((shape.heads, shape.hidden_size), initialise.fan_in(shape.hidden_size))}
         if self.weight == "learned":
             return {"weight": Fresh((shape.heads,), initialise.constant(LOLCATS_FACTOR))}
         return {}

@@ -70,7 +70,7 @@ class Delta(Rated):
         more = self.steps - 1
         if not more:
             return super().parameters(shape)
-        start = initialise.normal(shape.hidden_size)
+        start = initialise.fan_in(shape.hidden_size)
         key, value = (Fresh((more, shape.key_heads * size, shape.hidden_size), start) for size in (shape.head_dim, shape.value_dim))
         rates = {f"rate_{name}": replace(own, shape=(more, *own.shape)) for name, own in self.rate.parameters(shape).items()}
         return super().parameters(shape) | {"key": key, "value": value} | rates

@@ -118,7 +118,7 @@ class Latents(Memory):
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         """W_q and W_k: one row per latent, head after head."""
         width = shape.hidden_size
-        return {name: Fresh((self.size, width), initialise.normal(width)) for name in ("query", "key")}
+        return {name: Fresh((self.size, width), initialise.fan_in(width)) for name in ("query", "key")}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         """The mean of values of each latent, and its normaliser Σ_s exp(θ_s), stored as a maximum and the sum divided by the

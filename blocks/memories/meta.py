@@ -42,7 +42,7 @@ class Meta(Holding):
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         pair = (self.size, shape.key_heads)
-        key = Fresh((*pair, shape.head_dim), initialise.normal(shape.head_dim))
+        key = Fresh((*pair, shape.head_dim), initialise.fan_in(shape.head_dim))
         return super().parameters(shape) | {"key": key, "value": Fresh((*pair, shape.value_dim), initialise.constant(0.0))}
 
     def state(self, shape: Shape) -> dict[str, Slot]:

@@ -51,7 +51,7 @@ class RGLRU(Mixer):
 
     def own_parameters(self, width: int, *, ahead: bool = False) -> dict[str, Fresh]:
         side, nothing = width // self.blocks, initialise.constant(0.0)
-        weight = Fresh((self.blocks, side, side), initialise.normal(side))
+        weight = Fresh((self.blocks, side, side), initialise.fan_in(side))
         return {
             "recurrence_weight": weight,
             "recurrence_bias": Fresh((width,), nothing, precise=True),

@@ -47,16 +47,16 @@ class Parts:
 
 
 def _in_blocks(
-    queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"]
+    queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"], block: int
 ) -> Parts:
-    """Compute blocks, of one token or of few. In blocks of several tokens decay must be mild, because keys are divided by it."""
-    reads, block = queries.shape[4:6]
+    """Compute the blocks."""
+    reads = queries.shape[4]
     total = decay.cumsum(4)
     passed = total.exp()
     from_start, whole = queries * passed[..., None, :, :], passed[..., -1:, :]
     if block == 1:
         return Parts((queries.flatten(4, 5) @ keys.mT).unflatten(4, (reads, 1)), from_start, keys, whole)
-    undone = keys / passed
+    undone = keys / passed  # so decay in blocks of several tokens must be mild
     weights = (from_start.flatten(4, 5) @ undone.mT).unflatten(4, (reads, block)).tril()
     return Parts(weights, from_start, undone * whole, whole)
 
@@ -78,10 +78,14 @@ def _joined(parts: Parts) -> Parts:
 
 
 def weighed(
-    queries: Float[Tensor, "B K n R Q m F"], keys: Float[Tensor, "B K n R m F"], decay: Float[Tensor, "B K n R m F"], chunk: int
+    queries: Float[Tensor, "B K n R Q m F"],
+    keys: Float[Tensor, "B K n R m F"],
+    decay: Float[Tensor, "B K n R m F"],
+    block: int,
+    chunk: int,
 ) -> Parts:
-    """Join blocks of few tokens, in pairs, until they are chunks."""
-    parts = _in_blocks(queries, keys, decay)
+    """Join blocks, in pairs, until they are chunks."""
+    parts = _in_blocks(queries, keys, decay, block)
     while parts.weights.shape[-1] < chunk:
         parts = _joined(parts)
     return parts

@@ -41,6 +41,14 @@ REWRITTEN = {
 """Small functions, with the expression that replaces a call."""
 
 
+def is_written_out(fact: ArgumentFact | None) -> bool:
+    """Whether an argument is the same in all calls, and a function of the file has its value in place of a parameter. Sizes stay
+    parameters, but 1."""
+    if not isinstance(fact, Known):
+        return False
+    return isinstance(fact.value, bool | str | None) or (type(fact.value) is int and fact.value == 1)
+
+
 def joined(facts: Iterable[ArgumentFact | None]) -> ArgumentFact | None:
     """Return the fact that holds for an argument in all of these calls; None if there is none."""
     facts = list(facts)
@@ -125,7 +133,7 @@ class _Fold(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         fact = self.facts.get(node.id)
         is_local = node.id in self.once and isinstance(fact, Known) and isinstance(fact.value, int)
-        if isinstance(node.ctx, ast.Load) and isinstance(fact, Known) and (is_local or isinstance(fact.value, bool | str | None)):
+        if isinstance(node.ctx, ast.Load) and isinstance(fact, Known) and (is_local or is_written_out(fact)):
             return ast.copy_location(ast.Constant(fact.value), node)
         if node.id in self.aliases and isinstance(node.ctx, ast.Load):
             return ast.copy_location(ast.Name(self.aliases[node.id], node.ctx), node)

@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from composer.errors import ExportError
-from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, Known, NotNone, fact_of, folded, joined
+from composer.exporting.folding import NO_NUMBERS, REWRITTEN, ArgumentFact, NotNone, fact_of, folded, is_written_out, joined
 from composer.exporting.source import definition
 
 Facts = Mapping[str, ArgumentFact]
@@ -201,7 +201,7 @@ class Functions:
         defaults = dict(zip(reversed([item.arg for item in arguments.args]), reversed(arguments.defaults), strict=False))
         skipped = False
         for item in arguments.args:
-            if is_gone(facts.get(item.arg)):
+            if is_written_out(facts.get(item.arg)):
                 continue
             value = text(values_by_name[item.arg])
             if item.arg in defaults and ast.unparse(defaults[item.arg]) == value:
@@ -210,9 +210,8 @@ class Functions:
             words.append(f"{item.arg}={value}" if skipped else value)
         if arguments.vararg is not None:
             words += [text(item) for item in values_by_name[arguments.vararg.arg]]
-        words += [
-            f"{item.arg}={text(values_by_name[item.arg])}" for item in arguments.kwonlyargs if not is_gone(facts.get(item.arg))
-        ]
+        written = [item.arg for item in arguments.kwonlyargs if not is_written_out(facts.get(item.arg))]
+        words += [f"{name}={text(values_by_name[name])}" for name in written]
         return f"{self.names[key]}({', '.join(words)})"
 
 
@@ -306,8 +305,3 @@ def own_names(tree: ast.FunctionDef) -> set[str]:
 def key_of(function: FunctionType) -> str:
     """The name of a function with its module."""
     return f"{function.__module__}:{function.__name__}"
-
-
-def is_gone(fact: ArgumentFact | None) -> bool:
-    """Whether a parameter is left out, because the function contains its value."""
-    return isinstance(fact, Known) and (fact.value is None or isinstance(fact.value, bool | str))

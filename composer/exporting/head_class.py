@@ -18,7 +18,7 @@ from composer.exporting.lines import lines_of, needed, plain
 from composer.exporting.named_sizes import sizes_of, with_named_sizes
 from composer.exporting.recording import Recorded
 from composer.exporting.template import IN_PIECES, ONE_BY_ONE
-from composer.exporting.wrapping import wrapped
+from composer.exporting.wrapping import WIDTH, wrapped
 from composer.graph.composition import HeadSpec
 from composer.graph.listing import rotations
 from composer.graph.lowering import compiled
@@ -46,7 +46,7 @@ class HeadClass:
     def __init__(self, name: str, head: HeadSpec, shape: Shape, place: tuple[int, int], turns: bool, step: bool) -> None:
         """step: write methods for one token, which are faster than those for any number."""
         self.name, self.head, self.shape, self.place, self.turns = name, head, shape, place, turns
-        self.recorded = with_named_sizes(head)
+        self.recorded = with_named_sizes(head, shape)
         self.graph = compiled(self.recorded, shape).graph
         self.mixes = bool(self.graph.before_projections())
         for part in self.parameters:
@@ -165,9 +165,11 @@ class HeadClass:
         lines += [f'    """{heads}. {_rotations(self.head, self.shape)}']
         lines += [
             "    hidden B T C, query B T H D, key and value B T K D, position B T, valid B T; the output is B T H D.",
-            '    """',
-            "",
+            "    Padding, where `valid` is False, must leave the state unchanged: a decay is 0 there, and pairs are absent.",
+            *(["    Entry t of the pairs that a memory evicts left it when token t came."] if len(self.head.memory) > 1 else []),
         ]
+        lines[-1] += '"""'
+        lines += [""]
         lines += [f"    heads, key_heads = {self.shape.heads}, {self.shape.key_heads}", ""] if is_one_of_several else []
         start = len(lines)
         lines += [f"    def __init__(self, config: {config}) -> None:", "        super().__init__()"]
@@ -176,14 +178,19 @@ class HeadClass:
         for part, parameters in self.parameters.items():
             sizes = {name: ", ".join(plain(str(size)) for size in fresh.shape) for name, fresh in parameters.items()}
             inside = ", ".join(f'"{name}": torch.empty({size})' for name, size in sizes.items())
-            lines += wrapped(f"        self.{part} = nn.ParameterDict({{{inside}}})")
+            *rows, last = wrapped(f"        self.{part} = nn.ParameterDict({{{inside}}})")
+            comment = f"# initially {_starts(parameters)}"
+            is_short = len(f"{last}  {comment}") <= WIDTH
+            lines += [*rows, f"{last}  {comment}"] if is_short else [f"        {comment}", *rows, last]
         for mixing in (True, False) if self.mixes else (False,):
             if self.takes_pieces and not mixing:
                 lines += ["", *self._forward_in_pieces()]
             for one_token in (False, True)[: 1 + self.has_step]:
                 lines += ["", *self._method(functions, mixing, one_token)]
         lines += ["", *self._empty_state()]
-        used = {name: size for name, size in sizes_of(self.head).items() if any(f"self.{name}" in line for line in lines)}
+        used = {
+            name: size for name, size in sizes_of(self.head, self.shape).items() if any(f"self.{name}" in line for line in lines)
+        }
         lines[start:start] = [*(f"    {name} = {size}" for name, size in used.items()), *([""] if used else [])]
         return "\n".join(line.rstrip() for line in lines)
 
@@ -232,7 +239,7 @@ class HeadClass:
     def _empty_state(self) -> Iterator[str]:
         yield "    def empty_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:"
         yield '        """The state before the first token."""'
-        if self.recorded is self.head and sizes_of(self.head):
+        if self.recorded is self.head and sizes_of(self.head, self.shape):
             yield "        # Sizes of memories are in the methods, too. For others, export a model that was built with them."
         yield "        return {"
         for name, slot in self.graph.slots.items():
@@ -252,6 +259,14 @@ def _fact(value: Any) -> ArgumentFact:
     if value is None or isinstance(value, bool | int | float | str):
         return Known(value)
     return NotNone()
+
+
+def _starts(parameters: Mapping[str, Fresh]) -> str:
+    """Return the initial values of a part's parameters, in words."""
+    names: dict[str, list[str]] = {}
+    for name, fresh in parameters.items():
+        names.setdefault(getattr(fresh.fill, "says", "numbers of its own"), []).append(name)
+    return "; ".join(f"{', '.join(same)}: {says}" for says, same in names.items())
 
 
 def _rotations(head: HeadSpec, shape: Shape) -> str:

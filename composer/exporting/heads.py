@@ -158,7 +158,7 @@ def record(
             (step if is_plain else with_kernel(step, recording)).run(modules, values, context, carried)
             for item in step.covers:
                 for value in item.gives:
-                    recording.name(labels[value], values[value])
+                    recording.name(labels[value], values[value], is_of_step=True)
         output = values[program.mixed if mixing else program.output]
         if output.dtype != NARROW:
             output = output.to(NARROW)

@@ -305,6 +305,10 @@ def constant(value: Any) -> str:
         return "..."
     if isinstance(value, float) and math.isinf(value):
         return "math.inf" if value > 0 else "-math.inf"
+    if isinstance(value, float) and math.isfinite(value) and value > 0:
+        square = round(value * value)
+        if math.sqrt(square) == value and not value.is_integer():
+            return f"math.sqrt({square})"
     if value is None or isinstance(value, int | float | str):
         return repr(value)
     raise ExportError(f"a value cannot be written as text: {value!r}, a {type(value).__name__}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from blocks.legend import Shape
 from blocks.memories.base import Memory
 from composer.exporting.recording import SizeNumber
 from composer.graph.composition import HeadSpec
+
+MAP_SIZE = "map_size"
 
 
 class NamedSize(int):
@@ -55,13 +58,15 @@ for _name, _symbol in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "/
     _compute_with_text(_name, _symbol)
 
 
-def sizes_of(head: HeadSpec) -> dict[str, int]:
-    """Return the sizes of memories of pairs and of convolutions, by their names in the file."""
+def sizes_of(head: HeadSpec, shape: Shape) -> dict[str, int]:
+    """Return the sizes of memories of pairs, of convolutions and of learned feature maps, by their names in the file."""
     sizes = {f"{memory.called}_size": memory.room for memory in head.memory if _has_size(memory)}
-    return sizes | ({} if head.conv is None else {"conv_size": head.conv.kernel})
+    sizes |= {} if head.conv is None else {"conv_size": head.conv.kernel}
+    columns = _columns(head, shape)
+    return sizes if columns is None else sizes | {MAP_SIZE: columns}
 
 
-def with_named_sizes(head: HeadSpec) -> HeadSpec:
+def with_named_sizes(head: HeadSpec, shape: Shape) -> HeadSpec:
     """Return the head with the sizes of ``sizes_of`` as ``NamedSize``."""
     memories = tuple(
         memory.model_copy(update={"size": NamedSize(memory.room, f"self.{memory.called}_size")}) if _has_size(memory) else memory
@@ -70,7 +75,15 @@ def with_named_sizes(head: HeadSpec) -> HeadSpec:
     named: dict[str, Any] = {"memory": memories}
     if head.conv is not None:
         named["conv"] = head.conv.model_copy(update={"kernel": NamedSize(head.conv.kernel, "self.conv_size")})
+    columns = _columns(head, shape)
+    if head.feature_map is not None and columns is not None:
+        named["feature_map"] = head.feature_map.model_copy(update={"dim": NamedSize(columns, f"self.{MAP_SIZE}")})
     return head.model_copy(update=named)
+
+
+def _columns(head: HeadSpec, shape: Shape) -> int | None:
+    """Return the columns of the matrix of the head's feature map; None where there is none."""
+    return None if head.feature_map is None else getattr(head.feature_map.resolved(shape), "dim", None)
 
 
 def _has_size(memory: Memory) -> bool:

@@ -165,12 +165,13 @@ class ProgramRecording(TorchFunctionMode):
         self._bind(answer, call)
         return answer
 
-    def name(self, label: str, value: Any) -> None:
-        """Name a value that no variable has named."""
+    def name(self, label: str, value: Any, *, is_of_step: bool = False) -> None:
+        """Name a value that no variable has named. is_of_step: also one that a variable has named in the present step."""
         for suffix, tensor in _tensors_in(value):
             call = self.call_of(tensor)
-            if call is not None and (call.number not in self.names or not self.names[call.number][1]):
-                self.names[call.number] = label + suffix, True
+            if call is None or (self.names.get(call.number, ("", False))[1] and not (is_of_step and call.step == self.step)):
+                continue
+            self.names[call.number] = label + suffix, True
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         options, name = kwargs or {}, func.__name__

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 $imports
 
-
 State = dict[str, Tensor]  # what a layer hands on from call to call, by name, batch first
 Rotation = tuple[Tensor, Tensor] | None  # cosine and sine of the model at the tokens of a call
 # The name of the cache in outputs and in `generate`: transformers 5.24 renamed it.

@@ -14,7 +14,7 @@ from typing import Any
 
 from composer.errors import ExportError
 from composer.exporting.folding import REWRITTEN, NotNone
-from composer.exporting.functions import Function, Functions, is_gone, key_of, meant_by, own_names, with_arguments
+from composer.exporting.functions import Function, Functions, is_written_out, key_of, meant_by, own_names, with_arguments
 from composer.exporting.source import definition, syntax
 from composer.exporting.wrapping import WIDTH, wrapped
 
@@ -62,12 +62,12 @@ def _text(functions: Functions, function: Function, tree: ast.FunctionDef) -> st
     body = [item for statement in copy.deepcopy(tree).body if (item := renamed.visit(statement)) is not None]
     body = _without_aliases(body, functions.names.values())
     text, _ = syntax(function.module.__file__ or "")
-    whole = any(is_gone(fact) for fact in functions.facts[function.key].values())
+    whole = any(is_written_out(fact) for fact in functions.facts[function.key].values())
     lines = [*_head(functions, function, tree)]
     originals = {ast.dump(item): item for item in ast.walk(function.tree) if isinstance(item, ast.stmt)}
     for index, statement in enumerate(body):
         if index == 0 and whole and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            gone = [name for name, fact in functions.facts[function.key].items() if is_gone(fact)]
+            gone = [name for name, fact in functions.facts[function.key].items() if is_written_out(fact)]
             lines.append(f'    """{_first_sentences(str(statement.value.value), gone)}"""')
         else:
             lines += _statement(statement, originals, text.splitlines(), 4)
@@ -99,7 +99,7 @@ def _head(functions: Functions, function: Function, tree: ast.FunctionDef) -> It
     defaults |= {item.arg: default for item, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default}
     starred = arguments.vararg is not None
     for item in function.parameters:
-        if is_gone(facts.get(item.arg)):
+        if is_written_out(facts.get(item.arg)):
             continue
         if item in function.tree.args.kwonlyargs and not starred:
             rows.append(("*", ""))
@@ -230,5 +230,5 @@ class _Renamed(ast.NodeTransformer):
 
     def _left(self, key: str, args: list[ast.expr], keywords: list[ast.keyword]) -> tuple[list[ast.expr], list[ast.keyword]]:
         facts, names = self.functions.facts[key], [item.arg for item in Function(key).tree.args.args]
-        kept = [value for name, value in zip(names, args, strict=False) if not is_gone(facts.get(name))]
-        return [*kept, *args[len(names) :]], [item for item in keywords if not is_gone(facts.get(item.arg or ""))]
+        kept = [value for name, value in zip(names, args, strict=False) if not is_written_out(facts.get(name))]
+        return [*kept, *args[len(names) :]], [item for item in keywords if not is_written_out(facts.get(item.arg or ""))]

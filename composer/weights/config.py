@@ -19,8 +19,6 @@ from converters.model_types import AUTO_MAP, OWN, PREFIX
 from converters.trunk import DEFAULTS, DTYPE_KEYS, Dtype, Sizes, Trunk
 
 if TYPE_CHECKING:
-    import torch
-
     from composer.weights.sources import Tokenizer
 
 DEVIATION = 0.02
@@ -132,11 +130,7 @@ def _fill(name: str) -> initialise.Fill:
     *_, module, tensor = name.split(".")
     if tensor == "bias":
         return initialise.constant(0.0)
-    return initialise.constant(1.0) if module.endswith("norm") else _normal
-
-
-def _normal(tensor: torch.Tensor, generator: torch.Generator | None) -> None:
-    tensor.normal_(0.0, DEVIATION, generator=generator)
+    return initialise.constant(1.0) if module.endswith("norm") else initialise.normal(DEVIATION)
 
 
 def config_dict(trunk: Sizes, resolved: Resolved, dtype: str) -> dict[str, Any]:

@@ -36,5 +36,8 @@ FORMS: tuple[Form, ...] = (
         by_rank=dict.fromkeys(("none", "head"), "chunk_simple_gla") | {"channel": "chunk_gla"},
     ),
     Form(TORCH, "one step of the recurrence", step, decode=True),
-    Form(TORCH, "chunks of 64 (joined from shorter blocks where decay is steep)", chunked),
+    Form(
+        TORCH, "chunks of 64 (joined from shorter blocks where decay is steep)", chunked,
+        by_rank=dict.fromkeys(("none", "head"), "chunks of 64"),
+    ),
 )  # fmt: skip

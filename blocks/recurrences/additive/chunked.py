@@ -74,7 +74,7 @@ def _span(
         whole = decay.sum(4).exp()[..., None, None]
     else:
         decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
-        parts = weighed(queries, keys, decay, chunk)
+        parts = weighed(queries, keys, decay, block, chunk)
         weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
 
     continues = None

@@ -85,7 +85,7 @@ def _span(
         to_end = keys * between[..., -1, :, None]
     else:
         decay = into_chunks(log_decay, blocks, block, (key_heads, shares), (0, 3, 1, 4, 2, 5))
-        parts = weighed(asking, keys, decay, chunk)
+        parts = weighed(asking, keys, decay, block, chunk)
         weights, from_start, to_end, whole = parts.weights, parts.from_start, parts.to_end, parts.whole.mT
     if segment is not None:
         document, before = of_documents(segment, count, chunk)

@@ -34,7 +34,7 @@ class Between(PerOwnHead):
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
         heads = self.own_heads(shape)
         return {
-            "weight": Fresh((heads, shape.hidden_size), initialise.normal(shape.hidden_size)),
+            "weight": Fresh((heads, shape.hidden_size), initialise.fan_in(shape.hidden_size)),
             "bias": Fresh((heads,), initialise.constant(-4.0), precise=True),
         }
 
