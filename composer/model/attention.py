@@ -21,6 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens
 from blocks.operation import State
 from blocks.tensors import as_dtype
+from composer.graph.program import HeadInputs
 from composer.model.cache import CACHE_NAMES, ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, runs_autocast, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads
@@ -104,36 +105,28 @@ class Unrotated(tuple[Tensor, ...]):
         return super().__iter__()
 
 
-@dataclass(frozen=True, slots=True)
-class Projected:
-    """The inputs of a layer's heads, as its host computes them: queries B T H D, keys and values B T K D, none of them rotated, and
-    the logits of attention sinks, one a head."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    sinks: Tensor | None = None
-
-
 @dataclass(slots=True)
 class LayerCall:
-    """One call of a layer's heads: the inputs beside queries, keys and values, and the outputs.
+    """One call of a layer's heads, which the host hands from the layer to its heads: arguments, and then results.
 
-    values: B T K D, the memories' input in place of the layer's own values. alone: the host's computation after the heads is left
-    out. projected: what the host has computed for the heads; kept if the layer has a listener. heads: the output, B T H D. carried:
-    the new state.
+    - hidden: B T C, the input of the layer's attention.
+    - in_place: the state may be overwritten.
+    - memory_values: B T K V, the memories' input in place of the layer's own values; None: these.
+    - alone: the host's computation after the heads is left out.
+    - inputs: a result, the inputs of all heads; kept if the layer has a listener.
+    - heads: a result, the output B T H V.
+    - carried: a result, the new state.
     """
 
     hidden: Tensor
     passed: Passed
     state: State
     in_place: bool = False
-    values: Tensor | None = None
+    memory_values: Tensor | None = None
     alone: bool = False
-    projected: Projected | None = None
+    inputs: HeadInputs | None = None
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
-    unrotated: Unrotated | None = None
 
 
 class ComposedAttention(nn.Module):
@@ -178,22 +171,22 @@ class ComposedAttention(nn.Module):
         hidden: Tensor,
         passed: Passed,
         options: Mapping[str, Any],
-        values: Tensor | None = None,
-        projected: Projected | None = None,
+        memory_values: Tensor | None = None,
+        inputs: HeadInputs | None = None,
     ) -> Tensor:
-        """Return the output of the layer's heads from an empty state, ``B T H D``, without the host's computation after them.
+        """Return the output of the layer's heads from an empty state, ``B T H V``, without the host's computation after them.
 
-        values: ``B T K D``, the memories' input in place of the layer's own values. projected: the host's inputs of the heads, if
-        known; the host then computes nothing.
+        memory_values: ``B T K V``, the memories' input in place of the layer's own values. inputs: of the heads, if known; the host
+        then computes nothing.
         """
-        call = LayerCall(hidden, passed, {}, values=values, alone=True)
+        call = LayerCall(hidden, passed, {}, memory_values=memory_values, alone=True)
         with suppress(HeadsHaveRun):
-            if projected is None:
+            if inputs is None:
                 self._run_host(call, (), options)
             else:
                 assert not self.mixes_inputs, "its host projects other states than these"
                 call.state = self._empty_state(hidden)
-                self.answer(call, projected.query, projected.key, projected.value, projected.sinks)
+                self.answer(call, inputs.query, inputs.key, inputs.value, inputs.sinks)
         assert call.heads is not None, "the host has called its heads"
         return call.heads
 
@@ -210,7 +203,7 @@ class ComposedAttention(nn.Module):
             if name in host_options:
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
-            host_options["position_embeddings"] = call.unrotated = Unrotated.like(host_options["position_embeddings"])
+            host_options["position_embeddings"] = Unrotated.like(host_options["position_embeddings"])
         if all(tensor is hidden for tensor in inputs):
             return super().forward(hidden, *_without_mask(arguments), **host_options)
         self.hook_projections()
@@ -233,16 +226,16 @@ class ComposedAttention(nn.Module):
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
-        if self.listener is not None:
-            call.projected = Projected(query, key, value, sinks)
-        value = value if call.values is None else call.values
+        passed, is_final = call.passed, call.memory_values is not None
+        value = value if call.memory_values is None else call.memory_values
         # Under autocast, norms of queries and keys leave these in another dtype than the values have.
         query, key = as_dtype(query, value.dtype), as_dtype(key, value.dtype)
-        passed = call.passed
         tokens = passed.tokens_of(self.kind) if passed.ahead else passed.tokens
-        inputs = (call.hidden, query, key, value, tokens, call.state, passed.backend, call.in_place, sinks)
-        heads, carried = self.composed(*inputs, entering=call.values is not None)
+        inputs = HeadInputs(call.hidden, query, key, value, tokens, sinks, is_final)
+        heads, carried = self.composed(inputs, call.state, passed.backend, call.in_place)
         call.heads, call.carried = heads, call.carried | carried if call.carried else carried
+        if self.listener is not None:
+            call.inputs = inputs
         if call.alone:
             raise HeadsHaveRun
         return heads
