@@ -21,7 +21,7 @@ from composer.model.head_inputs import visiting_heads
 from composer.model.hosts import attentions
 from composer.model.implicit_attention import implicit_attention
 from composer.model.modeling import ComposedForCausalLM
-from composer.training.transfer import answers, lesson_of
+from composer.training.transfer import heads_output, lesson_of
 
 Listener = Callable[[str], None]
 
@@ -96,7 +96,7 @@ class TextRun:
             weights[name] = implied.total()[0].transpose(0, 1)
 
         with torch.no_grad(), visiting_heads(student, visit):
-            heads = answers(own[layer], lesson, student.base.backend)
+            heads = heads_output(own[layer], lesson, student.base.backend)
         for key, findings in self._heads.items():
             if findings.layer != layer:
                 continue

@@ -98,7 +98,7 @@ def precise_parameters(model: nn.Module) -> set[str]:
 @torch.compiler.assume_constant_result
 def _lower(head: Compiled, *call: Any) -> None:
     """Lower the head for such a call, if it has not been yet. torch.compile runs this as it compiles, and not in its graph."""
-    head.running(*call)
+    head.program_for(*call)
 
 
 class Anatomy(NamedTuple):
@@ -134,7 +134,7 @@ class Head(nn.Module):
         call = backend, value.device.type, value.dtype, *plain
         if torch.compiler.is_compiling():
             _lower(self._compiled, *call)
-        return self._compiled.running(*call)
+        return self._compiled.program_for(*call)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """Return the hidden states that queries and keys are projected from, mixed where there is a mixer, and the mixer's new

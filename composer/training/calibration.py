@@ -29,7 +29,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.model.stepwise import pieces
 from composer.spec.recipe import Transfer
 from composer.training.loop import length_of
-from composer.training.transfer import Lesson, answers, teach
+from composer.training.transfer import Lesson, heads_output, teach
 from composer.weights.record import Start
 
 ROWS, TOKENS = 32, 8192
@@ -98,7 +98,7 @@ def _groups(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[
         results.append((name, head, inputs))
 
     with visiting_heads(attention, collect):
-        answers(attention, lesson, backend)
+        heads_output(attention, lesson, backend)
     return results
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from blocks.flow import Tokens
 from composer.data.packing import Batch
 from composer.graph.program import HeadInputs
-from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, Passed
+from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, ModelCall
 from composer.model.configuration import Composition
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, attentions_by_layer, layers_of
@@ -197,10 +197,10 @@ def _on_call(
 def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:
     """Return the inputs and the output of a layer's attention."""
     assert call.heads is not None, "the host has called its heads"
-    return Lesson(call.hidden, call.passed.tokens, options, call.heads, attended, call.inputs)
+    return Lesson(call.hidden, call.model_call.tokens, options, call.heads, attended, call.inputs)
 
 
-def answers(
+def heads_output(
     attention: ComposedAttention,
     lesson: Lesson,
     backend: str,
@@ -208,8 +208,8 @@ def answers(
     inputs: HeadInputs | None = None,
 ) -> Tensor:
     """Return the output of an attention's heads on the inputs of a lesson, B T H D. memory_values, inputs: as in
-    ``ComposedAttention.of_heads``."""
-    return attention.of_heads(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, memory_values, inputs)
+    ``ComposedAttention.heads_output``."""
+    return attention.heads_output(lesson.hidden, ModelCall(lesson.tokens, backend), lesson.options, memory_values, inputs)
 
 
 def transfer_loss(
@@ -224,7 +224,7 @@ def transfer_loss(
         if stage.at == "output":
             wanted, results = lesson.attended, _outputs(attention, lesson, backend)
         else:
-            wanted, results = lesson.heads, answers(attention, lesson, backend, inputs=lesson.inputs)
+            wanted, results = lesson.heads, heads_output(attention, lesson, backend, inputs=lesson.inputs)
         error = (results.float() - wanted.float()).square().flatten(2).mean(-1)
         loss = loss + stage.mse * _over_tokens(error, lesson.tokens) / total
     if stage.cross_entropy:
@@ -239,8 +239,8 @@ def _outputs(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tens
     """
     projection = None if lesson.inputs is None else _only_projection(attention, lesson)
     if projection is None:
-        return attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options)
-    return projection(answers(attention, lesson, backend, inputs=lesson.inputs).flatten(2))
+        return attention.attention_output(lesson.hidden, ModelCall(lesson.tokens, backend), lesson.options)
+    return projection(heads_output(attention, lesson, backend, inputs=lesson.inputs).flatten(2))
 
 
 @torch.no_grad()
@@ -270,19 +270,20 @@ def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, les
 
 
 def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, inputs: HeadInputs | None = None) -> Tensor:
-    """Return the weight of every token s in the answer to every token t, B T H T. inputs: as in ``answers``. Answers are linear
-    in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values, and without the
-    memories' part, the answers are the weights: of as many tokens at a time as a value has numbers.
+    """Return the weight of every token s in the answer to every token t, B T H T. inputs: as in ``heads_output``.
+
+    Answers are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
+    and without the memories' part, the answers are the weights: of as many tokens at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
     width, heads = attention.facts.value_dim, attention.facts.key_heads
     unit, results = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
-    brought = answers(attention, lesson, backend, nothing, inputs) if _brings(attention) else None
+    brought = heads_output(attention, lesson, backend, nothing, inputs) if _brings(attention) else None
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
         value = columns[None, :, None].expand(batch, length, heads, width)
-        weights = answers(attention, lesson, backend, value, inputs)
+        weights = heads_output(attention, lesson, backend, value, inputs)
         weights = weights if brought is None else weights - brought
         results.append(weights[..., : length - start].float())
     return torch.cat(results, dim=-1)

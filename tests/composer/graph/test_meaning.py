@@ -121,7 +121,7 @@ def test_a_copy_computes_with_its_own_parameters() -> None:
 
     def answer(of: Head) -> Tensor:
         start = of.empty_state(1, torch.float32, torch.device("cpu"))
-        return of(*inputs, Tokens(torch.arange(7)[None]), start, "torch")[0].detach()
+        return of(HeadInputs(*inputs, Tokens(torch.arange(7)[None])), start, "torch")[0].detach()
 
     before, twin = answer(module), copy.deepcopy(module)
     assert torch.equal(answer(twin), before)
