@@ -205,7 +205,7 @@ def run(head: Head, data: Inputs, state: State | None = None, backend: str = "au
         state = head.empty_state(data.query.shape[0], data.query.dtype, data.query.device)
     mixed, before = head.mix(data.hidden, data.tokens, state, backend)
     query, key = data.query, data.key
-    if mixed is not data.hidden:
+    if head._mixes:
         query, key = (_moved(states, mixed - data.hidden) for states in (query, key))
     output, after = head(replace(data.of_head(), query=query, key=key), state, backend)
     return output, before | after

@@ -194,22 +194,20 @@ class ComposedAttention(nn.Module):
         hidden, model_call = call.hidden, call.model_call
         if not call.state:
             call.state = self._empty_state(hidden)
-        inputs: list[Tensor] = []
-        if self.composed._mixes:
-            how = call.state, model_call.backend, call.in_place
-            inputs, call.carried = self.composed.mix(hidden, model_call.tokens, *how)
+        arguments = tuple(None if isinstance(argument, ModelCall) else argument for argument in arguments)
         host_options = {**options, "attention_mask": None, "layer_call": call}
         for name in CACHES:
             if name in host_options:
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
             host_options["position_embeddings"] = Unrotated.like(host_options["position_embeddings"])
-        if all(tensor is hidden for tensor in inputs):
-            return super().forward(hidden, *_without_mask(arguments), **host_options)
+        if not self.composed._mixes:
+            return super().forward(hidden, *arguments, **host_options)
+        mixed, call.carried = self.composed.mix(hidden, model_call.tokens, call.state, model_call.backend, call.in_place)
         self.hook_projections()
-        MIXED.inputs = inputs
+        MIXED.inputs = mixed
         try:
-            return super().forward(hidden, *_without_mask(arguments), **host_options)
+            return super().forward(hidden, *arguments, **host_options)
         finally:
             MIXED.inputs = None
 
@@ -269,7 +267,7 @@ class ComposedAttention(nn.Module):
     def _projected(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
         """The hook after a projection. It keeps the columns of each group's own heads."""
         mixed = MIXED.inputs
-        if mixed is None or _alike(mixed):
+        if mixed is None or len(mixed) == 1:
             return answer
         each = answer.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
         return torch.cat([self.composed.split(states)[index] for index, states in enumerate(each)], dim=2).flatten(2)
@@ -281,15 +279,11 @@ class ComposedAttention(nn.Module):
 
 
 def _mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
-    """The hook before a projection. Replaces the input by the mixed states; differing groups are stacked along the batch."""
+    """The hook before a projection. Replaces the input by the mixed states; those of several groups are stacked along the batch."""
     mixed = MIXED.inputs
     if mixed is None:
         return None
-    return (mixed[0] if _alike(mixed) else torch.cat(mixed),)
-
-
-def _alike(inputs: list[Tensor]) -> bool:
-    return all(tensor is inputs[0] for tensor in inputs)
+    return (mixed[0] if len(mixed) == 1 else torch.cat(mixed),)
 
 
 def attended_in(answer: Any) -> Tensor:
@@ -306,10 +300,6 @@ def _projected_dtype(hidden: Tensor) -> torch.dtype:
 def model_call_among(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> ModelCall | None:
     """Return the tokens of a call among the arguments of a host's module; None where it was called without."""
     return next((value for value in (options.get("attention_mask"), *arguments) if isinstance(value, ModelCall)), None)
-
-
-def _without_mask(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(None if isinstance(argument, ModelCall) else argument for argument in arguments)
 
 
 def _interface(
