@@ -30,8 +30,8 @@ from transformers import AutoTokenizer
 import composer
 from blocks.memories import sparse
 from blocks.memories.sparse import Sparse
-from composer.model.attention import ComposedAttention
 from composer.model.cache import new_cache
+from composer.model.hosts import attentions
 
 FALLING, WORTH = sparse.pairs_to_evict, Sparse._worth
 
@@ -85,7 +85,11 @@ class Choices:
         def worth(memory: Sparse, *inputs: Any) -> Any:
             return self.worth(memory, *inputs)
 
-        with mock.patch.object(sparse, "falling", self.pairs_to_evict), mock.patch.object(Sparse, "_worth", worth), torch.no_grad():
+        with (
+            mock.patch.object(sparse, "pairs_to_evict", self.pairs_to_evict),
+            mock.patch.object(Sparse, "_worth", worth),
+            torch.no_grad(),
+        ):
             yield
 
     def equals(self, other: Choices) -> bool:
@@ -119,20 +123,18 @@ def main() -> None:
     ids = torch.tensor([AutoTokenizer.from_pretrained(options.model)(text)["input_ids"][: options.tokens]])
     model = composer.load(options.model).float().eval()
 
-    answer, calls = ComposedAttention.answer, []
-
-    def recorded_answer(layer: ComposedAttention, call: Any, *inputs: Any) -> Tensor:
-        heads = answer(layer, call, *inputs)
-        calls.append((layer, call, inputs, heads))
-        return heads
-
+    layers, calls = [attention for _, attention in attentions(model)], []
+    for layer in layers:
+        layer.listener = lambda call, *_, layer=layer: calls.append((layer, call))
     whole, worst = Choices(compare=True), 0.0
-    with mock.patch.object(ComposedAttention, "answer", recorded_answer):
-        logits = run(model, ids, [], whole)
-    for layer, call, inputs, heads in calls:
-        call.state = layer.composed.empty_state(1, heads.dtype, heads.device)
+    logits = run(model, ids, [], whole)
+    for layer in layers:
+        layer.listener = None
+    for layer, call in calls:
+        empty = layer.composed.empty_state(1, call.heads.dtype, call.heads.device)
         with Choices(strict=True).recorded():
-            worst = max(worst, difference(heads, answer(layer, call, *inputs)))
+            heads, _ = layer.composed(call.inputs, empty, call.model_call.backend, False)
+        worst = max(worst, difference(call.heads, heads))
     share = f"{whole.different:,} of {whole.pairs:,} evicted pairs ({whole.different / whole.pairs:.4%})"
     print(f"{ids.shape[1]:,} tokens: {share} do not have the smallest float64 scores")
     print(f"strict order: the heads' outputs differ by at most {worst:.1e} at a token")

@@ -8,6 +8,8 @@ the third quartile. On a busy machine read the ratios, which are medians of each
 high-water mark (VmHWM, what ru_maxrss reports, set back just before the run) over what was resident then, in a process of its
 own whose allocator keeps nothing that was freed. Writes benchmarks/results/heads_cpu.json.
 """
+# Tensors of a call are unpacked into its inputs.
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import composer
 from blocks.flow import Tokens
 from composer.benching.memory import resident
+from composer.graph.program import HeadInputs
 from composer.model.heads import ComposedHeads
 
 RESULTS = Path(__file__).parent / "results"
@@ -112,7 +115,7 @@ def contestant(name: str) -> tuple[nn.Module, Run]:
     def run(hidden: Tensor, *rows: Tensor) -> Tensor:
         tokens, state = Tokens(torch.arange(hidden.shape[1])[None]), heads.empty_state(1, hidden.dtype, hidden.device)
         heads.mix(hidden, tokens, state, "torch", in_place=False)
-        return heads(hidden, *rows, tokens, state, "torch", in_place=False)[0]
+        return heads(HeadInputs(hidden, *rows, tokens), state, "torch", in_place=False)[0]
 
     return heads, run
 
@@ -155,13 +158,14 @@ def decode(names: list[str], length: int, steps: int = 200) -> dict[str, float]:
     with torch.no_grad():
         tokens, kind = Tokens(torch.arange(length)[None]), (torch.float32, given[0].device)
         state = {
-            name: heads(*given, tokens, heads.empty_state(1, *kind), "torch", in_place=False)[1] for name, heads in made.items()
+            name: heads(HeadInputs(*given, tokens), heads.empty_state(1, *kind), "torch", in_place=False)[1]
+            for name, heads in made.items()
         }
         for step in range(steps):
             token, place = [states[:, step, None] for states in given], Tokens(torch.tensor([[length + step]]))
             for name, heads in made.items():
                 began = time.perf_counter()
-                _, state[name] = heads(*token, place, state[name], "torch", in_place=True)
+                _, state[name] = heads(HeadInputs(*token, place), state[name], "torch", in_place=True)
                 seconds[name].append(time.perf_counter() - began)
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 

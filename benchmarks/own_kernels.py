@@ -10,6 +10,8 @@ output lies from that of PyTorch's forms, as a share of its largest number. Erro
 benchmarks/results/own_kernels_<device>.json and says which goals are met. `TRITON_INTERPRET=1 python benchmarks/own_kernels.py
 --quick --device cpu` tries the script where no GPU is: small sizes, once, and nothing is written.
 """
+# Tensors of a call are unpacked into its inputs.
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from benchmarks.harness import NO_ROOM, NO_TIME, RESULTS, Budget, Goal, about, s
 from benchmarks.own_heads import HEADS, Bench, Run, apart, maps, taps_and_map
 from blocks.flow import Tokens
 from composer.benching.trial import NoRoom, room
-from composer.graph.program import FallsBack
+from composer.graph.program import FallsBack, HeadInputs
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 COMPOSED = frozenset({"lolcats", "lolcats-terraced"})
@@ -62,7 +64,7 @@ def prefill(bench: Bench, name: str, length: int, *, backward: bool) -> dict[str
 
     def run(backend: str) -> Tensor:
         with torch.set_grad_enabled(backward):
-            output, _ = head(*given, tokens, head.empty_state(1, bench.kind, given[0].device), backend)
+            output, _ = head(HeadInputs(*given, tokens), head.empty_state(1, bench.kind, given[0].device), backend)
             return differentiated(output)
 
     def attend() -> Tensor:
@@ -83,7 +85,7 @@ def errors(bench: Bench, name: str) -> dict[str, Any]:
     def run(length: int, kind: torch.dtype, backend: str) -> Tensor:
         given = [one.to(kind) for one in bench.inputs(shape, 1, length)]
         tokens, empty = Tokens(torch.arange(length, device=bench.device)[None]), head.empty_state(1, kind, given[0].device)
-        return head.to(kind)(*given, tokens, empty, backend)[0]
+        return head.to(kind)(HeadInputs(*given, tokens), empty, backend)[0]
 
     finite = bool(torch.isfinite(run(far, bench.kind, "triton")).all())
     found = run(near, bench.kind, "triton").double()
@@ -97,13 +99,14 @@ def decode(bench: Bench, name: str, batch: int) -> dict[str, Any]:
     before = bench.inputs(shape, batch, length)
     with torch.no_grad():
         start = torch.arange(length, device=bench.device).expand(batch, -1)
-        _, state = head(*before, Tokens(start), head.empty_state(batch, bench.kind, before[0].device), "torch")
+        empty = head.empty_state(batch, bench.kind, before[0].device)
+        _, state = head(HeadInputs(*before, Tokens(start)), empty, "torch")
         given, states = bench.inputs(shape, batch, 1), {name: dict(state) for name in ("triton", "torch")}
         states["triton"] = {name: one.clone() for name, one in state.items()}
         tokens = Tokens(start[:, -1:] + 1)
 
         def run(backend: str) -> Tensor:
-            output, states[backend] = head(*given, tokens, states[backend], backend, True)
+            output, states[backend] = head(HeadInputs(*given, tokens), states[backend], backend, True)
             return output
 
         found = {"apart": apart(run("triton"), run("torch"))}

@@ -26,7 +26,7 @@ import composer
 from blocks.flow import Tokens
 from blocks.operation import TORCH
 from blocks.recurrences import additive
-from composer.model.attention import ComposedAttention, Passed
+from composer.model.attention import ComposedAttention, ModelCall
 from composer.model.cache import ComposedCache
 
 RESULTS = Path(__file__).parent / "results"
@@ -83,7 +83,7 @@ def layers(length: int, device: str) -> dict[str, float]:
     runs: dict[str, Callable[[], object]] = {"softmax": lambda: softmax(hidden, position_embeddings=rotary, attention_mask=None)}
     for spec in ("lawcat", "lolcats"):
         attention = cast("ComposedAttention", composer.build(spec, source).get_submodule("model.layers.0.self_attn"))
-        runs[spec] = partial(attention.answers, hidden, Passed(Tokens(position), TORCH), {})
+        runs[spec] = partial(attention.attention_output, hidden, ModelCall(Tokens(position), TORCH), {})
     return in_turn(runs, repeats=2 if length > 8192 else 5)
 
 

@@ -192,9 +192,16 @@ class Operation:
 
 @dataclass(slots=True)
 class Call:
-    """The arguments of an operation beside its inputs: the tokens, its own state, its shape, and its place: the layer, and the
-    first of its heads in it. in_place: the state may be overwritten. needs_mass: a read needs this memory's lse. rotated: a cache
-    of the call's rotated queries, by rotation, as several operations need the same.
+    """The arguments of an operation beside its inputs. A head has a call, too, with the states of all its operations, from which
+    theirs are made.
+
+    - tokens: positions, documents and padding.
+    - state: the operation's own.
+    - shape: its sizes.
+    - place: the layer, and the first of the operation's heads in it.
+    - in_place: the state may be overwritten.
+    - needs_mass: a read needs this memory's lse.
+    - rotated: a cache of the head's rotated queries, by rotation, as several operations need the same.
     """
 
     tokens: Tokens

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.operation import EVERY, TORCH, Setting, Slot
+from blocks.operation import EVERY, TORCH, Call, Setting, Slot
 from blocks.part import Fresh
 from composer.exporting.kernels import with_kernel
 from composer.exporting.recording import NARROW, WIDE, ProgramRecording, Recorded
@@ -20,7 +20,7 @@ from composer.graph.composition import HeadSpec
 from composer.graph.graph import SINKS, Node
 from composer.graph.listing import names_of, rows_of
 from composer.graph.lowering import Compiled, compiled
-from composer.graph.program import CallContext, Program, Step
+from composer.graph.program import Program, Step
 from composer.model.heads import rotated_by
 
 SIZES = ((3, 7), (2, 9), (2, 600))
@@ -147,7 +147,7 @@ def record(
             }
             modules[node.module] = _module(own)
     where = _Place(place)
-    context, carried = CallContext(Tokens(position, None, valid), state, where, in_place=False), {}
+    call, carried = Call(Tokens(position, None, valid), state, shape, where), {}
     steps = program.before if mixing else program.after
     titles, nodes = _titles(program, steps)
     labels = names_of(program)
@@ -155,7 +155,7 @@ def record(
         for index, step in enumerate(steps):
             recording.step = index
             is_plain = one_token or is_fixed or mixing
-            (step if is_plain else with_kernel(step, recording)).run(modules, values, context, carried)
+            (step if is_plain else with_kernel(step, recording)).run(modules, values, call, carried)
             for item in step.covers:
                 for value in item.gives:
                     recording.name(labels[value], values[value], is_of_step=True)

@@ -66,7 +66,7 @@ class Compiled:
     def __init__(self, head: HeadSpec, shape: Shape) -> None:
         self.head, self.shape, self.graph = head, shape, build_graph(head, shape)
         self._programs: dict[tuple[str, Setting], Program] = {}
-        self._running: dict[tuple[Any, ...], Program] = {}
+        self._by_call: dict[tuple[Any, ...], Program] = {}
 
     def program(self, backend: str, setting: Setting) -> Program:
         """Return the program for this backend and setting."""
@@ -75,15 +75,15 @@ class Compiled:
             self._programs[key] = lower(self.graph, backend, setting)
         return self._programs[key]
 
-    def running(
+    def program_for(
         self, backend: str, device: str, dtype: Any, one_token: bool, documents: bool, padded: bool, gradients: bool
     ) -> Program:
         """The same for a call with such tokens. Plain arguments are faster to look up than a setting. dtype: torch's own."""
         key = backend, device, dtype, one_token, documents, padded, gradients
-        if key not in self._running:
+        if key not in self._by_call:
             type_name = dtype_name(dtype)
             setting = Setting(device, type_name, one_token=one_token, documents=documents, padded=padded, gradients=gradients)
-            self._running[key] = program = self.program(backend, setting)
+            self._by_call[key] = program = self.program(backend, setting)
             for text in dict.fromkeys(text for step in program.steps for text in step.missing):
                 tell(text, "What would run on it runs on PyTorch's own kernels")
             if not one_token and _in_vain(program, backend):
@@ -91,7 +91,7 @@ class Compiled:
                 here = f"with several tokens at once ({device}, {type_name}{', with gradients' if gradients else ''})"
                 why = f"backend {backend} is set, but no part of a head (`{memories}`) runs on it {here}"
                 tell(why, f"Run `compose explain --backend {backend}` for the reasons")
-        return self._running[key]
+        return self._by_call[key]
 
     def both(self, backend: str, setting: Setting) -> tuple[Program, Program]:
         """Return the programs for this setting, and for the same with one token."""

@@ -4,13 +4,12 @@ piece fit into the processor's cache, and the next piece reuses their memory; a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from blocks.legend import torch
-from blocks.operation import REFERENCE, State
-from composer.graph.graph import SINKS, HeadGraph
-from composer.graph.program import CallContext, Modules, Program
+from blocks.legend import Tensor, torch
+from blocks.operation import REFERENCE, Call, State
+from composer.graph.graph import HeadGraph
+from composer.graph.program import HeadInputs, Modules, Program
 
 NUMBERS = 2**18
 """Of a piece's queries, in all rows and heads: 1 MiB in float32."""
@@ -40,17 +39,14 @@ def piece_length(graph: HeadGraph, numbers: int) -> int:
     return length
 
 
-def run_in_pieces(
-    program: Program, length: int, modules: Modules, inputs: Mapping[str, Any], context: CallContext, *, entering: Any = None
-) -> tuple[Any, State]:
+def run_in_pieces(program: Program, length: int, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
     """``Program.run``, ``length`` tokens after ``length`` tokens."""
-    tokens, state, carried, outputs = context.tokens, context.state, State(), []
-    for start in range(0, tokens.position.shape[1], length):
+    tokens, state, carried, outputs = inputs.tokens, call.state, State(), []
+    for start in range(0, inputs.length, length):
         columns = slice(start, start + length)
         own = tokens.once(("cut", start, length), lambda columns=columns: tokens.cut(columns))
-        cut = {name: value if name == SINKS else value[:, columns] for name, value in inputs.items()}
-        call = CallContext(own, state, context.place, context.in_place)
-        output, carried = program.run(modules, cut, call, entering=None if entering is None else entering[:, columns])
+        own_call = replace(call, tokens=own, state=state, rotated={})
+        output, carried = program.run(modules, inputs.columns(columns, own), own_call)
         state = {**state, **carried}
         outputs.append(output)
     return torch.cat(outputs, dim=1), carried

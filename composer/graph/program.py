@@ -6,16 +6,17 @@ state. These are bound when the head is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blocks.flow import Tokens
 from blocks.kernels import Refused
+from blocks.legend import Tensor
 from blocks.operation import Call, Form, Kind, State
 from blocks.pattern import Bound
 from blocks.tensors import repeat_heads
-from composer.graph.graph import Edge, Node
+from composer.graph.graph import SINKS, Edge, Node
 from composer.notices import warn_caller
 
 
@@ -40,16 +41,57 @@ Modules = Mapping[str, Any]
 parameters before them."""
 
 
-@dataclass(slots=True)  # one per call of a head; not frozen, which would be three times as slow to create
-class CallContext:
-    """The arguments of a call of a head that all of its steps share. place: the layer, and the first of these heads in it.
-    in_place: the state may be overwritten. rotated: a cache of rotated queries."""
+@dataclass(frozen=True, slots=True)
+class HeadInputs:
+    """The inputs of the heads of a layer, or of one group of them, in one call.
 
+    - hidden: ``B T C``, the input of the layer's attention.
+    - query: ``B T H D``, scaled so that logits are query · key / √D.
+    - key: ``B T K D``. Neither queries nor keys are rotated.
+    - value: ``B T K V``.
+    - tokens: positions, documents and padding.
+    - sinks: ``H``, the logits of the host's attention sinks; None if it has none.
+    - value_is_final: the memories receive ``value`` unchanged: a convolution or a position of values has no effect.
+    """
+
+    hidden: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
     tokens: Tokens
-    state: State
-    place: tuple[int, int]
-    in_place: bool
-    rotated: dict[Any, Any] = field(default_factory=dict)
+    sinks: Tensor | None = None
+    value_is_final: bool = False
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return self.query.shape[1]
+
+    def by_port(self) -> dict[Value, Any]:
+        """Return the tensors by their nodes and ports in a head's graph."""
+        values: dict[Value, Any] = {
+            ("hidden", "hidden"): self.hidden,
+            ("query", "query"): self.query,
+            ("key", "key"): self.key,
+            ("value", "value"): self.value,
+        }
+        if self.sinks is not None:
+            values[SINKS, SINKS] = self.sinks
+        return values
+
+    def columns(self, columns: slice, tokens: Tokens) -> HeadInputs:
+        """Return the inputs of some consecutive tokens. tokens: those of the columns."""
+        return replace(self.each(lambda of: of[:, columns]), tokens=tokens, sinks=self.sinks)
+
+    def detached(self) -> HeadInputs:
+        """Return the same inputs, detached from the graph of gradients."""
+        return self.each(lambda of: of.detach())
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> HeadInputs:
+        """Return the inputs with every tensor but those of ``tokens`` changed by a function."""
+        hidden, query, key, value = map(change, (self.hidden, self.query, self.key, self.value))
+        sinks = None if self.sinks is None else change(self.sinks)
+        return replace(self, hidden=hidden, query=query, key=key, value=value, sinks=sinks)
 
 
 @dataclass(frozen=True)
@@ -87,10 +129,10 @@ class CoveredOperation:
                 arguments[edge.input] = arguments[edge.input] | {edge.label: values[value]} if edge.input in many else values[value]
         return arguments
 
-    def call(self, context: CallContext) -> Call:
-        """Return the call that the operation's form receives beside its inputs."""
-        state = {name: context.state[full] for name, full in self.slots} if self.slots else {}
-        return Call(context.tokens, state, self.node.shape, context.place, context.in_place, self.needs_mass, context.rotated)
+    def own_call(self, call: Call) -> Call:
+        """Return the operation's call, with its own state and shape, of its head's."""
+        state = {name: call.state[full] for name, full in self.slots} if self.slots else {}
+        return Call(call.tokens, state, self.node.shape, call.place, call.in_place, self.needs_mass, call.rotated)
 
     def keep(self, result: tuple[Any, State], values: dict[Value, Any], carried: State) -> None:
         """Write the operation's outputs to ``values``, and its new state to ``carried``."""
@@ -113,33 +155,33 @@ class Step:
     missing: tuple[str, ...] = ()
     instead: tuple[Step, ...] = ()
 
-    def run(self, modules: Modules, values: dict[Value, Any], context: CallContext, carried: State) -> None:
-        """Compute the outputs, and write them to ``values``, and the new state to ``carried``."""
+    def run(self, modules: Modules, values: dict[Value, Any], call: Call, carried: State) -> None:
+        """Compute the outputs, and write them to ``values``, and the new state to ``carried``. call: the head's."""
         if not self.instead:
-            self._compute(modules, values, context, carried)
+            self._compute(modules, values, call, carried)
             return
         try:
-            self._compute(modules, values, context, carried)
+            self._compute(modules, values, call, carried)
         except Refused as refusal:
             following = ", ".join(f"{step.form.says} ({step.form.backend})" for step in self.instead)
             tell(str(refusal), f"In its place: {following}")
             for step in self.instead:
-                step.run(modules, values, context, carried)
+                step.run(modules, values, call, carried)
 
     def outputs_of(self, kind: Kind) -> Iterator[Value]:
         """Yield the step's outputs of a kind."""
         for operation in self.covers:
             yield from ((operation.node.name, port.name) for port in operation.node.operation.gives if port.kind is kind)
 
-    def _compute(self, modules: Modules, values: dict[Value, Any], context: CallContext, carried: State) -> None:
+    def _compute(self, modules: Modules, values: dict[Value, Any], call: Call, carried: State) -> None:
         if len(self.covers) == 1:
             (only,) = self.covers
-            only.keep(modules[only.node.module](self.form.run, only.call(context), **only.inputs(values)), values, carried)
+            only.keep(modules[only.node.module](self.form.run, only.own_call(call), **only.inputs(values)), values, carried)
             return
         bound, inputs = {}, {}
         for name, operation in zip(self.names, self.covers, strict=True):
             assert operation.node.part is not None
-            bound[name] = Bound(operation.node.part, operation.call(context), modules[operation.node.module])
+            bound[name] = Bound(operation.node.part, operation.own_call(call), modules[operation.node.module])
             inputs[name] = operation.inputs(values)
         for operation, result in zip(self.covers, self.form.run(bound, inputs), strict=True):
             operation.keep(result, values, carried)
@@ -159,23 +201,22 @@ class Program:
     def steps(self) -> tuple[Step, ...]:
         return (*self.before, *self.after)
 
-    def mix(self, modules: Modules, hidden: Any, context: CallContext) -> tuple[Any, State]:
+    def mix(self, modules: Modules, hidden: Tensor, call: Call) -> tuple[Tensor, State]:
         """Return the hidden states that queries and keys are projected from, and the new state of the steps before."""
         values: dict[Value, Any] = {("hidden", "hidden"): hidden}
         carried: State = {}
         for step in self.before:
-            step.run(modules, values, context, carried)
+            step.run(modules, values, call, carried)
         return values[self.mixed], carried
 
-    def run(self, modules: Modules, inputs: Mapping[str, Any], context: CallContext, *, entering: Any = None) -> tuple[Any, State]:
-        """Return the head's output and the rest of its new state. inputs: by the names of ``composer.graph.graph.INPUTS``.
-        entering: the values that enter the memories, in place of those that a step computes, with as many heads."""
-        values: dict[Value, Any] = {(name, name): value for name, value in inputs.items()}
+    def run(self, modules: Modules, inputs: HeadInputs, call: Call) -> tuple[Tensor, State]:
+        """Return the head's output and the rest of its new state."""
+        values = inputs.by_port()
         carried: State = {}
         for step in self.after:
-            step.run(modules, values, context, carried)
-            if entering is not None:
-                values |= {value: repeat_heads(entering, values[value].shape[2]) for value in step.outputs_of(Kind.VALUE)}
+            step.run(modules, values, call, carried)
+            if inputs.value_is_final:
+                values |= {value: repeat_heads(inputs.value, values[value].shape[2]) for value in step.outputs_of(Kind.VALUE)}
         return values[self.output], carried
 
 

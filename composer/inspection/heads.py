@@ -13,11 +13,12 @@ from blocks.operation import Kind
 from blocks.tensors import repeat_heads
 from composer.graph.flow_of_pairs import ALL
 from composer.graph.graph import Node
+from composer.graph.program import HeadInputs
 from composer.inspection.findings import HeadFindings, PlainArray, Recalled, ShownNumbers, Spectrum, Vectors, Weighed
 from composer.inspection.measures import Moment, Recalls, binned, entropy, half_lives, norm, recalled, spectrum, stretches
 from composer.model.head import Head, anatomy
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
-from composer.model.stepwise import HeadCall, Piece, pieces
+from composer.model.stepwise import Piece, pieces
 
 
 class Store:
@@ -77,7 +78,7 @@ def head_findings(
     layer: int,
     name: str,
     head: Head,
-    call: HeadCall,
+    inputs: HeadInputs,
     queries: Sequence[int],
     found_at: Mapping[int, Sequence[int]],
     *,
@@ -86,14 +87,14 @@ def head_findings(
 ) -> HeadFindings:
     """Return the findings on a group of heads on one text. queries: the columns to compute weights of. found_at: for each query
     that predicts an answer, the columns of that answer. size: columns of a bin."""
-    implied = implicit_attention(head, call, queries, backend).cpu()
+    implied = implicit_attention(head, inputs, queries, backend).cpu()
     kinds = {node.name: memory.kind for node, memory in anatomy(head).graph.memories}
     weights = {memory: parts[0].transpose(0, 1) for memory, parts in implied.weights().items()}
     weighed = Weighed(
         layer=layer,
         name=name,
         first=anatomy(head).place[1],
-        heads=call.query.shape[2],
+        heads=inputs.query.shape[2],
         memories=tuple(weights),
         kinds=tuple(kinds[memory] for memory in weights),
         weights={memory: binned(parts.float(), size).numpy() for memory, parts in weights.items()},
@@ -103,7 +104,7 @@ def head_findings(
         found=on_answers(implied, found_at),
     )
     with torch.no_grad():
-        return _traced(head, call.detached(), implied, weighed, size, backend)
+        return _traced(head, inputs.detached(), implied, weighed, size, backend)
 
 
 def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]) -> PlainArray:
@@ -114,7 +115,7 @@ def on_answers(implied: ImplicitAttention, found_at: Mapping[int, Sequence[int]]
     return torch.stack(columns, dim=1).numpy() if columns else np.zeros((total.shape[1], 0))
 
 
-def _traced(head: Head, call: HeadCall, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
+def _traced(head: Head, inputs: HeadInputs, implied: ImplicitAttention, weighed: Weighed, size: int, backend: str) -> HeadFindings:
     """Return the weights, with findings on the values that flow and on the states, from a run piece by piece."""
     every = -(-len(implied.queries) // MOMENTS)
     bounds = tuple(query + 1 for query in reversed(implied.queries[::-1][::every]))
@@ -123,7 +124,7 @@ def _traced(head: Head, call: HeadCall, implied: ImplicitAttention, weighed: Wei
     columns: list[int] = []
     norms: dict[str, list[PlainArray]] = {}
     last: Piece | None = None
-    for last in pieces(head, call, backend, bounds=bounds):
+    for last in pieces(head, inputs, backend, bounds=bounds):
         flow.take(head, last)
         for store in stores:
             store.take(last)
@@ -144,7 +145,7 @@ def _traced(head: Head, call: HeadCall, implied: ImplicitAttention, weighed: Wei
         shown[f"{node}: {name}"] = _numbers(whole, what.axes, what.says, size)
     return HeadFindings(
         **dict(weighed),
-        half_lives={node: half_lives(total / call.length) for node, total in flow.decays.items()},
+        half_lives={node: half_lives(total / inputs.length) for node, total in flow.decays.items()},
         recalled={store.name: known for store in stores if (known := store.recalled()) is not None},
         spectra=spectra,
         norm_columns=tuple(columns),

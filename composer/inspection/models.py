@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from composer.graph.program import HeadInputs
 from composer.inspection.findings import Answered, HeadFindings, HeadLikeness, PlainArray, Stream
 from composer.inspection.heads import head_findings, on_answers
 from composer.inspection.measures import binned
@@ -20,8 +21,7 @@ from composer.model.head_inputs import visiting_heads
 from composer.model.hosts import attentions
 from composer.model.implicit_attention import implicit_attention
 from composer.model.modeling import ComposedForCausalLM
-from composer.model.stepwise import HeadCall
-from composer.training.transfer import answers, lesson_of
+from composer.training.transfer import heads_output, lesson_of
 
 Listener = Callable[[str], None]
 
@@ -43,11 +43,11 @@ class TextRun:
     def student(self, model: ComposedForCausalLM) -> tuple[Answered | None, tuple[Tensor, ...]]:
         """Run the model, and inspect its heads. Returns its answers, and its hidden states."""
 
-        def visit(layer: int, name: str, head: Head, call: HeadCall) -> None:
+        def visit(layer: int, name: str, head: Head, inputs: HeadInputs) -> None:
             if layer in self.layers:
                 self._tell(f"layer {layer}, {name}")
                 options = {"size": self.size, "backend": model.base.backend}
-                self._heads[layer, name] = head_findings(layer, name, head, call, self.queries, self.found_at, **options)
+                self._heads[layer, name] = head_findings(layer, name, head, inputs, self.queries, self.found_at, **options)
 
         with visiting_heads(model, visit):
             return self._through(model)
@@ -57,10 +57,10 @@ class TextRun:
         Returns its answers, and its hidden states."""
         own = {attention.layer: attention for _, attention in attentions(student)}
 
-        def visit(layer: int, name: str, head: Head, call: HeadCall) -> None:
+        def visit(layer: int, name: str, head: Head, inputs: HeadInputs) -> None:
             if layer in self.layers:
                 self._tell(f"teacher, layer {layer}")
-                implied = implicit_attention(head, call, self.queries, model.base.backend).cpu()
+                implied = implicit_attention(head, inputs, self.queries, model.base.backend).cpu()
                 rows, on_answer = implied.total()[0].transpose(0, 1), on_answers(implied, self.found_at)
                 self._teacher.setdefault(layer, {})[anatomy(head).place[1]] = rows, on_answer
 
@@ -91,12 +91,12 @@ class TextRun:
         on_answers_of_teacher = np.concatenate([on_answer for _, (_, on_answer) in groups])
         weights: dict[str, Tensor] = {}
 
-        def visit(at: int, name: str, head: Head, head_call: HeadCall) -> None:
-            implied = implicit_attention(head, head_call, self.queries, student.base.backend).cpu()
+        def visit(at: int, name: str, head: Head, inputs: HeadInputs) -> None:
+            implied = implicit_attention(head, inputs, self.queries, student.base.backend).cpu()
             weights[name] = implied.total()[0].transpose(0, 1)
 
         with torch.no_grad(), visiting_heads(student, visit):
-            heads = answers(own[layer], lesson, student.base.backend)
+            heads = heads_output(own[layer], lesson, student.base.backend)
         for key, findings in self._heads.items():
             if findings.layer != layer:
                 continue

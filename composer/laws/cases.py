@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,7 @@ from blocks.registry import kind_of
 from blocks.scores.random import Random
 from composer.errors import GraphError
 from composer.graph.composition import HeadSpec
+from composer.graph.program import HeadInputs
 from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Dimensions, resolve
@@ -159,6 +160,10 @@ class Inputs:
         cut = Tokens(tokens.position[:, columns], segment, valid, index)
         return Inputs(*(tensor[:, columns] for tensor in self.tensors), cut)
 
+    def of_head(self) -> HeadInputs:
+        """Return the same, as a head receives them."""
+        return HeadInputs(self.hidden, self.query, self.key, self.value, self.tokens)
+
     def to(self, dtype: torch.dtype) -> Inputs:
         return Inputs(*(tensor.to(dtype) for tensor in self.tensors), self.tokens)
 
@@ -200,9 +205,9 @@ def run(head: Head, data: Inputs, state: State | None = None, backend: str = "au
         state = head.empty_state(data.query.shape[0], data.query.dtype, data.query.device)
     mixed, before = head.mix(data.hidden, data.tokens, state, backend)
     query, key = data.query, data.key
-    if mixed is not data.hidden:
+    if head._mixes:
         query, key = (_moved(states, mixed - data.hidden) for states in (query, key))
-    output, after = head(data.hidden, query, key, data.value, data.tokens, state, backend)
+    output, after = head(replace(data.of_head(), query=query, key=key), state, backend)
     return output, before | after
 
 

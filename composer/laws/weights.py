@@ -11,22 +11,16 @@ from composer.graph.composition import HeadSpec
 from composer.laws.cases import Inputs, built, inputs, once, run
 from composer.model.head import Head
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
-from composer.model.stepwise import HeadCall
 
 LENGTH = 70
 SAID_APART = {"value_position", "output"}
 """Return the output after the memories and the read have computed it."""
 
 
-def head_call(head: Head, data: Inputs) -> HeadCall:
-    """As a layer hands it on; what is mixed for queries and keys is left out, as it is the layer's to project."""
-    return HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
-
-
 @once
 def assert_implied(spec: HeadSpec, shape: Shape, length: int, queries: tuple[int, ...]) -> None:
     head, data = built(spec, shape), inputs(shape, 2, length)
-    implied = implicit_attention(head, head_call(head, data), queries, "auto")
+    implied = implicit_attention(head, data.of_head(), queries, "auto")
     total = implied.total()
     if not shape.both_ways:
         for row, query in enumerate(implied.queries):

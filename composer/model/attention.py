@@ -21,6 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 from blocks.flow import Tokens
 from blocks.operation import State
 from blocks.tensors import as_dtype
+from composer.graph.program import HeadInputs
 from composer.model.cache import CACHE_NAMES, ComposedCache, StateLayer, writable
 from composer.model.head import PRINTED_FOR, runs_autocast, setting_of
 from composer.model.heads import AttentionFacts, ComposedHeads
@@ -31,8 +32,8 @@ CACHES = (*CACHE_NAMES, "past_key_value", "layer_past")
 
 
 @dataclass(frozen=True)
-class Passed:
-    """The tokens and the backend of a call, which every layer receives in place of a mask. below: as in ``Rows``.
+class ModelCall:
+    """The tokens and the backend of a call of a model, which every layer receives in place of a mask. below: as in ``Rows``.
 
     ahead: by type of layer, the later tokens of the call that each token sees, B T T; under None, those of all layers. Tokens of an
     image see all of it in some models.
@@ -48,11 +49,11 @@ class Passed:
         ahead = self.ahead.get(kind, self.ahead.get(None))
         return self.tokens if ahead is None else replace(self.tokens, ahead=ahead.to(self.tokens.position.device))
 
-    def to(self, *_: Any, **__: Any) -> Passed:
+    def to(self, *_: Any, **__: Any) -> ModelCall:
         """Device maps call this on the arguments of some layers. Each layer asks for its device itself (``on``)."""
         return self
 
-    def on(self, device: torch.device) -> Passed:
+    def on(self, device: torch.device) -> ModelCall:
         """Return the same on this device, moved once per call for all layers on it."""
         tokens = self.tokens
         if tokens.position.device == device:
@@ -63,7 +64,7 @@ class Passed:
 class Running(threading.local):
     """What the model that is running passes to its layers. Each thread has its own, and torch.compile follows it."""
 
-    passed: Passed | None = None
+    model_call: ModelCall | None = None
 
 
 RUNNING = Running()
@@ -104,36 +105,28 @@ class Unrotated(tuple[Tensor, ...]):
         return super().__iter__()
 
 
-@dataclass(frozen=True, slots=True)
-class Projected:
-    """The inputs of a layer's heads, as its host computes them: queries B T H D, keys and values B T K D, none of them rotated, and
-    the logits of attention sinks, one a head."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    sinks: Tensor | None = None
-
-
 @dataclass(slots=True)
 class LayerCall:
-    """One call of a layer's heads: the inputs beside queries, keys and values, and the outputs.
+    """One call of a layer's heads, which the host hands from the layer to its heads: arguments, and then results.
 
-    values: B T K D, the memories' input in place of the layer's own values. alone: the host's computation after the heads is left
-    out. projected: what the host has computed for the heads; kept if the layer has a listener. heads: the output, B T H D. carried:
-    the new state.
+    - hidden: B T C, the input of the layer's attention.
+    - in_place: the state may be overwritten.
+    - memory_values: B T K V, the memories' input in place of the layer's own values; None: these.
+    - alone: the host's computation after the heads is left out.
+    - inputs: a result, the inputs of all heads; kept if the layer has a listener.
+    - heads: a result, the output B T H V.
+    - carried: a result, the new state.
     """
 
     hidden: Tensor
-    passed: Passed
+    model_call: ModelCall
     state: State
     in_place: bool = False
-    values: Tensor | None = None
+    memory_values: Tensor | None = None
     alone: bool = False
-    projected: Projected | None = None
+    inputs: HeadInputs | None = None
     heads: Tensor | None = None
     carried: State = field(default_factory=dict)
-    unrotated: Unrotated | None = None
 
 
 class ComposedAttention(nn.Module):
@@ -153,15 +146,15 @@ class ComposedAttention(nn.Module):
     _handles: tuple[Any, ...] = ()
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
-        """The host's own forward. The mask is a ``Passed``, and the cache is a ``ComposedCache`` or None."""
+        """The host's own forward. The mask is a ``ModelCall``, and the cache is a ``ComposedCache`` or None."""
         held = self._held(options)
         state = held.tensors if held is not None else {}
-        passed = passed_to(arguments, options)
-        if passed is None:
+        model_call = model_call_among(arguments, options)
+        if model_call is None:
             raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
-        passed = passed.on(hidden_states.device)
+        model_call = model_call.on(hidden_states.device)
         in_place = held is not None and not (held.differentiated or torch.is_grad_enabled()) and (not state or writable(held))
-        call = LayerCall(hidden_states, passed, state, in_place)
+        call = LayerCall(hidden_states, model_call, state, in_place)
         answer = self._run_host(call, arguments, options)
         if held is not None:
             held.keep(call.carried, hidden_states.shape[1])
@@ -169,54 +162,52 @@ class ComposedAttention(nn.Module):
             self.listener(call, options, attended_in(answer))
         return answer
 
-    def answers(self, hidden: Tensor, passed: Passed, options: Mapping[str, Any]) -> Tensor:
+    def attention_output(self, hidden: Tensor, model_call: ModelCall, options: Mapping[str, Any]) -> Tensor:
         """Return the layer's output from an empty state, ``B T C``. options: the arguments that the host calls it with."""
-        return attended_in(self._run_host(LayerCall(hidden, passed, {}), (), options))
+        return attended_in(self._run_host(LayerCall(hidden, model_call, {}), (), options))
 
-    def of_heads(
+    def heads_output(
         self,
         hidden: Tensor,
-        passed: Passed,
+        model_call: ModelCall,
         options: Mapping[str, Any],
-        values: Tensor | None = None,
-        projected: Projected | None = None,
+        memory_values: Tensor | None = None,
+        inputs: HeadInputs | None = None,
     ) -> Tensor:
-        """Return the output of the layer's heads from an empty state, ``B T H D``, without the host's computation after them.
+        """Return the output of the layer's heads from an empty state, ``B T H V``, without the host's computation after them.
 
-        values: ``B T K D``, the memories' input in place of the layer's own values. projected: the host's inputs of the heads, if
-        known; the host then computes nothing.
+        memory_values: ``B T K V``, the memories' input in place of the layer's own values. inputs: of the heads, if known; the host
+        then computes nothing.
         """
-        call = LayerCall(hidden, passed, {}, values=values, alone=True)
+        call = LayerCall(hidden, model_call, {}, memory_values=memory_values, alone=True)
         with suppress(HeadsHaveRun):
-            if projected is None:
+            if inputs is None:
                 self._run_host(call, (), options)
             else:
                 assert not self.mixes_inputs, "its host projects other states than these"
                 call.state = self._empty_state(hidden)
-                self.answer(call, projected.query, projected.key, projected.value, projected.sinks)
+                self.run_heads(call, inputs.query, inputs.key, inputs.value, inputs.sinks)
         assert call.heads is not None, "the host has called its heads"
         return call.heads
 
     def _run_host(self, call: LayerCall, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        hidden, passed = call.hidden, call.passed
+        hidden, model_call = call.hidden, call.model_call
         if not call.state:
             call.state = self._empty_state(hidden)
-        inputs: list[Tensor] = []
-        if self.composed._mixes:
-            how = call.state, passed.backend, call.in_place
-            inputs, call.carried = self.composed.mix(hidden, passed.tokens, *how)
-        host_options = {**options, "attention_mask": None, "composed": call}
+        arguments = tuple(None if isinstance(argument, ModelCall) else argument for argument in arguments)
+        host_options = {**options, "attention_mask": None, "layer_call": call}
         for name in CACHES:
             if name in host_options:
                 host_options[name] = None
         if host_options.get("position_embeddings") is not None:
-            host_options["position_embeddings"] = call.unrotated = Unrotated.like(host_options["position_embeddings"])
-        if all(tensor is hidden for tensor in inputs):
-            return super().forward(hidden, *_without_mask(arguments), **host_options)
+            host_options["position_embeddings"] = Unrotated.like(host_options["position_embeddings"])
+        if not self.composed._mixes:
+            return super().forward(hidden, *arguments, **host_options)
+        mixed, call.carried = self.composed.mix(hidden, model_call.tokens, call.state, model_call.backend, call.in_place)
         self.hook_projections()
-        MIXED.inputs = inputs
+        MIXED.inputs = mixed
         try:
-            return super().forward(hidden, *_without_mask(arguments), **host_options)
+            return super().forward(hidden, *arguments, **host_options)
         finally:
             MIXED.inputs = None
 
@@ -228,28 +219,28 @@ class ComposedAttention(nn.Module):
     def _empty_state(self, hidden: Tensor) -> State:
         return self.composed.empty_state(hidden.shape[0], _projected_dtype(hidden), hidden.device)
 
-    def answer(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+    def run_heads(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """Return the heads' output ``B T H D`` for queries ``B T H D`` and keys ``B T K D`` before rotation.
 
         sinks: the logits of the layer's attention sinks, one a head.
         """
-        if self.listener is not None:
-            call.projected = Projected(query, key, value, sinks)
-        value = value if call.values is None else call.values
+        model_call, is_final = call.model_call, call.memory_values is not None
+        value = value if call.memory_values is None else call.memory_values
         # Under autocast, norms of queries and keys leave these in another dtype than the values have.
         query, key = as_dtype(query, value.dtype), as_dtype(key, value.dtype)
-        passed = call.passed
-        tokens = passed.tokens_of(self.kind) if passed.ahead else passed.tokens
-        inputs = (call.hidden, query, key, value, tokens, call.state, passed.backend, call.in_place, sinks)
-        heads, carried = self.composed(*inputs, entering=call.values is not None)
+        tokens = model_call.tokens_of(self.kind) if model_call.ahead else model_call.tokens
+        inputs = HeadInputs(call.hidden, query, key, value, tokens, sinks, is_final)
+        heads, carried = self.composed(inputs, call.state, model_call.backend, call.in_place)
         call.heads, call.carried = heads, call.carried | carried if call.carried else carried
+        if self.listener is not None:
+            call.inputs = inputs
         if call.alone:
             raise HeadsHaveRun
         return heads
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, composed: LayerCall) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, _: Any, *, layer_call: LayerCall) -> Tensor:
         """The same for this project's own host, whose queries have the layout ``B T H D`` and the scale of heads already."""
-        return self.answer(composed, query, key, value, None)
+        return self.run_heads(layer_call, query, key, value, None)
 
     def __repr__(self) -> str:
         """Return the module with its heads' programs, for the device and dtype of the host's projections."""
@@ -276,7 +267,7 @@ class ComposedAttention(nn.Module):
     def _projected(self, _: nn.Module, __: Any, answer: Tensor) -> Tensor:
         """The hook after a projection. It keeps the columns of each group's own heads."""
         mixed = MIXED.inputs
-        if mixed is None or _alike(mixed):
+        if mixed is None or len(mixed) == 1:
             return answer
         each = answer.unflatten(2, (-1, self.facts.head_dim)).chunk(len(mixed))
         return torch.cat([self.composed.split(states)[index] for index, states in enumerate(each)], dim=2).flatten(2)
@@ -288,15 +279,11 @@ class ComposedAttention(nn.Module):
 
 
 def _mixed(_: nn.Module, __: Any) -> tuple[Tensor] | None:
-    """The hook before a projection. Replaces the input by the mixed states; differing groups are stacked along the batch."""
+    """The hook before a projection. Replaces the input by the mixed states; those of several groups are stacked along the batch."""
     mixed = MIXED.inputs
     if mixed is None:
         return None
-    return (mixed[0] if _alike(mixed) else torch.cat(mixed),)
-
-
-def _alike(inputs: list[Tensor]) -> bool:
-    return all(tensor is inputs[0] for tensor in inputs)
+    return (mixed[0] if len(mixed) == 1 else torch.cat(mixed),)
 
 
 def attended_in(answer: Any) -> Tensor:
@@ -310,13 +297,9 @@ def _projected_dtype(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if runs_autocast(device) else hidden.dtype
 
 
-def passed_to(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Passed | None:
+def model_call_among(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> ModelCall | None:
     """Return the tokens of a call among the arguments of a host's module; None where it was called without."""
-    return next((value for value in (options.get("attention_mask"), *arguments) if isinstance(value, Passed)), None)
-
-
-def _without_mask(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(None if isinstance(argument, Passed) else argument for argument in arguments)
+    return next((value for value in (options.get("attention_mask"), *arguments) if isinstance(value, ModelCall)), None)
 
 
 def _interface(
@@ -328,7 +311,7 @@ def _interface(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    composed: LayerCall,
+    layer_call: LayerCall,
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
@@ -337,19 +320,19 @@ def _interface(
     factor = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5
     if abs(factor - 1.0) > 1e-9:
         query = query * factor
-    return module.answer(composed, query, key, value, s_aux).contiguous(), None
+    return module.run_heads(layer_call, query, key, value, s_aux).contiguous(), None
 
 
 @dataclass(frozen=True)
 class Stated:
-    """The mask of a call as a model states it to its text decoder. mask: B S, 1 for real tokens. ahead: as in ``Passed``."""
+    """The mask of a call as a model states it to its text decoder. mask: B S, 1 for real tokens. ahead: as in ``ModelCall``."""
 
     mask: Tensor | None
     ahead: Tensor | None
 
 
 def stated_masks(mask: Any) -> tuple[Any, Mapping[str | None, Tensor]]:
-    """Return the mask of a call, and ``ahead`` of ``Passed``. mask: ``Stated``, also by type of layer, or anything else."""
+    """Return the mask of a call, and ``ahead`` of ``ModelCall``. mask: ``Stated``, also by type of layer, or anything else."""
     by_kind = mask if isinstance(mask, Mapping) else {None: mask}
     if not all(isinstance(stated, Stated) for stated in by_kind.values()):
         return mask, {}
@@ -357,11 +340,11 @@ def stated_masks(mask: Any) -> tuple[Any, Mapping[str | None, Tensor]]:
     return next(iter(by_kind.values())).mask, ahead
 
 
-def _mask(*_: Any, **call: Any) -> Passed | Stated:
-    """transformers' function for masks. It returns the call's ``Passed``, which so reaches every layer, recomputed ones too; before
-    a text decoder runs inside another model, the mask that this model states."""
-    if RUNNING.passed is not None:
-        return RUNNING.passed
+def _mask(*_: Any, **call: Any) -> ModelCall | Stated:
+    """transformers' function for masks. It returns the ``ModelCall``, which so reaches every layer, recomputed ones too; before a
+    text decoder runs inside another model, the mask that this model states."""
+    if RUNNING.model_call is not None:
+        return RUNNING.model_call
     mask, length, device = call["attention_mask"], call["q_length"], call["device"]
     if call["allow_is_causal_skip"] or length == 1:
         return Stated(mask, None)

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from blocks.legend import Shape
-from blocks.operation import Setting, State
+from blocks.operation import Call, Setting, State
 from blocks.part import Fresh, Part
 from blocks.tensors import accumulating, as_dtype, may_look, settled
 from composer.graph.composition import HeadSpec
-from composer.graph.graph import SINKS, HeadGraph
+from composer.graph.graph import HeadGraph
 from composer.graph.listing import DECODE, IN_PIECES, heading, listing, otherwise, rotations
 from composer.graph.lowering import AUTO, Compiled, compiled
 from composer.graph.pieces import SHORTEST, piece_length, run_in_pieces, takes_pieces
-from composer.graph.program import CallContext, Program
+from composer.graph.program import HeadInputs, Program
 from converters.trunk import dtype_name
 
 
@@ -98,7 +98,7 @@ def precise_parameters(model: nn.Module) -> set[str]:
 @torch.compiler.assume_constant_result
 def _lower(head: Compiled, *call: Any) -> None:
     """Lower the head for such a call, if it has not been yet. torch.compile runs this as it compiles, and not in its graph."""
-    head.running(*call)
+    head.program_for(*call)
 
 
 class Anatomy(NamedTuple):
@@ -112,15 +112,8 @@ class Anatomy(NamedTuple):
 
 
 class Head(nn.Module):
-    """One group of H query heads on K key heads.
-
-    forward(hidden B T C, query B T H D, key B T K D, value B T K V, tokens, state, backend) returns the output B T H V and the new
-    state.
-
-    - in_place: the caller does not need the old state, so it may be overwritten.
-    - sinks: the logits of the layer's attention sinks, H.
-    - place: the layer, and the first of these heads in it; random choices depend on them.
-    """
+    """One group of H query heads on K key heads. place: the layer, and the first of these heads in it; random choices depend on
+    them."""
 
     def __init__(self, head: HeadSpec, shape: Shape, place: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
@@ -141,7 +134,7 @@ class Head(nn.Module):
         call = backend, value.device.type, value.dtype, *plain
         if torch.compiler.is_compiling():
             _lower(self._compiled, *call)
-        return self._compiled.running(*call)
+        return self._compiled.program_for(*call)
 
     def mix(self, hidden: Tensor, tokens: Tokens, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
         """Return the hidden states that queries and keys are projected from, mixed where there is a mixer, and the mixer's new
@@ -150,37 +143,24 @@ class Head(nn.Module):
             return hidden, {}
         program = self._program(hidden, tokens, backend)
         with without_autocast(hidden.device.type):
-            return program.mix(self._modules, hidden, CallContext(tokens, state, self._place, in_place))
+            return program.mix(self._modules, hidden, Call(tokens, state, self._compiled.shape, self._place, in_place))
 
-    def forward(
-        self,
-        hidden: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        tokens: Tokens,
-        state: State,
-        backend: str,
-        in_place: bool = False,
-        sinks: Tensor | None = None,
-        *,
-        entering: bool = False,
-    ) -> tuple[Tensor, State]:
-        """Run the program. Autocast is disabled: sums are kept in float32, for any dtype of the projections. entering: the memories
-        receive the values unchanged, without convolution or position.
+    def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool = False) -> tuple[Tensor, State]:
+        """Run the program. Return the output ``B T H V`` and the new state. in_place: the caller does not need the old state, so it
+        may be overwritten.
+
+        Autocast is disabled: sums are kept in float32, for any dtype of the projections.
         """
-        program, inputs = self._program(value, tokens, backend), {"hidden": hidden, "query": query, "key": key, "value": value}
-        if sinks is not None:
-            inputs[SINKS] = sinks
-        with without_autocast(hidden.device.type):
-            context, own = CallContext(tokens, state, self._place, in_place), value if entering else None
-            length = self._piece_length(query, backend)
+        program = self._program(inputs.value, inputs.tokens, backend)
+        call = Call(inputs.tokens, state, self._compiled.shape, self._place, in_place)
+        with without_autocast(inputs.value.device.type):
+            length = self._piece_length(inputs.query, backend)
             if length is None:
-                output, carried = program.run(self._modules, inputs, context, entering=own)
+                output, carried = program.run(self._modules, inputs, call)
             else:
-                output, carried = run_in_pieces(program, length, self._modules, inputs, context, entering=own)
+                output, carried = run_in_pieces(program, length, self._modules, inputs, call)
         # Raw numerators, and everything computed from them, have the accumulating dtype up to here.
-        return as_dtype(output, value.dtype), carried
+        return as_dtype(output, inputs.value.dtype), carried
 
     def _piece_length(self, query: Tensor, backend: str) -> int | None:
         """Return the tokens of a piece; None: the program processes all of them at once."""

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions
 from composer.model.implicit_attention import implicit_attention
 from composer.model.rows import Rows
-from composer.model.stepwise import HeadCall
 
-VisitHead = Callable[[int, str, Head, HeadCall], None]
+VisitHead = Callable[[int, str, Head, HeadInputs], None]
 """A callback. Its arguments are the layer, the name of a head, the head, and the inputs of the next call of the head."""
 
 
@@ -38,8 +38,8 @@ def visiting_heads(model: nn.Module, visit: VisitHead) -> Iterator[None]:
 
 def _before(layer: int, name: str, visit: VisitHead, head: nn.Module, arguments: tuple[Any, ...]) -> None:
     assert isinstance(head, Head)
-    hidden, query, key, value, tokens, _state, _backend, _in_place, sinks = arguments
-    visit(layer, name, head, HeadCall(hidden, query, key, value, tokens, sinks))
+    inputs, *_ = arguments
+    visit(layer, name, head, inputs)
 
 
 class Attentions:
@@ -49,7 +49,7 @@ class Attentions:
         self._layers: dict[int, list[Tensor]] = {}
         self._backend = backend
 
-    def collect(self, layer: int, name: str, head: Head, call: HeadCall) -> None:
+    def collect(self, layer: int, name: str, head: Head, inputs: HeadInputs) -> None:
         """A ``VisitHead``. Raises ValueError for heads whose answers are no means of values."""
         for node, memory in anatomy(head).graph.memories:
             if not memory.weighs_values:
@@ -57,7 +57,7 @@ class Attentions:
                     f"output_attentions: layer {layer}, head {name}: the `{node.name}` memory answers with a sum that nothing "
                     "divides, so its weights do not add up to 1 and are no attention; composer.inspect shows them for what they are"
                 )
-        implied = implicit_attention(head, call, range(call.length), self._backend)
+        implied = implicit_attention(head, inputs, range(inputs.length), self._backend)
         self._layers.setdefault(layer, []).append(implied.total().transpose(1, 2))
 
     def by_layer(self, rows: Rows) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from blocks.flow import Tokens
 from blocks.operation import Slot, State
 from blocks.positions import Rotary
 from composer.graph.composition import HeadSpec
+from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
 from composer.spec.resolve import Resolved
 
@@ -71,35 +72,16 @@ class ComposedHeads(nn.Module):
             carried |= self._named(name, new)
         return inputs, carried
 
-    def forward(
-        self,
-        hidden: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        tokens: Tokens,
-        state: State,
-        backend: str,
-        in_place: bool,
-        sinks: Tensor | None = None,
-        *,
-        entering: bool = False,
-    ) -> tuple[Tensor, State]:
-        """Return the heads' outputs and the layer's new state. query: ``B T (all heads) D``, key and value likewise.
-
-        sinks: the logits of the layer's attention sinks, one per head. entering: the memories receive the values unchanged.
-        """
+    def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool) -> tuple[Tensor, State]:
+        """Return the outputs of all heads, ``B T H V``, and the layer's new state. inputs: those of all heads."""
         if len(self._names) == 1:
             (name,) = self._names
-            output, new = self._modules[name](  # pyright: ignore[reportOptionalCall]
-                hidden, query, key, value, tokens, self._own(name, state), backend, in_place, sinks, entering=entering
-            )
+            module: Any = self._modules[name]
+            output, new = module(inputs, self._own(name, state), backend, in_place)
             return output, self._named(name, new)
-        queries, keys, values = (self.split(states) for states in (query, key, value))
-        sunk = [None] * len(self._names) if sinks is None else sinks.split([states.shape[2] for states in queries])
         outputs, carried = [], {}
-        for name, head, own, *projected in zip(self._names, self._heads(), sunk, queries, keys, values, strict=True):
-            output, new = head(hidden, *projected, tokens, self._own(name, state), backend, in_place, own, entering=entering)
+        for name, head, own in zip(self._names, self._heads(), self.split_inputs(inputs), strict=True):
+            output, new = head(own, self._own(name, state), backend, in_place)
             outputs.append(output)
             carried |= self._named(name, new)
         return torch.cat(outputs, dim=2), carried
@@ -117,6 +99,13 @@ class ComposedHeads(nn.Module):
             return (states,)
         factor = states.shape[2] // sum(group.key_heads for group in self._groups)
         return states.split([group.key_heads * factor for group in self._groups], dim=2)
+
+    def split_inputs(self, inputs: HeadInputs) -> Iterator[HeadInputs]:
+        """Yield the inputs of each group."""
+        queries, keys, values = (self.split(states) for states in (inputs.query, inputs.key, inputs.value))
+        sinks = [None] * len(queries) if inputs.sinks is None else inputs.sinks.split([states.shape[2] for states in queries])
+        for query, key, value, own in zip(queries, keys, values, sinks, strict=True):
+            yield replace(inputs, query=query, key=key, value=value, sinks=own)
 
     def _heads(self) -> list[Head]:
         return [cast("Head", self._modules[name]) for name in self._names]

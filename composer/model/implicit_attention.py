@@ -19,8 +19,9 @@ from torch.autograd import forward_ad as forward
 from blocks.operation import REFERENCE, TORCH
 from blocks.tensors import repeat_heads
 from composer.graph.graph import OUTPUT, READ_NODE
+from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
-from composer.model.stepwise import HeadCall, Piece, ordinary, pieces
+from composer.model.stepwise import Piece, ordinary, ordinary_inputs, pieces
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class ImplicitAttention:
         return float((weighed - self.answer.to(weighed.dtype)).abs().max()) / largest
 
 
-def implicit_attention(head: Head, call: HeadCall, queries: Sequence[int], backend: str) -> ImplicitAttention:
+def implicit_attention(head: Head, inputs: HeadInputs, queries: Sequence[int], backend: str) -> ImplicitAttention:
     """Return the implicit weights of the answers to these columns, from an empty state.
 
     Memory: that of a prefill in pieces, of the states' inputs, and of the weights. It grows with the tokens, never with their
@@ -89,7 +90,7 @@ def implicit_attention(head: Head, call: HeadCall, queries: Sequence[int], backe
     """
     queries = tuple(sorted(set(queries)))
     with torch.inference_mode(mode=False), _at_rest(head):
-        return _by_gradients(head, call.ordinary().detached(), queries, backend)
+        return _by_gradients(head, ordinary_inputs(inputs).detached(), queries, backend)
 
 
 @contextmanager
@@ -118,14 +119,14 @@ def _replaced(parameters: Mapping[tuple[torch.nn.Module, str], Tensor]) -> Itera
             module._parameters[name] = tensor
 
 
-def _by_gradients(head: Head, call: HeadCall, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
-    (batch, length), heads = call.query.shape[:2], call.query.shape[2]
+def _by_gradients(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> ImplicitAttention:
+    (batch, length), heads = inputs.query.shape[:2], inputs.query.shape[2]
     names = [node.name for node, _ in anatomy(head).graph.memories]
-    own = {name: call.value.new_zeros(batch, len(queries), heads, length) for name in names}
-    parts = {name: call.value.new_zeros(batch, len(queries), heads) for name in names}
+    own = {name: inputs.value.new_zeros(batch, len(queries), heads, length) for name in names}
+    parts = {name: inputs.value.new_zeros(batch, len(queries), heads) for name in names}
     answers, entered = [], []
-    for piece in pieces(head, call, backend, gradients=True):
-        entered.append(piece.entering)
+    for piece in pieces(head, inputs, backend, gradients=True):
+        entered.append(piece.memory_values)
         chosen = [index for index, query in enumerate(queries) if piece.columns.start <= query < piece.columns.stop]
         if not chosen:
             continue
@@ -135,16 +136,16 @@ def _by_gradients(head: Head, call: HeadCall, queries: tuple[int, ...], backend:
         for name, part in _parts(piece, read, names).items():
             parts[name][:, chosen] = part[:, local].to(part.dtype)
         _rows(piece, entered, chosen, local, own)
-    answer = torch.cat(answers, dim=1) if answers else call.value.new_zeros(batch, 0, heads, call.value.shape[-1])
+    answer = torch.cat(answers, dim=1) if answers else inputs.value.new_zeros(batch, 0, heads, inputs.value.shape[-1])
     values = torch.cat([leaf.detach() for leaf in entered], dim=1)
     sunk = None
-    if call.sinks is not None:
+    if inputs.sinks is not None:
         whole = torch.stack([(own[name] * parts[name][..., None]).sum(-1) for name in names]).sum(0)
         sunk = (1 - whole).clamp(min=0)
-    return ImplicitAttention(queries, own, parts, answer, values, sunk, _brought(head, call, queries, backend))
+    return ImplicitAttention(queries, own, parts, answer, values, sunk, _brought(head, inputs, queries, backend))
 
 
-def _brought(head: Head, call: HeadCall, queries: tuple[int, ...], backend: str) -> Tensor | None:
+def _brought(head: Head, inputs: HeadInputs, queries: tuple[int, ...], backend: str) -> Tensor | None:
     """B Q H V, the part of the answers from values that belong to memories; None where no memory has any.
 
     These values are linear in parameters. The answer is linear in these and in the tokens' values, as long as caches keep the same
@@ -157,7 +158,7 @@ def _brought(head: Head, call: HeadCall, queries: tuple[int, ...], backend: str)
         return None
     answers = []
     with forward.dual_level(), _replaced({(module, name): _along_itself(module._parameters[name]) for module, name in own}):
-        for piece in pieces(head, call, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
+        for piece in pieces(head, inputs, REFERENCE if backend == REFERENCE else TORCH, gradients=False):
             local = [query - piece.columns.start for query in queries if piece.columns.start <= query < piece.columns.stop]
             answer, derivative = forward.unpack_dual(piece.values[READ_NODE, OUTPUT][:, local])
             answers.append(torch.zeros_like(answer) if derivative is None else derivative)

@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from blocks.flow import Tokens
 from blocks.operation import State
-from composer.model.attention import CACHES, RUNNING, ComposedAttention, Passed, attended_in, passed_to
+from composer.model.attention import CACHES, RUNNING, ComposedAttention, ModelCall, attended_in, model_call_among
 from composer.model.cache import ComposedCache, StateLayer, writable
 from composer.model.made import made
 
@@ -47,9 +47,9 @@ def hybrids_run() -> bool:
     return hasattr(Cache, "get_conv_state")
 
 
-def masks_of(passed: Passed) -> dict[str, Passed]:
+def masks_of(model_call: ModelCall) -> dict[str, ModelCall]:
     """Return the masks of a hybrid's layers, by the type of a layer. All of them are the tokens of the call."""
-    return dict.fromkeys(KINDS, passed)
+    return dict.fromkeys(KINDS, model_call)
 
 
 class MixerStates(LinearAttentionLayer):
@@ -126,13 +126,13 @@ class KeptMixer(nn.Module):
     """States of each kind."""
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
-        """The host's own forward, on documents from their own states. The mask is a ``Passed``."""
-        passed = passed_to(arguments, options) or RUNNING.passed
-        if passed is None:
+        """The host's own forward, on documents from their own states. The mask is a ``ModelCall``."""
+        model_call = model_call_among(arguments, options) or RUNNING.model_call
+        if model_call is None:
             raise TypeError("this layer was called by itself, without the tokens of a call: call the model")
-        tokens = passed.on(hidden_states.device).tokens
+        tokens = model_call.on(hidden_states.device).tokens
         held = self._held(options)
-        plain = {name: None if name in MIXER_CACHES or isinstance(value, Passed) else value for name, value in options.items()}
+        plain = {name: None if name in MIXER_CACHES or isinstance(value, ModelCall) else value for name, value in options.items()}
 
         run = partial(self._run, plain, [name for name in MIXER_CACHES if name in options])
         if tokens.valid is None and tokens.segment is None:

@@ -21,7 +21,7 @@ from blocks.flow import Tokens
 from composer.errors import BuildError
 from composer.graph.lowering import AUTO, check_backend
 from composer.model.adapters import adapters_of, where_of
-from composer.model.attention import INTERFACE, RUNNING, Passed, stated_masks
+from composer.model.attention import INTERFACE, RUNNING, ModelCall, stated_masks
 from composer.model.cache import CACHE, SEEN, ComposedCache, cache_among, new_cache, without_what_follows
 from composer.model.call_arguments import OF_IMAGES, check_passed, documents_of
 from composer.model.callbacks import KEEPERS
@@ -135,7 +135,7 @@ class ComposedModel(ComposedPreTrainedModel):
         max_length_k: int | None = None,
         seq_idx: Tensor | None = None,
         return_dict: bool | None = None,
-        **passed: Any,
+        **options: Any,
     ) -> Any:
         """Any number of tokens T ≥ 1, after whatever the cache has seen.
 
@@ -147,9 +147,9 @@ class ComposedModel(ComposedPreTrainedModel):
         other. return_dict: False returns a tuple.
         """
         attention_mask, ahead = stated_masks(attention_mask)
-        output_attentions = passed.pop("output_attentions", None)
-        if passed:
-            check_passed(passed)
+        output_attentions = options.pop("output_attentions", None)
+        if options:
+            check_passed(options)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         tokens = cast("Tensor", input_ids if inputs_embeds is None else inputs_embeds)
@@ -166,15 +166,15 @@ class ComposedModel(ComposedPreTrainedModel):
         rows = Rows(batch, length, device, seen, columns, mask=attention_mask, positions=position_ids, documents=documents)
         if places is not None:
             rows.tokens.coordinates = rows.inward(places.permute(1, 2, 0).to(device))
-        if OF_IMAGES in passed:
-            passed[OF_IMAGES] = rows.inward(passed[OF_IMAGES])
+        if OF_IMAGES in options:
+            options[OF_IMAGES] = rows.inward(options[OF_IMAGES])
         inputs: dict[str, Any] = {"input_ids": None, "inputs_embeds": None}
         inputs["input_ids" if inputs_embeds is None else "inputs_embeds"] = rows.inward(tokens)
-        passed |= inputs | {"position_ids": rows.tokens.position, "cache": cache}
+        options |= inputs | {"position_ids": rows.tokens.position, "cache": cache}
         if cache is not None and self.has_mixers:
             cache.state(0).tensors.pop(SEEN, None)  # the heads of layer 0 drop it where it has any
-        passed["ahead"] = {kind: rows.inward(rows.inward(later).mT).mT for kind, later in ahead.items()}
-        outputs = self._attended(rows, seen, passed) if output_attentions else self.run(rows.tokens, rows.below, **passed)
+        options["ahead"] = {kind: rows.inward(rows.inward(later).mT).mT for kind, later in ahead.items()}
+        outputs = self._attended(rows, seen, options) if output_attentions else self.run(rows.tokens, rows.below, **options)
         if cache is not None:
             outputs[CACHE] = cache
             cache.state(0).tensors[SEEN] = rows.seen
@@ -213,21 +213,21 @@ class ComposedModel(ComposedPreTrainedModel):
     ) -> Any:
         """Run the host's own forward for tokens in the internal order, with padding after each row's real tokens.
 
-        below, ahead: as in ``Passed``. options: the host's arguments, cache and position_ids among them.
+        below, ahead: as in ``ModelCall``. options: the host's arguments, cache and position_ids among them.
         """
-        passed = Passed(tokens, self.backend, below, ahead)
-        if getattr(self, "takes_passed", False):
-            return super().forward(attention_mask=passed, **options)  # type: ignore[misc]
+        model_call = ModelCall(tokens, self.backend, below, ahead)
+        if getattr(self, "takes_model_call", False):
+            return super().forward(attention_mask=model_call, **options)  # type: ignore[misc]
         # Hybrids' hosts have their own kinds of caches, which they insist on where use_cache is True.
         cache = options[CACHE] = options.pop("cache")
         use_cache = cache is not None and not self.has_mixers
-        masks = masks_of(passed) if self.has_mixers else None
+        masks = masks_of(model_call) if self.has_mixers else None
         options |= {"attention_mask": masks, "use_cache": use_cache, "return_dict": True}
-        before, RUNNING.passed = RUNNING.passed, passed
+        before, RUNNING.model_call = RUNNING.model_call, model_call
         try:
             return super().forward(**options)  # type: ignore[misc]
         finally:
-            RUNNING.passed = before
+            RUNNING.model_call = before
 
     def _cache(self, past: Any, use_cache: bool | None) -> ComposedCache | None:
         if self.is_inside and not isinstance(past, ComposedCache) and past is not None and not past.get_seq_length():
@@ -346,7 +346,7 @@ class ComposedForCausalLM(ComposedPreTrainedModel, GenerationMixin):
         name = self.base_model_prefix
         if (decoder := WHOLE.get(config.model_type.removeprefix(PREFIX))) is not None:
             around, name = self.base_model, decoder
-            config.get_text_config()._attn_implementation_internal = INTERFACE  # for the masks that are passed to the decoder
+            config.get_text_config()._attn_implementation_internal = INTERFACE  # for the masks that are given to the decoder
         base = composed_model(type(getattr(around, name)))(config.of_decoder())
         setattr(around, name, base)
         if around is not self:

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP,
 from blocks.flow import Tokens
 from blocks.norms import rms_norm
 from blocks.tensors import accumulating
-from composer.model.attention import Passed
+from composer.model.attention import ModelCall
 from composer.model.cache import CACHE
 from composer.model.configuration import ComposedConfig
 
@@ -66,7 +66,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = make_norm(config)
         self.dropout = make_dropout(config)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Passed, cache: Any = None) -> Tensor:
+    def forward(self, hidden_states: Tensor, attention_mask: ModelCall, cache: Any = None) -> Tensor:
         """hidden_states ``B T C`` to the same."""
         normed = self.input_layernorm(hidden_states)
         attended = self.self_attn(normed, attention_mask=attention_mask, cache=cache)
@@ -91,8 +91,8 @@ class Pretrained(PreTrainedModel):
 class Model(Pretrained):
     """Embedding, layers and the last norm."""
 
-    takes_passed = True
-    """Its forward receives a ``Passed`` as its mask; other hosts make their own mask."""
+    takes_model_call = True
+    """Its forward receives a ``ModelCall`` as its mask; other hosts make their own mask."""
 
     def __init__(self, config: ComposedConfig) -> None:
         super().__init__(config)
@@ -112,7 +112,7 @@ class Model(Pretrained):
     def forward(
         self,
         input_ids: Tensor | None,
-        attention_mask: Passed,
+        attention_mask: ModelCall,
         cache: Any = None,
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
@@ -200,11 +200,11 @@ class PlainFeedForward(nn.Module):
 class LearnedPositions(nn.Embedding):
     """One vector a position of a document."""
 
-    def forward(self, hidden: Tensor, passed: Passed) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, hidden: Tensor, model_call: ModelCall) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """hidden ``B T C`` with the vectors of its tokens' positions added. Raises ValueError if there are too few; in a
         compiler's graph, PyTorch does."""
-        position = _real(passed.tokens)
-        enough = passed.below is not None and passed.below <= self.num_embeddings
+        position = _real(model_call.tokens)
+        enough = model_call.below is not None and model_call.below <= self.num_embeddings
         if not enough and not torch.compiler.is_compiling() and (last := int(position.max())) >= self.num_embeddings:
             raise ValueError(
                 f"token {last + 1} of a document has no position: this model has learned {self.num_embeddings} of them"
@@ -215,11 +215,11 @@ class LearnedPositions(nn.Embedding):
 class SinusoidalPositions(nn.Module):
     """sin(t / 10000^(2i/C)) at 2i, cos of the same at 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)."""
 
-    def forward(self, hidden: Tensor, passed: Passed) -> Tensor:
+    def forward(self, hidden: Tensor, model_call: ModelCall) -> Tensor:
         """hidden ``B T C`` with the waves at its tokens' positions added."""
         width, kind = hidden.shape[-1], accumulating(hidden.dtype)
         even = torch.arange(0, width, 2, device=hidden.device, dtype=kind)
-        angle = _real(passed.tokens)[..., None].to(kind) * LONGEST_WAVE ** (-even / width)
+        angle = _real(model_call.tokens)[..., None].to(kind) * LONGEST_WAVE ** (-even / width)
         waves = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
         return hidden + waves[..., :width].to(hidden.dtype)
 

@@ -14,7 +14,7 @@ from composer.model.hosts import attentions_by_layer
 from composer.model.modeling import ComposedForCausalLM
 from composer.selection.report import LayerScore
 from composer.training.finetune import divergence
-from composer.training.transfer import Lesson, answers, teach
+from composer.training.transfer import Lesson, heads_output, teach
 
 
 @torch.no_grad()
@@ -30,7 +30,7 @@ def score_layers(
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            heads = answers(own[index], lesson, student.base.backend)
+            heads = heads_output(own[index], lesson, student.base.backend)
             wrong[index] += _squares(heads - lesson.heads, batch)
             whole[index] += _squares(lesson.heads, batch)
 

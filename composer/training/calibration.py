@@ -19,16 +19,17 @@ from blocks.tensors import repeat_heads
 from composer.data.order import rows_of_step
 from composer.data.packing import PackedRows
 from composer.graph.graph import Node, takers_of
+from composer.graph.program import HeadInputs
 from composer.model.attention import ComposedAttention
 from composer.model.head import Anatomy, Head, anatomy
 from composer.model.head_inputs import visiting_heads
 from composer.model.hosts import attentions
 from composer.model.implicit_attention import ImplicitAttention, implicit_attention
 from composer.model.modeling import ComposedForCausalLM
-from composer.model.stepwise import HeadCall, pieces
+from composer.model.stepwise import pieces
 from composer.spec.recipe import Transfer
 from composer.training.loop import length_of
-from composer.training.transfer import Lesson, answers, teach
+from composer.training.transfer import Lesson, heads_output, teach
 from composer.weights.record import Start
 
 ROWS, TOKENS = 32, 8192
@@ -73,15 +74,15 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     """Calibrate one layer on one batch. The name is the full one of its attention."""
     began, length = time.monotonic(), lesson.hidden.shape[1]
     queries = sorted({(2 * index + 1) * length // (2 * QUERIES) for index in range(QUERIES)})
-    calls = ((head, call) for _, head, call in _head_calls(teacher, lesson, backend))
-    wanted = torch.cat([implicit_attention(head, call, queries, backend).total().clamp(min=0) for head, call in calls], dim=2)
+    groups = _groups(teacher, lesson, backend)
+    wanted = torch.cat([implicit_attention(head, own, queries, backend).total().clamp(min=0) for _, head, own in groups], dim=2)
     valid = lesson.tokens.valid
     if valid is not None:
         wanted = wanted * valid[:, queries, None, None]
     calibrated, kept, first = list[str](), list[str](), 0
-    for own, head, call in _head_calls(student, lesson, backend):
-        heads = call.query.shape[2]
-        done = _Calibration(head, call, queries, wanted[:, :, first : first + heads], backend).run()
+    for own, head, inputs in _groups(student, lesson, backend):
+        heads = inputs.query.shape[2]
+        done = _Calibration(head, inputs, queries, wanted[:, :, first : first + heads], backend).run()
         first += heads
         for part, module in head.named_children():
             if next(module.parameters(), None) is not None:
@@ -89,15 +90,15 @@ def calibrate_layer(name: str, student: ComposedAttention, teacher: ComposedAtte
     return Start(calibrated=tuple(calibrated), kept=tuple(kept), seconds=time.monotonic() - began)
 
 
-def _head_calls(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadCall]]:
-    """Name, head and inputs of each group of heads, as the lesson's inputs reach them through the layer."""
-    results = list[tuple[str, Head, HeadCall]]()
+def _groups(attention: ComposedAttention, lesson: Lesson, backend: str) -> list[tuple[str, Head, HeadInputs]]:
+    """Return name, head and inputs of each group of heads, as the lesson's inputs reach them through the layer."""
+    results = list[tuple[str, Head, HeadInputs]]()
 
-    def collect(_: int, name: str, head: Head, call: HeadCall) -> None:
-        results.append((name, head, call))
+    def collect(_: int, name: str, head: Head, inputs: HeadInputs) -> None:
+        results.append((name, head, inputs))
 
     with visiting_heads(attention, collect):
-        answers(attention, lesson, backend)
+        heads_output(attention, lesson, backend)
     return results
 
 
@@ -105,8 +106,8 @@ class _Calibration:
     """Calibrate one group of heads on its teacher's attention weights at some queries, B Q H T. Gates are calibrated first, as the
     values of maps depend on them; then maps; then the weights of memories, which depend on both."""
 
-    def __init__(self, head: Head, call: HeadCall, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
-        self._head, self._call, self._queries, self._wanted, self._backend = head, call, queries, wanted, backend
+    def __init__(self, head: Head, inputs: HeadInputs, queries: Sequence[int], wanted: Tensor, backend: str) -> None:
+        self._head, self._inputs, self._queries, self._wanted, self._backend = head, inputs, queries, wanted, backend
         self._of: Anatomy = anatomy(head)
         self._done = set[str]()
 
@@ -145,8 +146,8 @@ class _Calibration:
 
     def _attended(self, memory: Node) -> Attended:
         """Return the measurements of a memory, with all parts as they are now."""
-        implied: ImplicitAttention = implicit_attention(self._head, self._call, self._queries, self._backend)
-        tokens, wanted = self._call.tokens, self._wanted
+        implied: ImplicitAttention = implicit_attention(self._head, self._inputs, self._queries, self._backend)
+        tokens, wanted = self._inputs.tokens, self._wanted
         held = implied.own[memory.name] != 0
         distance = (tokens.position[:, list(self._queries), None] - tokens.position[:, None]).abs()[:, :, None].expand_as(held)
         nearest = distance.masked_fill(~held, int(distance.max())).amin(-1, keepdim=True)
@@ -172,13 +173,13 @@ class _Calibration:
         graph, position = self._of.graph, features.options["position"]
         (above,) = graph.into(features.name, "query")
         queries, keys, decays = [], [], []
-        for piece in pieces(self._head, self._call, self._backend):
+        for piece in pieces(self._head, self._inputs, self._backend):
             queries.append(position.rotate_tokens(piece.values[above.start, above.output], piece.tokens))
             keys.append(piece.values["pairs", "pairs"].mappable(position))
             decays += [piece.values[edge.start, edge.output] for edge in graph.into(memory.name, "decay")]
         query, key, decay = torch.cat(queries, dim=1)[:, list(self._queries)], torch.cat(keys, dim=1), None
         if decays:
-            valid, decay = self._call.tokens.valid, torch.cat(decays, dim=1)
+            valid, decay = self._inputs.tokens.valid, torch.cat(decays, dim=1)
             decay = decay.mean(-1) if decay.dim() == 4 else decay
             decay = (decay.mean((0, 1)) if valid is None else decay[valid].mean(0)).to(query.dtype)
             decay = repeat_heads(decay, query.shape[2], dim=0)

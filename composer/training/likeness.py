@@ -21,7 +21,7 @@ from composer.training.rows import rows_of
 from composer.training.run import TrainingOptions, load_student
 from composer.training.student import read_student, without_weights
 from composer.training.teacher import open_teacher
-from composer.training.transfer import Lesson, answers, attention_weights, teach
+from composer.training.transfer import Lesson, attention_weights, heads_output, teach
 
 ROWS = 32
 """Held-out rows that attention is compared on: each costs T × T numbers a head."""
@@ -87,7 +87,7 @@ def attention_likeness(
         tokens += int(batch.valid.sum())
 
         def compared(index: int, theirs: ComposedAttention, lesson: Lesson, batch: Batch = batch) -> None:
-            heads = answers(own[index], lesson, backend)
+            heads = heads_output(own[index], lesson, backend)
             errors[index] += _total((heads - lesson.heads).float().square().flatten(2).mean(-1), batch)
             if known[index]:
                 wanted = attention_weights(theirs, lesson, teacher.base.backend)

@@ -82,7 +82,7 @@ class LayerCourse:
         assert isinstance(batch, HiddenBatch)
         lesson = self._lesson(batch)
         if not self._alike:
-            lesson = replace(lesson, projected=None)
+            lesson = replace(lesson, inputs=None)
         return transfer_loss(self._student, self._attention, lesson, self._stage, total, self._backend)
 
     @torch.no_grad()

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from blocks.flow import Tokens
 from composer.data.packing import Batch
-from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, Passed, Projected
+from composer.graph.program import HeadInputs
+from composer.model.attention import ComposedAttention, HeadsHaveRun, LayerCall, ModelCall
 from composer.model.configuration import Composition
 from composer.model.head import Head, anatomy
 from composer.model.hosts import attentions, attentions_by_layer, layers_of
@@ -49,7 +50,7 @@ class Lesson:
     """The output of the heads, B T H D, before the output projection."""
     attended: Tensor
     """The output of the layer's attention, B T C, after that projection."""
-    projected: Projected | None = None
+    inputs: HeadInputs | None = None
     """The inputs of the teacher's heads. Heads whose host projects as the teacher's does can have them, too."""
 
 
@@ -92,7 +93,7 @@ class TransferCourse:
 
     def _loss(self, index: int, teacher: ComposedAttention, lesson: Lesson, total: float) -> Tensor:
         if index not in self._alike:
-            lesson = replace(lesson, projected=None)
+            lesson = replace(lesson, inputs=None)
         backend = self._student.base.backend
         return within(self._attentions[index], transfer_loss, teacher, lesson, self._stage, total, backend)
 
@@ -196,19 +197,19 @@ def _on_call(
 def lesson_of(call: LayerCall, options: Mapping[str, Any], attended: Tensor) -> Lesson:
     """Return the inputs and the output of a layer's attention."""
     assert call.heads is not None, "the host has called its heads"
-    return Lesson(call.hidden, call.passed.tokens, options, call.heads, attended, call.projected)
+    return Lesson(call.hidden, call.model_call.tokens, options, call.heads, attended, call.inputs)
 
 
-def answers(
+def heads_output(
     attention: ComposedAttention,
     lesson: Lesson,
     backend: str,
-    values: Tensor | None = None,
-    projected: Projected | None = None,
+    memory_values: Tensor | None = None,
+    inputs: HeadInputs | None = None,
 ) -> Tensor:
-    """Return the output of an attention's heads on the inputs of a lesson, B T H D. values: in place of the layer's own. projected:
-    the host's inputs of the heads, if known."""
-    return attention.of_heads(lesson.hidden, Passed(lesson.tokens, backend), lesson.options, values, projected)
+    """Return the output of an attention's heads on the inputs of a lesson, B T H D. memory_values, inputs: as in
+    ``ComposedAttention.heads_output``."""
+    return attention.heads_output(lesson.hidden, ModelCall(lesson.tokens, backend), lesson.options, memory_values, inputs)
 
 
 def transfer_loss(
@@ -216,14 +217,14 @@ def transfer_loss(
 ) -> Tensor:
     """Return the weighed loss of one layer, summed over valid tokens and divided by ``total``.
 
-    What the lesson has projected, the heads get as it is: it must be None where the layer's host projects otherwise.
+    The heads receive the lesson's inputs as they are: these must be None where the layer's host projects otherwise.
     """
     loss = lesson.hidden.new_zeros((), dtype=torch.float32)
     if stage.mse:
         if stage.at == "output":
             wanted, results = lesson.attended, _outputs(attention, lesson, backend)
         else:
-            wanted, results = lesson.heads, answers(attention, lesson, backend, projected=lesson.projected)
+            wanted, results = lesson.heads, heads_output(attention, lesson, backend, inputs=lesson.inputs)
         error = (results.float() - wanted.float()).square().flatten(2).mean(-1)
         loss = loss + stage.mse * _over_tokens(error, lesson.tokens) / total
     if stage.cross_entropy:
@@ -236,10 +237,10 @@ def _outputs(attention: ComposedAttention, lesson: Lesson, backend: str) -> Tens
     """Return the output of a layer's attention on the inputs of a lesson, B T C. If the layer has the teacher's projections, its
     host only computes what follows the heads.
     """
-    projection = None if lesson.projected is None else _only_projection(attention, lesson)
+    projection = None if lesson.inputs is None else _only_projection(attention, lesson)
     if projection is None:
-        return attention.answers(lesson.hidden, Passed(lesson.tokens, backend), lesson.options)
-    return projection(answers(attention, lesson, backend, projected=lesson.projected).flatten(2))
+        return attention.attention_output(lesson.hidden, ModelCall(lesson.tokens, backend), lesson.options)
+    return projection(heads_output(attention, lesson, backend, inputs=lesson.inputs).flatten(2))
 
 
 @torch.no_grad()
@@ -263,25 +264,26 @@ def _largest(states: Tensor) -> float:
 def _cross_entropy(attention: ComposedAttention, teacher: ComposedAttention, lesson: Lesson, backend: str) -> Tensor:
     """-Σ_s a_ts log â_ts of each token, a mean over heads: LoLCATs (workshop), eq. 7. B T."""
     with torch.no_grad():
-        wanted = within(teacher, attention_weights, lesson, backend, lesson.projected)
-    results = attention_weights(attention, lesson, backend, lesson.projected)
+        wanted = within(teacher, attention_weights, lesson, backend, lesson.inputs)
+    results = attention_weights(attention, lesson, backend, lesson.inputs)
     return -(wanted * results.clamp(min=torch.finfo(results.dtype).tiny).log()).sum(-1).mean(-1)
 
 
-def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, projected: Projected | None = None) -> Tensor:
-    """Return the weight of every token s in the answer to every token t, B T H T. projected: as in ``answers``. Answers are linear
-    in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values, and without the
-    memories' part, the answers are the weights: of as many tokens at a time as a value has numbers.
+def attention_weights(attention: ComposedAttention, lesson: Lesson, backend: str, inputs: HeadInputs | None = None) -> Tensor:
+    """Return the weight of every token s in the answer to every token t, B T H T. inputs: as in ``heads_output``.
+
+    Answers are linear in the values of tokens and in the values that belong to memories. With unit vectors as the tokens' values,
+    and without the memories' part, the answers are the weights: of as many tokens at a time as a value has numbers.
     """
     (batch, length), hidden = lesson.hidden.shape[:2], lesson.hidden
     width, heads = attention.facts.value_dim, attention.facts.key_heads
     unit, results = torch.eye(length, dtype=hidden.dtype, device=hidden.device), []
     nothing = hidden.new_zeros(batch, length, heads, width)
-    brought = answers(attention, lesson, backend, nothing, projected) if _brings(attention) else None
+    brought = heads_output(attention, lesson, backend, nothing, inputs) if _brings(attention) else None
     for start in range(0, length, width):
         columns = nn.functional.pad(unit[:, start : start + width], (0, max(0, start + width - length)))
         value = columns[None, :, None].expand(batch, length, heads, width)
-        weights = answers(attention, lesson, backend, value, projected)
+        weights = heads_output(attention, lesson, backend, value, inputs)
         weights = weights if brought is None else weights - brought
         results.append(weights[..., : length - start].float())
     return torch.cat(results, dim=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from blocks.flow import Tokens
 from blocks.memories.base import Memory
 from blocks.operation import Slot, State
+from composer.graph.program import HeadInputs
 from composer.model.attention import ComposedAttention
 from composer.model.head import Anatomy, Head, anatomy
 from composer.model.heads import ComposedHeads, group_slots, groups_of, without_groups
@@ -37,10 +38,10 @@ class PlainSoftmax:
     def __init__(self, memory: Memory, softmax: Softmax) -> None:
         self.memory, self.softmax = memory, softmax
 
-    def __call__(self, tokens: Tokens, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query ``1 N H D``, key and value ``1 N K D``, before rotation, to ``1 N H D``."""
-        query, key = (self.memory.rotation.rotate_tokens(states, tokens) for states in (query, key))
-        return self.softmax(*(states[0].flatten(1) for states in (query, key, value))).view(query.shape)
+    def __call__(self, inputs: HeadInputs) -> Tensor:
+        """Return the output ``1 N H D`` for ``1 N`` tokens."""
+        query, key = (self.memory.rotation.rotate_tokens(states, inputs.tokens) for states in (inputs.query, inputs.key))
+        return self.softmax(*(states[0].flatten(1) for states in (query, key, inputs.value))).view(query.shape)
 
 
 def softmax_groups(heads: ComposedHeads) -> Iterator[tuple[str, Head, Memory]]:
@@ -87,42 +88,25 @@ class ServedHeads(nn.Module):
         mixed = iter(self._over_calls(run, [hidden]))
         return [hidden if name in self.softmax else next(mixed) for name, _ in groups_of(self.heads)], {}
 
-    def forward(
-        self,
-        hidden: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        tokens: Tokens,
-        state: State,
-        backend: str,
-        in_place: bool,
-        sinks: Tensor | None = None,
-        *,
-        entering: bool = False,
-    ) -> tuple[Tensor, State]:
+    def forward(self, inputs: HeadInputs, state: State, backend: str, in_place: bool) -> tuple[Tensor, State]:
         """As ``ComposedHeads`` has it, for ``1 N`` tokens; new states are in the pages."""
+        groups = dict(zip((name for name, _ in groups_of(self.heads)), self.heads.split_inputs(inputs), strict=True))
+        output = {name: plain(groups[name]) for name, plain in self.softmax.items()}
+        if stateful := [name for name in groups if name not in output]:
+            joined = _joined([groups[name] for name in stateful]) if output else inputs
+            output |= dict(zip(stateful, self.stateful.split(self._run_stateful(joined, backend)), strict=True))
+        return torch.cat([output[name] for name in groups], dim=2), {}
 
-        def run(own_tokens: Tokens, inputs: list[Tensor], own: State) -> tuple[list[Tensor], State]:
-            mine, *projected = inputs
-            query, key, value = projected
-            output, new = self.stateful(mine, query, key, value, own_tokens, own, backend, True, own_sinks, entering=entering)
+    def _run_stateful(self, inputs: HeadInputs, backend: str) -> Tensor:
+        """Return the output of the groups with states."""
+
+        def run(tokens: Tokens, states: list[Tensor], own: State) -> tuple[list[Tensor], State]:
+            hidden, query, key, value = states
+            of_call = replace(inputs, hidden=hidden, query=query, key=key, value=value, tokens=tokens)
+            output, new = self.stateful(of_call, own, backend, True)
             return [output], new
 
-        own_sinks = sinks
-        if not self.softmax:
-            return self._over_calls(run, [hidden, query, key, value])[0], {}
-        names = [name for name, _ in groups_of(self.heads)]
-        groups = dict(zip(names, zip(*map(self.split, (query, key, value)), strict=True), strict=True))
-        output = {name: plain(tokens, *groups[name]) for name, plain in self.softmax.items()}
-        if rest := [name for name in names if name not in output]:
-            projected = [torch.cat(states, dim=2) for states in zip(*(groups[name] for name in rest), strict=True)]
-            if sinks is not None:
-                each = dict(zip(names, sinks.split([groups[name][0].shape[2] for name in names]), strict=True))
-                own_sinks = torch.cat([each[name] for name in rest])
-            (answer,) = self._over_calls(run, [hidden, *projected])
-            output |= dict(zip(rest, self.stateful.split(answer), strict=True))
-        return torch.cat([output[name] for name in names], dim=2), {}
+        return self._over_calls(run, [inputs.hidden, inputs.query, inputs.key, inputs.value])[0]
 
     def _over_calls(
         self, run: Callable[[Tokens, list[Tensor], State], tuple[list[Tensor], State]], inputs: list[Tensor]
@@ -144,6 +128,13 @@ class ServedHeads(nn.Module):
             for line, states in zip(lines, outputs, strict=True):
                 call.put(states, line)
         return lines
+
+
+def _joined(groups: list[HeadInputs]) -> HeadInputs:
+    """Return the inputs of several groups of heads as those of one layer."""
+    query, key, value = (torch.cat([getattr(of, name) for of in groups], dim=2) for name in ("query", "key", "value"))
+    sinks = [of.sinks for of in groups if of.sinks is not None]
+    return replace(groups[0], query=query, key=key, value=value, sinks=torch.cat(sinks) if sinks else None)
 
 
 def serve_heads(

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from composer.graph.composition import HeadSpec
+from composer.graph.program import HeadInputs
 from composer.model.head import Head
 from composer.model.head_inputs import visiting_heads
 from composer.model.implicit_attention import implicit_attention
-from composer.model.stepwise import HeadCall
 from composer.training.student import without_weights
-from composer.training.transfer import answers, attention_weights
+from composer.training.transfer import attention_weights, heads_output
 from tests.composer.training.by_hand import attention_of, make_lesson
 from tests.composer.training.runs import rows_of, small_llama, student_of, whole
 from tests.laws.cases import complete, every_head
@@ -44,9 +44,9 @@ def spec_of(head: HeadSpec) -> dict[str, Any]:
 def test_transfer_compares_the_weights_that_memories_imply(name: str) -> None:
     student, batch = student_of(SOURCE(), spec_of(COMPARED[name])), whole(rows_of(LENGTH, lengths=(LENGTH,)))
     attention, lesson = attention_of(student, 1), make_lesson(torch.randn(1, LENGTH, 32, dtype=torch.float64), batch)
-    heard: list[tuple[Head, HeadCall]] = []
+    heard: list[tuple[Head, HeadInputs]] = []
     with torch.no_grad(), visiting_heads(student, lambda _layer, _name, head, call: heard.append((head, call))):
-        answers(attention, lesson, "torch")
+        heads_output(attention, lesson, "torch")
     (head, call), actual = heard[0], attention_weights(attention, lesson, "torch")
     wanted = implicit_attention(head, call, range(LENGTH), "torch").total()
     torch.testing.assert_close(actual, wanted.float(), rtol=0, atol=1e-6)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
-from composer.laws.weights import LENGTH, assert_implied, head_call
+from composer.laws.weights import LENGTH, assert_implied
 from composer.model.implicit_attention import implicit_attention
 from tests.laws.cases import SMALL, built, complete, every_head, inputs
 from tests.laws.draw import random_heads
@@ -64,12 +64,12 @@ def test_values_that_memories_bring_beside_a_cache_that_chooses(name: str, backe
             for own, parameter in part._parameters.items():
                 if own == "value" and parameter is not None:
                     parameter += 1.0
-    weights = implicit_attention(head, head_call(head, data), (9, 40, LENGTH - 1), backend)
+    weights = implicit_attention(head, data.of_head(), (9, 40, LENGTH - 1), backend)
     assert weights.error() < 1e-9
     assert weights.brought is not None
     assert float(weights.brought.abs().max()) > 1e-2 * float(weights.answer.abs().max())
     assert not weights.brought.requires_grad
-    without = head_call(head, data)
+    without = data.of_head()
     without.value.zero_()
     with torch.no_grad():
         alone = implicit_attention(head, without, (9, 40, LENGTH - 1), backend).answer

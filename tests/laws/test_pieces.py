@@ -21,4 +21,4 @@ def test_with_padding_and_documents(name: str) -> None:
 
 
 def test_with_given_values() -> None:
-    assert_same(HEADS["memory: state"], entering=True)
+    assert_same(HEADS["memory: state"], value_is_final=True)

@@ -12,6 +12,7 @@ import torch
 from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.graph.composition import HeadSpec
+from composer.graph.program import HeadInputs
 from composer.model.head import Head
 from composer.spec.loading import load_spec
 from composer.spec.resolve import Resolved, resolve
@@ -70,7 +71,7 @@ def composed(head: Head, layer: Layer, backend: str) -> torch.Tensor:
     state = head.empty_state(1, torch.float64, torch.device("cpu"))
     mixed, _ = head.mix(layer.hidden[None], tokens, state, backend)
     query, key = (layer.project(name, mixed) for name in ("query", "key"))
-    output, _ = head(layer.hidden[None], query, key, layer.value[None], tokens, state, backend)
+    output, _ = head(HeadInputs(layer.hidden[None], query, key, layer.value[None], tokens), state, backend)
     return output[0]
 
 

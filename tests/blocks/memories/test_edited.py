@@ -14,7 +14,6 @@ from blocks.legend import Shape
 from blocks.memories.gdn2 import Gdn2
 from blocks.memories.rwkv7 import Rwkv7
 from composer.errors import GraphError
-from composer.laws.weights import head_call
 from composer.model.implicit_attention import implicit_attention
 from tests.blocks.support import close, owner, started
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, pieces, run
@@ -140,7 +139,7 @@ def test_weights_that_a_gate_of_coordinates_denies_have_a_large_error() -> None:
     data, errors = inputs(SHAPE, 1, 20), {}
     for kind in ("rwkv7", "gdn2"):
         head = built(complete(head_of(MEMORIES[kind])), SHAPE)
-        errors[kind] = implicit_attention(head, head_call(head, data), (5, 19), "torch").error()
+        errors[kind] = implicit_attention(head, data.of_head(), (5, 19), "torch").error()
     assert errors["rwkv7"] < 1e-9
     assert errors["gdn2"] > 1e-2
 

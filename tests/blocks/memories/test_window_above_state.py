@@ -173,7 +173,7 @@ def test_a_step_writes_over_its_state_only_where_it_may(in_place: bool) -> None:
     with torch.no_grad(), nothing_refused():
         _, state = run(module, data.cut(slice(0, 7)), backend="torch")
         before, last = {name: value.clone() for name, value in state.items()}, data.cut(slice(7, 8))
-        _, after = module(*last.tensors, last.tokens, state, "triton", in_place)
+        _, after = module(last.of_head(), state, "triton", in_place)
     same = {name: torch.equal(before[name], value) for name, value in state.items()}
     assert all(same.values()) is not in_place
     assert all((after[name] is value) is in_place for name, value in state.items())

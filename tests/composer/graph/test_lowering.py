@@ -17,7 +17,7 @@ from composer.graph import program
 from composer.graph.graph import build_graph
 from composer.graph.listing import listing
 from composer.graph.lowering import AUTO, BACKENDS, check_backend, lower, lowered
-from composer.graph.program import FallsBack
+from composer.graph.program import FallsBack, HeadInputs
 from composer.model.head import Head
 from composer.spec.explain import explain_resolved
 from tests.composer.graph.backends import NAME, SAYS, own_backend
@@ -75,8 +75,9 @@ def test_full_attention_says_which_of_its_two_forms_runs(head: dict, form: str, 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: (calls.append(1), native(*a, **k))[1])
     module = Head(resolved(head).heads["head"], SIZE.shape(4))
     start = module.empty_state(1, torch.float32, torch.device("cpu"))
-    data = torch.randn(1, 6, 24), torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
-    module(*data, Tokens(torch.arange(6)[None]), start, "torch")
+    tokens = Tokens(torch.arange(6)[None])
+    data = HeadInputs(torch.randn(1, 6, 24), torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8), tokens)
+    module(data, start, "torch")
     assert bool(calls) is (form == "scaled_dot_product_attention")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blocks.flow import Tokens
 from composer.graph.composition import HeadSpec
+from composer.graph.program import HeadInputs
 from composer.model.head import Head, PartModule
 from composer.spec.dimensions import Dimensions
 from tests.composer.graph.by_hand import Document
@@ -102,7 +103,7 @@ def test_a_head_answers_what_it_means(seed: int, monkeypatch: pytest.MonkeyPatch
         for backend, most in (("reference", 6), ("torch", 1), ("torch", 6), ("torch", 99)):
             state = module.empty_state(ROWS, torch.float64, torch.device("cpu"))
             for tensors, tokens, pieces in rows.calls(most):
-                output, state = module(*tensors, tokens, state, backend)
+                output, state = module(HeadInputs(*tensors, tokens), state, backend)
                 for row, piece in enumerate(pieces):
                     wanted = rows.wanted[row][piece]
                     torch.testing.assert_close(output[row, : len(wanted)], wanted, rtol=1e-9, atol=1e-9)
@@ -120,7 +121,7 @@ def test_a_copy_computes_with_its_own_parameters() -> None:
 
     def answer(of: Head) -> Tensor:
         start = of.empty_state(1, torch.float32, torch.device("cpu"))
-        return of(*inputs, Tokens(torch.arange(7)[None]), start, "torch")[0].detach()
+        return of(HeadInputs(*inputs, Tokens(torch.arange(7)[None])), start, "torch")[0].detach()
 
     before, twin = answer(module), copy.deepcopy(module)
     assert torch.equal(answer(twin), before)

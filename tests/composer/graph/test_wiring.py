@@ -13,11 +13,10 @@ from torch import Tensor
 
 from blocks.flow import Mapped, Pairs, Partial
 from blocks.legend import Shape
-from blocks.operation import Kind, Port
+from blocks.operation import Call, Kind, Port
 from composer.graph.composition import HeadSpec
 from composer.graph.graph import HeadGraph, build_graph
 from composer.graph.lowering import compiled, lower
-from composer.graph.program import CallContext
 from composer.graph.wiring import wired
 from composer.model.head import Head
 from tests.composer.graph.heads import SIZE, shipped
@@ -95,9 +94,9 @@ def assert_flows(spec: HeadSpec, shape: Shape) -> None:
     for name, tensor in zip(("hidden", "query", "key", "value"), data.tensors, strict=True):
         values[name, name] = tensor
     carried: dict[str, Tensor] = {}
-    context = CallContext(data.tokens, start, (0, 0), in_place=False)
+    call = Call(data.tokens, start, shape)
     for step in program.steps:
-        step.run(modules, values, context, carried)
+        step.run(modules, values, call, carried)
         for covered_part in step.covers:
             for port in covered_part.node.operation.gives:
                 value = values[covered_part.node.name, port.name]

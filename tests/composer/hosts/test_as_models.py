@@ -14,9 +14,10 @@ import torch
 
 import composer
 from blocks.operation import Kind
+from composer.graph.program import HeadInputs
 from composer.model.head import Head, anatomy
 from composer.model.head_inputs import visiting_heads
-from composer.model.stepwise import HeadCall, pieces
+from composer.model.stepwise import pieces
 from tests.composer.hosts.families import small
 from tests.composer.programs import printed_behind_composer
 
@@ -87,17 +88,17 @@ def test_angles_that_depend_on_the_length_of_a_call_are_those_of_the_whole() -> 
     whole = student(ids, use_cache=False).logits.detach()
     with torch.no_grad():
         torch.testing.assert_close(student(ids, use_cache=False).logits, whole, rtol=1e-9, atol=1e-9)
-    calls: list[tuple[Head, HeadCall]] = []
-    with torch.no_grad(), visiting_heads(student, lambda layer, name, head, call: calls.append((head, call))):
+    calls: list[tuple[Head, HeadInputs]] = []
+    with torch.no_grad(), visiting_heads(student, lambda layer, name, head, inputs: calls.append((head, inputs))):
         student(ids[:1], use_cache=False)
     assert calls
-    for head, call in calls:
+    for head, inputs in calls:
         outputs = [
-            piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, call, "torch", bounds=(300,))
+            piece.outputs_of(Kind.OUTPUT, anatomy(head).graph).values() for piece in pieces(head, inputs, "torch", bounds=(300,))
         ]
-        empty = head.empty_state(1, call.value.dtype, call.value.device)
+        empty = head.empty_state(1, inputs.value.dtype, inputs.value.device)
         with torch.no_grad():
-            answer, _ = head(call.hidden, call.query, call.key, call.value, call.tokens, empty, "torch")
+            answer, _ = head(inputs, empty, "torch")
         torch.testing.assert_close(torch.cat([only for (only,) in outputs], dim=1), answer, rtol=1e-9, atol=1e-9)
 
 

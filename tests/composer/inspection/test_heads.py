@@ -11,7 +11,6 @@ from torch import Tensor
 
 from composer.inspection.findings import HeadFindings
 from composer.inspection.heads import MOMENTS, head_findings
-from composer.model.stepwise import HeadCall
 from tests.laws.cases import SMALL, Inputs, built, complete, inputs, run
 
 SHAPE = SMALL.shape(4)
@@ -21,7 +20,7 @@ STATE = {"kind": "state", "normalise": False}
 
 def looked(head: dict[str, Any], data: Inputs, queries: range, backend: str = "auto") -> HeadFindings:
     made = built(complete({"position": "none", **head}), SHAPE)
-    inputs = HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
+    inputs = data.of_head()
     return head_findings(0, "head", made, inputs, queries, {}, size=1, backend=backend)
 
 

@@ -29,15 +29,15 @@ def test_by_itself_it_answers_as_in_the_model(spec: str) -> None:
     assert call.heads is not None
     assert not call.alone
     with torch.no_grad():
-        torch.testing.assert_close(attention.answers(call.hidden, call.passed, options), output, rtol=0, atol=1e-12)
-        torch.testing.assert_close(attention.of_heads(call.hidden, call.passed, options), call.heads, rtol=0, atol=1e-12)
+        torch.testing.assert_close(attention.attention_output(call.hidden, call.model_call, options), output, rtol=0, atol=1e-12)
+        torch.testing.assert_close(attention.heads_output(call.hidden, call.model_call, options), call.heads, rtol=0, atol=1e-12)
 
 
 def test_given_values_take_the_place_of_its_own() -> None:
     attention, ((call, options, _),) = heard("lolcats")
     values = torch.zeros(2, 11, 2, 16, dtype=torch.float64)
     with torch.no_grad():
-        assert not attention.of_heads(call.hidden, call.passed, options, values).any()
+        assert not attention.heads_output(call.hidden, call.model_call, options, values).any()
 
 
 def test_a_layer_without_the_tokens_of_a_call() -> None:
@@ -49,8 +49,8 @@ def test_a_layer_without_the_tokens_of_a_call() -> None:
 
 def test_tokens_go_to_another_device_once_a_call() -> None:
     _, ((call, _, _),) = heard("lolcats")
-    passed, device = call.passed, torch.device("meta")
-    assert passed.on(torch.device("cpu")) is passed
-    moved = passed.on(device)
+    model_call, device = call.model_call, torch.device("meta")
+    assert model_call.on(torch.device("cpu")) is model_call
+    moved = model_call.on(device)
     assert moved.tokens.position.device == device
-    assert passed.on(device).tokens is moved.tokens, "all layers that stand there share them"
+    assert model_call.on(device).tokens is moved.tokens, "all layers that stand there share them"

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import composer
 from blocks.flow import Tokens
-from composer.model.attention import ComposedAttention, Passed
+from composer.model.attention import ComposedAttention, ModelCall
 from composer.model.classes import Composed
 from composer.model.classification import ComposedForSequenceClassification
 from composer.model.hosts import attentions
@@ -92,7 +92,7 @@ class Layer:
     def answer(self) -> Tensor:
         """Return the model's output."""
         tokens = Tokens(torch.arange(LENGTH).expand(len(self.hidden), -1))
-        return self.attention.answers(self.hidden, Passed(tokens, "torch"), {})
+        return self.attention.attention_output(self.hidden, ModelCall(tokens, "torch"), {})
 
 
 def hedgehog(mapped: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from blocks.flow import Tokens
 from blocks.legend import Shape
+from composer.graph.program import HeadInputs
 from composer.model.head import Head
 from tests.laws.cases import built, complete, inputs, run
 
@@ -28,8 +29,9 @@ def test_a_score_sees_the_state_before_the_decay_of_its_token(pieces: tuple[int,
     held, at = head.empty_state(1, torch.float64, torch.device("cpu")), 0
     for length in pieces:
         columns = slice(at, at + length)
-        data = (tensor[:, columns] for tensor in (hidden, key, key, value))
-        _, held = head(*data, Tokens(torch.arange(at, at + length)[None]), held, "torch")
+        tokens = Tokens(torch.arange(at, at + length)[None])
+        own = HeadInputs(hidden[:, columns], key[:, columns], key[:, columns], value[:, columns], tokens)
+        _, held = head(own, held, "torch")
         at += length
     assert held["sparse.position"].flatten().tolist() == [2]
     assert held["state.state"].flatten().tolist()[0] == pytest.approx(8 + 4 * (1 - 2**-0.1))

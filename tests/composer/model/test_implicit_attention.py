@@ -15,8 +15,7 @@ from blocks.flow import Tokens
 from blocks.legend import Shape
 from composer.model import stepwise
 from composer.model.implicit_attention import implicit_attention
-from composer.model.stepwise import HeadCall
-from tests.laws.cases import SMALL, Inputs, built, complete, inputs
+from tests.laws.cases import SMALL, built, complete, inputs
 
 LOLA = {
     "position": "rope",
@@ -29,14 +28,10 @@ LOLA = {
 }
 
 
-def given_to(data: Inputs) -> HeadCall:
-    return HeadCall(data.hidden, data.query, data.key, data.value, data.tokens)
-
-
 def test_of_a_full_memory_they_are_its_softmax() -> None:
     shape = SMALL.shape(4)
     head, data = built(complete({"position": "none", "memory": ["full"]}), shape), inputs(shape, 2, 12)
-    weights = implicit_attention(head, given_to(data), range(12), "auto").total()
+    weights = implicit_attention(head, data.of_head(), range(12), "auto").total()
     for query in range(12):
         keys = data.key[:, : query + 1].repeat_interleave(2, dim=2)
         logits = torch.einsum("bhd,bshd->bhs", data.query[:, query], keys) / math.sqrt(8)
@@ -49,8 +44,8 @@ def test_of_a_state_they_are_its_features_products() -> None:
     shape = SMALL.shape(4)
     gated = {"kind": "state", "gate": "constant"}
     head, data = built(complete({"position": "none", "feature_map": "elu", "memory": [gated]}), shape), inputs(shape, 1, 9)
-    weights = implicit_attention(head, given_to(data), range(9), "auto").total()
-    (piece,) = stepwise.pieces(head, given_to(data), "auto")
+    weights = implicit_attention(head, data.of_head(), range(9), "auto").total()
+    (piece,) = stepwise.pieces(head, data.of_head(), "auto")
     decay = (
         piece.values["state_gate", "decay"]
         .squeeze(-1)
@@ -69,10 +64,10 @@ def test_in_pieces_they_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -
     for head in (LOLA, {"memory": ["full"]}, {"memory": [{"kind": "latents", "size": 8}]}):
         monkeypatch.setattr(stepwise, "LONGEST", 1024)
         made, data = built(complete(head), shape), inputs(shape, 2, 50)
-        whole = implicit_attention(made, given_to(data), (3, 30, 49), "auto")
+        whole = implicit_attention(made, data.of_head(), (3, 30, 49), "auto")
         monkeypatch.setattr(stepwise, "LONGEST", 16)
-        assert len(list(stepwise.pieces(made, given_to(data), "auto"))) == 4
-        parted = implicit_attention(made, given_to(data), (3, 30, 49), "auto")
+        assert len(list(stepwise.pieces(made, data.of_head(), "auto"))) == 4
+        parted = implicit_attention(made, data.of_head(), (3, 30, 49), "auto")
         for name, weights in whole.weights().items():
             torch.testing.assert_close(parted.weights()[name], weights, rtol=0, atol=1e-11)
 
@@ -82,7 +77,7 @@ def test_no_document_sees_another() -> None:
     made, data = built(complete(LOLA), shape), inputs(shape, 1, 40)
     segment = torch.tensor([[1] * 15 + [2] * 25])
     data.tokens = Tokens(torch.cat((torch.arange(15), torch.arange(25)))[None], segment)
-    weights = implicit_attention(made, given_to(data), (14, 15, 39), "auto")
+    weights = implicit_attention(made, data.of_head(), (14, 15, 39), "auto")
     total = weights.total()
     assert weights.error() < 1e-10
     assert not total[:, 1:, :, :15].any()
@@ -92,10 +87,10 @@ def test_no_document_sees_another() -> None:
 @pytest.mark.parametrize("memory", [["meta", "state"], [{"kind": "delta", "steps": 2}]])
 def test_a_head_that_inference_mode_made_is_asked_as_any_other(memory: Any) -> None:
     spec, shape = complete({"feature_map": "hedgehog", "memory": memory, "output": "norm"}), SMALL.shape(4)
-    wanted = implicit_attention(built(spec, shape), given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
+    wanted = implicit_attention(built(spec, shape), inputs(shape, 1, 9).of_head(), (3, 8), "auto").total()
     with torch.inference_mode():
         head = built(spec, shape)
-        weights = implicit_attention(head, given_to(inputs(shape, 1, 9)), (3, 8), "auto").total()
+        weights = implicit_attention(head, inputs(shape, 1, 9).of_head(), (3, 8), "auto").total()
         assert all(parameter.is_inference() for parameter in head.parameters())
     torch.testing.assert_close(weights, wanted, rtol=0, atol=0)
 
@@ -164,7 +159,7 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square(name: str) -> No
     shape, length = Shape(hidden_size=8, heads=1, key_heads=1, head_dim=4), 8192
     head, data = built(complete(LONG[name]), shape).float(), inputs(shape, 1, length).to(torch.float32)
     with LiveBytes() as counted:
-        weights = implicit_attention(head, given_to(data), (length // 2, length - 1), "auto")
+        weights = implicit_attention(head, data.of_head(), (length // 2, length - 1), "auto")
     assert weights.total().shape == (1, 2, 1, length)
     assert weights.error() < 1e-5
     assert counted.peak < 2**27

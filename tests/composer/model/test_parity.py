@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 import composer
 from blocks.flow import Tokens
 from composer.errors import SpecError
-from composer.model.attention import Passed
+from composer.model.attention import ModelCall
 from tests.composer.model.models import VARIANTS, llama, student, tokens
 
 
@@ -82,9 +82,9 @@ def test_beyond_the_window_it_is_the_whole_matrix(variant: str) -> None:
         first, second = states.chunk(2, -1)
         return states * cos + torch.cat((-second, first), -1) * sin
 
-    attention, passed = built.model.layers[1].self_attn, Passed(Tokens(torch.arange(50).expand(2, -1)), "torch")
+    attention, model_call = built.model.layers[1].self_attn, ModelCall(Tokens(torch.arange(50).expand(2, -1)), "torch")
     with torch.no_grad():
-        answers = attention.answers(hidden, passed, {})
+        answers = attention.attention_output(hidden, model_call, {})
         torch.testing.assert_close(answers, lolcats_attention(hidden, attention, rotate, size), rtol=0, atol=1e-10)
 
 

@@ -7,19 +7,20 @@ import torch
 
 from blocks.operation import Kind
 from composer.graph.composition import HeadSpec
+from composer.graph.program import HeadInputs
 from composer.model import stepwise
 from composer.model.head import Head, anatomy
-from composer.model.stepwise import HeadCall, pieces
+from composer.model.stepwise import ordinary_inputs, pieces
 from tests.laws.cases import SMALL, built, every_head, inputs, run
 
 HEADS = {name: head for name, head in every_head().items() if name.startswith("memory")}
 LENGTH = 40
 
 
-def called(spec: HeadSpec) -> tuple[Head, HeadCall, torch.Tensor]:
+def called(spec: HeadSpec) -> tuple[Head, HeadInputs, torch.Tensor]:
     """Return the head, its inputs, and its output in one call."""
     head, data = built(spec, SMALL.shape(4)), inputs(SMALL.shape(4), 2, LENGTH)
-    return head, HeadCall(*data.tensors, data.tokens), run(head, data)[0]
+    return head, data.of_head(), run(head, data)[0]
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -42,7 +43,7 @@ def test_with_gradients_answers_depend_on_what_enters() -> None:
     head, data, _ = called(HEADS["memory: window"])
     (piece,) = pieces(head, data, "auto", gradients=True)
     (answer,) = piece.answers.values()
-    (by_value,) = torch.autograd.grad(answer.sum(), piece.entering)
+    (by_value,) = torch.autograd.grad(answer.sum(), piece.memory_values)
     assert by_value.any()
     assert not piece.shown, "parts show themselves where nobody asks for gradients"
 
@@ -51,4 +52,4 @@ def test_tensors_of_inference_mode_are_copied() -> None:
     with torch.inference_mode():
         _, data, _ = called(HEADS["memory: window"])
     assert data.query.is_inference()
-    assert not any(of.is_inference() for of in (data.ordinary().query, data.ordinary().tokens.position))
+    assert not any(of.is_inference() for of in (ordinary_inputs(data).query, ordinary_inputs(data).tokens.position))

@@ -11,7 +11,7 @@ from torch import Tensor
 from composer.data.packing import Batch, PackedRows, Packing
 from composer.spec.recipe import Transfer
 from composer.training.student import check_transfer
-from composer.training.transfer import Lesson, TransferCourse, answers, attention_weights, teach
+from composer.training.transfer import Lesson, TransferCourse, attention_weights, heads_output, teach
 from tests.composer.training.by_hand import attention_of, documents, lolcats_weights, make_lesson, projected, softmax_weights
 from tests.composer.training.runs import SPEC, gradients, learned, rows_of, small_llama, student_of, teacher_of, whole
 
@@ -32,7 +32,7 @@ def answered(student: Any, index: int, hidden: Tensor) -> Tensor:
     """Return the outputs ``1 T H D`` of the student's heads for one document's hidden states."""
     place = torch.arange(hidden.shape[1])[None]
     alone = Batch(place, place, place, torch.ones_like(place).bool())
-    return answers(attention_of(student, index), make_lesson(hidden, alone), "torch")
+    return heads_output(attention_of(student, index), make_lesson(hidden, alone), "torch")
 
 
 def expected(student: Any, source: Any, batch: Batch, at: str) -> dict[str, float]:
@@ -126,7 +126,7 @@ def test_an_answer_is_its_weights_times_the_values(spec: str, overrides: list[st
     hidden = torch.randn(*batch.ids.shape, 32, dtype=torch.float64)
     weights = attention_weights(attention, make_lesson(hidden, batch), "torch")
     value = attention.get_submodule("v_proj")(hidden).unflatten(2, (-1, 8)).repeat_interleave(2, dim=2).float()
-    answer = answers(attention, make_lesson(hidden, batch), "torch").float()
+    answer = heads_output(attention, make_lesson(hidden, batch), "torch").float()
     output = torch.einsum("bths,bshd->bthd", weights, value)
     torch.testing.assert_close(output[batch.valid], answer[batch.valid], rtol=0, atol=2e-6)
 
