@@ -28,7 +28,7 @@ from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
 from composer.training.options import TrainingOptions
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, learned_nothing, rows_of, too_few, unwritten, warn_or_raise
+from composer.training.rows import bounded, learned_nothing, rows_of, too_few, unwritten, warn_or_raise, within_windows
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
@@ -163,6 +163,7 @@ def open_run(
     warn_or_raise(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)
+    warn_or_raise(within_windows(student.record.resolved, rows, held_out, student.recipe.rows), options)
     references = DataReferences(
         data=tuple(options.data), held_out=tuple(options.held_out), share=options.share, held_out_rows=options.held_out_rows
     )
