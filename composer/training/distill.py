@@ -14,7 +14,7 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
 from composer.training.calibration import calibrate
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
-from composer.training.loop import run_stage
+from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import count, is_first, loaded_on, shard, sharing_rows, take_gpu, together, whole
 from composer.training.row_pieces import check_model, check_row_processes
@@ -26,6 +26,7 @@ from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import ModelTransferCourse, TransferCourse, computing_alone
 from composer.training.unit import Course
 from composer.weights.rewrite import Adapter
+from composer.words import plural
 
 TRAIN = "train"
 """The name of the stage that trains a model from nothing."""
@@ -48,7 +49,18 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         if options.teacher_logits is not None:
             _check_stored(stages, options)
         run = open_run(student, teacher, stages, out, options)
+        if is_first():
+            options.tell(_planned(run))
         return _streamed(run) if options.stream else _in_memory(run)
+
+
+def _planned(run: TrainingRun) -> str:
+    """Return the stages of a run in words, and the stages that the recipe lacks."""
+    stages = " and ".join(f"{name} ({plural(length_of(stage, run.rows), 'step')})" for name, stage in run.stages.items())
+    for name in ("transfer", "finetune"):
+        if getattr(run.student.recipe, name) is None:
+            return f"Stages: {stages}. The recipe has no {name}: --set recipe.{name}.lr=… --set recipe.{name}.steps=… adds it."
+    return f"Stages: {stages}."
 
 
 def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOptions) -> Teacher | None:

@@ -61,6 +61,7 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
         assert f"{stage.stage}: 2 steps, {stage.tokens} tokens" in words
     assert "The next token of held-out rows costs it" in words
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    assert "Stages: transfer (2 steps) and finetune (2 steps).\n" in result.stderr
     assert "transfer  2/2  loss" in result.stderr
     merged = compose("merge", "tiny-distilled", "-o", "merged")
     assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
@@ -69,6 +70,15 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     assert json.loads(report.stdout) == {"out": "told", "spec_hash": record.spec_hash}, report.output
     refused = compose("merge", "told", "-o", "again", "--json")
     assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
+
+
+def test_a_stage_that_the_recipe_lacks_is_named(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+    result = compose("distill", models["finetune"], "--data", texts, "--set", "recipe.finetune.steps=1")
+    assert result.exit_code == 0, result.output
+    said = (
+        "Stages: finetune (1 step). The recipe has no transfer: --set recipe.transfer.lr=… --set recipe.transfer.steps=… adds it."
+    )
+    assert said in result.stderr.splitlines()
 
 
 def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
