@@ -18,7 +18,7 @@ from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import count, is_first, loaded_on, shard, sharing_rows, take_gpu, together, whole
 from composer.training.row_pieces import check_model, check_row_processes
-from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
+from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, finished_run, load_student, open_run, prepare
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import Student, Which, learns_from_teacher, stage_from_nothing, stages_of
@@ -43,6 +43,8 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         take_gpu(options.device)
         stages = stages_of(student.record, student.recipe, which)
         check_row_processes(stages, options)
+        if (finished := finished_run(student, stages, out, options)) is not None:
+            return finished
         if options.stream:
             _check_streamed(stages, options)
         teacher = None if options.teacher_logits is not None else _teacher(student, stages, options)
@@ -208,6 +210,8 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
         take_gpu(options.device)
         stage = stage_from_nothing(student)
         check_row_processes({TRAIN: _as_finetune(stage)}, options)
+        if (finished := finished_run(student, {TRAIN: stage}, out, options)) is not None:
+            return finished
         run = open_run(student, None, {TRAIN: stage}, out, options)
         model, learned = load_student(student, options), _as_finetune(stage)
         check_model(model, options.row_processes)

@@ -35,7 +35,7 @@ from composer.training.teacher import Teacher, tokens_of
 from composer.weights.config import check_positions
 from composer.weights.load import load_model
 from composer.weights.output import check_output
-from composer.weights.record import TrainedStage
+from composer.weights.record import TrainedStage, adapter_in, read_record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.words import quantity
 
@@ -139,6 +139,37 @@ class TrainingRun:
         draw(self.folder / LOG, self.folder / CURVE, self.options.again)
         write_trained(self.student.source.folder, self.out, trained, force=self.options.force)
         STORE.remove(self.folder)
+
+
+def finished_run(
+    student: Student, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
+) -> TrainingReport | None:
+    """Return the report of a finished run of these stages that is to be continued, from the record of its result; None if there is
+    none. Next-token losses are not in records.
+    """
+    target = Path(out).expanduser()
+    record = read_record(target) if options.resume and not options.force and target.is_dir() else None
+    if record is None or (options.merge and adapter_in(record) is not None):
+        return None
+    before, done = student.record.training, record.training[len(student.record.training) :]
+    of_student = (record.spec_hash, record.source, record.seed, record.training[: len(before)])
+    if of_student != (student.record.spec_hash, student.record.source, student.record.seed, before):
+        return None
+    recipes = {stage.stage: (stage.recipe, stage.seed, stage.backend) for stage in done}
+    if recipes != {name: (stage.model_dump(mode="json"), options.seed, options.backend) for name, stage in stages.items()}:
+        return None
+    data = done[0].data
+    if [reference["reference"] for reference in data.get("references", ())] != list(options.data):
+        return None
+    if is_first():
+        options.tell(f"This run has finished, and its result is in {shown(target)}. To train again, use --force.")
+    return TrainingReport(
+        out=target,
+        stages=tuple(Outcome(**{name: getattr(stage, name) for name in Outcome.model_fields}) for stage in done),
+        loss=None,
+        teacher_loss=None,
+        data=data,
+    )
 
 
 def open_run(
