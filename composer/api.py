@@ -43,7 +43,7 @@ from composer.trust import refuse_code, refused_by_transformers
 from composer.weights.config import dimensions
 from composer.weights.lock import Lock, read_lock
 from composer.weights.sources import check_merged, default_output, describe_model, local_folder, open_model, open_tokenizer
-from composer.weights.target import TRUNK, Target, target_of
+from composer.weights.target import target_of
 from converters.bounded import brief
 
 if TYPE_CHECKING:
@@ -266,7 +266,8 @@ class ExplainOptions(InDtype, OnDevice, WithBackend, CountedAt, TextDecoderAlone
 def run_explain(options: ExplainOptions) -> Explanation:
     loaded = load_spec(options.spec, options.overrides)
     target = target_of(options.spec, loaded, options.source, revision=options.revision, text_only=options.text_only)
-    target = target or Target(TRUNK, None, "float32")
+    if target is None:
+        raise BuildError("no source is named: set --from SOURCE. Only its config.json is read.")
     return explain_resolved(
         resolve_spec(loaded, target.size),
         on=target.on,

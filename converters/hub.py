@@ -100,7 +100,8 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
     except ImportError as error:
         raise HubError(f"Fetching {repo_id!r} needs huggingface_hub: pip install huggingface_hub.") from error
     where = _where(repo_id, revision)
-    _LOG.info(f"Requesting {where} from the Hub, with a limit of {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
+    if not _is_offline():
+        _LOG.info(f"Requesting {where} from the Hub, with a limit of {_patience()} s for each answer (HF_HUB_ETAG_TIMEOUT) …")
     try:
         with _limited():
             yield
@@ -114,15 +115,25 @@ def _asking(repo_id: str, revision: str | None) -> Iterator[None]:
             "check the name, or log in with `hf auth login`."
         ) from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        silent = type(error.__cause__).__name__.endswith("Timeout")
-        reached = f"has not answered within {_patience()} s" if silent else "cannot be reached"
+        if _is_offline():
+            reason, remedy = "HF_HUB_OFFLINE is set, so the Hub was not asked", "Unset HF_HUB_OFFLINE"
+        elif type(error.__cause__).__name__.endswith("Timeout"):
+            reason = f"the Hub has not answered within {_patience()} s"
+            remedy = "Wait longer (HF_HUB_ETAG_TIMEOUT=SECONDS)"
+        else:
+            reason, remedy = "the Hub cannot be reached", "Connect"
         raise HubError(
-            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and the Hub {reached}. "
-            + ("Wait longer (HF_HUB_ETAG_TIMEOUT=SECONDS)" if silent else "Connect")
-            + ", or name a folder."
+            f"{where} is not a folder here, not (or not all) in the Hub's local cache, and {reason}. {remedy}, or name a folder."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise HubError(f"Fetching {where} failed: {error}") from error
+
+
+def _is_offline() -> bool:
+    """Return whether huggingface_hub sends no requests."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE
 
 
 def _patience() -> int:

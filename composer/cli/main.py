@@ -22,6 +22,7 @@ from composer.cli.eval import evaluate
 from composer.cli.explain import explain
 from composer.cli.export import export
 from composer.cli.generate import generate
+from composer.cli.hints import add_hint
 from composer.cli.inspect import inspect
 from composer.cli.lock import lock
 from composer.cli.logits import logits
@@ -70,7 +71,7 @@ class Commands(TyperGroup):
             raise typer.Exit(MISTAKE) from error
         except Exception as error:
             refusal = getattr(error, "format_message", None)  # click's own errors of arguments have it
-            _add_hint_on_sources(error)
+            add_hint(error)
             _escape_refusal(error)
             if ctx.meta[JSON] and refusal is not None:
                 print_json({"mistakes": [asdict(Mistake(refusal()))]})
@@ -87,14 +88,6 @@ def _escape_refusal(error: Any) -> None:
     """Escape the message of one of click's own errors, which click prints, and drop pydantic's prefix."""
     if hasattr(error, "format_message"):
         error.message = escape_message(error.message).removeprefix("Value error, ")
-
-
-def _add_hint_on_sources(error: Any) -> None:
-    """Extend the message about an unexpected argument, which may have been meant as the source."""
-    words, context = getattr(error, "message", ""), getattr(error, "ctx", None)
-    options = () if context is None else [option for parameter in context.command.params for option in parameter.opts]
-    if "unexpected extra argument" in words and "--from" in options:
-        error.message = f"{words}. Name a source with --from."
 
 
 app = typer.Typer(

@@ -6,7 +6,6 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from composer.devices import check_device
@@ -14,6 +13,7 @@ from composer.errors import ComposerError, in_words
 from composer.options import function_of, option, options_class
 from composer.progress import silent_transformers
 from composer.shared_options import InDtype, OfModel, OnDevice
+from composer.trust import refused_by_transformers
 from composer.weights.sources import open_model
 from converters.bounded import reason
 
@@ -25,7 +25,7 @@ SEPARATORS = "@:"
 
 @dataclass(frozen=True)
 class Server:
-    """A model that is being served. address: of the server; model: its name in requests."""
+    """A model that is being served. address: of the server; model: the folder's name, which requests contain."""
 
     address: str
     model: str
@@ -60,19 +60,21 @@ class ServeOptions(InDtype, OnDevice, OfModel):
 def run_serve(options: ServeOptions) -> Server:
     source = open_model(options.model)
     check_device(options.device)
-    folder = str(source.folder)
+    folder, name = str(source.folder), source.named.name
     if unfit := sorted(set(SEPARATORS) & set(folder)):
         raise ComposerError(f"transformers' server cannot open a folder with {unfit[0]!r} in its path: {folder}. Rename it.")
     port = _listenable(options.host, options.port)
     with silent_transformers():
-        from transformers import AutoConfig
+        from transformers import AutoConfig, AutoProcessor
         from transformers.utils.import_utils import is_serve_available
 
         if not is_serve_available():
             raise ComposerError(f"transformers' server is not installed: {EXTRA}")
+        with refused_by_transformers(f"{folder}: its tokenizer or processor cannot be read", ComposerError):
+            AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if source.is_composed:
             _lend(AutoConfig.from_pretrained(folder))
-        return _started(folder, port, options)
+        return _started(folder, name, port, options)
 
 
 serve = function_of(ServeOptions, run_serve)
@@ -85,11 +87,9 @@ def _lend(config: Any) -> None:
     setattr(sys.modules["transformers"], config.architectures[0], class_of(config))
 
 
-def _started(folder: str, port: int, options: ServeOptions) -> Server:
-    from huggingface_hub.constants import HF_HUB_CACHE
+def _started(folder: str, name: str, port: int, options: ServeOptions) -> Server:
     from transformers.cli.serve import Serve
 
-    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models lists it, and fails where it is not there
     running = Serve(
         force_model=folder,
         device=options.device,
@@ -98,6 +98,7 @@ def _started(folder: str, port: int, options: ServeOptions) -> Server:
         port=port,
         non_blocking=True,
     )
+    _rename(running._model_manager, name)
     try:
         while not running.server.started:
             if not running._thread.is_alive():
@@ -106,7 +107,18 @@ def _started(folder: str, port: int, options: ServeOptions) -> Server:
     except BaseException:
         running.kill_server()  # its thread would keep this process
         raise
-    return Server(f"http://{options.host}:{port}", folder, running)
+    return Server(f"http://{options.host}:{port}", name, running)
+
+
+def _rename(manager: Any, name: str) -> None:
+    """Make ``name`` the model's only name in requests and answers. Transformers' server names a model by the path of its folder,
+    and lists the models of the Hub's cache instead."""
+    load, folder = manager.load_model_and_processor, manager.process_model_name(manager.force_model)
+    listed = [{"id": name, "object": "model", "created": int(time.time()), "owned_by": ""}]
+    manager.force_model = name
+    manager.process_model_name = lambda requested: requested
+    manager.load_model_and_processor = lambda requested, **options: load(folder, **options)
+    manager.get_gen_models = lambda: listed
 
 
 def _listenable(host: str, port: int) -> int:

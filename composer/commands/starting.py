@@ -27,6 +27,8 @@ EDITORS = "# yaml-language-server:"
 HINT = "# For completion in your editor"
 NAMED = r"^name:\s*[\w-]+"
 """The start of the line with a spec's name."""
+DATA = r"^  data: [^#]*$"
+"""The line with the data of a recipe, which describes the training of the paper."""
 
 
 @options_class
@@ -137,6 +139,7 @@ def _like(like: str, path: Path) -> str:
     if not any(re.match(NAMED, line) for line in lines):
         raise ComposerError(f"{shown(origin)} does not have its name on a separate line; write `extends: {like}` by hand")
     renamed = [re.sub(NAMED, f"name: {path.stem}", line) for line in lines]
+    renamed = [f"{line}  # a description: compose distill reads --data" if re.match(DATA, line) else line for line in renamed]
     return "\n".join([f"# Begun as a copy of {like}.", *(_moved(line, origin, path) for line in renamed)]) + "\n"
 
 

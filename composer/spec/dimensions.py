@@ -25,7 +25,7 @@ class Dimensions(Closed):
     """Numbers of a value. None: as many as of a key, ``head_dim``."""
 
     rope_theta: float | None
-    """None: the source has another kind of rotation, which its own code computes."""
+    """The base of the rotary frequencies; null if the source has another kind of rotation, which its own code computes."""
     rope_scaling: Llama3Scaling | None = None
     attention: str = Field(default=ATTENTION, exclude_if=lambda value: value == ATTENTION)
     """The name of a layer's attention in the model, with ``{layer}`` for its index."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blocks.memories.base import Memory
+from composer.graph.composition import HeadSpec
 from composer.spec.resolve import Resolved
 from composer.words import layers_in_words
 from converters.length_rotations import LengthRotation
@@ -18,6 +19,27 @@ IN_GENERAL = (
 def notes_on_source(resolved: Resolved, rotations: Mapping[int, LengthRotation]) -> tuple[str, ...]:
     """Return all of these notes. rotations: as ``notes_on_rotations`` has them."""
     return (*_on_kept_layers(resolved), *_on_images(resolved), *notes_on_rotations(resolved, rotations))
+
+
+def notes_on_layers(resolved: Resolved, *, has_head: bool) -> tuple[str, ...]:
+    """Return a note on the layers whose caches grow with the text, and a warning if rules leave no layer to the spec's ``head``.
+
+    has_head: the spec has a ``head``, for all layers that no rule names.
+    """
+    layers = [index for index, groups in enumerate(resolved.layers) if any(_grows(resolved.heads[group.head]) for group in groups)]
+    if len(layers) < len(resolved.dimensions.with_attention):
+        named = layers_in_words(layers).capitalize()
+        return (f"{named}: softmax attention over the whole text, whose cache grows with it.",) if layers else ()
+    if has_head and "head" not in resolved.heads:
+        return (
+            "All layers have softmax attention, and no layer has the `head` of the spec: its `layers` name other heads for each of "
+            f"the {len(resolved.layers):,} layers. Change `layers`, or name a source with more layers.",
+        )
+    return ()
+
+
+def _grows(head: HeadSpec) -> bool:
+    return any(memory.grows for memory in head.memory)
 
 
 def _on_kept_layers(resolved: Resolved) -> tuple[str, ...]:

@@ -14,11 +14,11 @@ from composer.model.modeling import ComposedForCausalLM
 from composer.spec.recipe import Finetune, Stage, Train, Transfer
 from composer.training.calibration import calibrate
 from composer.training.finetune import FinetuneCourse, adapter_of, add_adapters, finetune_unit, loss_of, merged
-from composer.training.loop import run_stage
+from composer.training.loop import length_of, run_stage
 from composer.training.model_on_disk import StoredModel
 from composer.training.processes import count, is_first, loaded_on, shard, sharing_rows, take_gpu, together, whole
 from composer.training.row_pieces import check_model, check_row_processes
-from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, load_student, open_run, prepare
+from composer.training.run import TrainingOptions, TrainingReport, TrainingRun, finished_run, load_student, open_run, prepare
 from composer.training.stored_logits import TaughtRows, stored_loss
 from composer.training.streamed import STAGE, check_disk, transfer_streamed
 from composer.training.student import Student, Which, learns_from_teacher, stage_from_nothing, stages_of
@@ -26,6 +26,7 @@ from composer.training.teacher import Teacher, open_teacher
 from composer.training.transfer import ModelTransferCourse, TransferCourse, computing_alone
 from composer.training.unit import Course
 from composer.weights.rewrite import Adapter
+from composer.words import plural
 
 TRAIN = "train"
 """The name of the stage that trains a model from nothing."""
@@ -42,13 +43,26 @@ def distill(student: Student, out: str | os.PathLike[str], options: TrainingOpti
         take_gpu(options.device)
         stages = stages_of(student.record, student.recipe, which)
         check_row_processes(stages, options)
+        if (finished := finished_run(student, stages, out, options)) is not None:
+            return finished
         if options.stream:
             _check_streamed(stages, options)
         teacher = None if options.teacher_logits is not None else _teacher(student, stages, options)
         if options.teacher_logits is not None:
             _check_stored(stages, options)
         run = open_run(student, teacher, stages, out, options)
+        if is_first():
+            options.tell(_planned(run))
         return _streamed(run) if options.stream else _in_memory(run)
+
+
+def _planned(run: TrainingRun) -> str:
+    """Return the stages of a run in words, and the stages that the recipe lacks."""
+    stages = " and ".join(f"{name} ({plural(length_of(stage, run.rows), 'step')})" for name, stage in run.stages.items())
+    for name in ("transfer", "finetune"):
+        if getattr(run.student.recipe, name) is None:
+            return f"Stages: {stages}. The recipe has no {name}: --set recipe.{name}.lr=… --set recipe.{name}.steps=… adds it."
+    return f"Stages: {stages}."
 
 
 def _teacher(student: Student, stages: Mapping[str, Stage], options: TrainingOptions) -> Teacher | None:
@@ -196,6 +210,8 @@ def train(student: Student, out: str | os.PathLike[str], options: TrainingOption
         take_gpu(options.device)
         stage = stage_from_nothing(student)
         check_row_processes({TRAIN: _as_finetune(stage)}, options)
+        if (finished := finished_run(student, {TRAIN: stage}, out, options)) is not None:
+            return finished
         run = open_run(student, None, {TRAIN: stage}, out, options)
         model, learned = load_student(student, options), _as_finetune(stage)
         check_model(model, options.row_processes)

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from blocks.memories.window import Window
 from composer.data.loading import load_rows
-from composer.data.packing import PackedRows
+from composer.data.packing import PackedRows, Packing
 from composer.errors import TrainingError
+from composer.graph.flow_of_pairs import ALL, sources_of_pairs
 from composer.spec.recipe import Recipe, Stage
+from composer.spec.resolve import Resolved
 from composer.tasks.unknown import hardly_written, unknown_token
 from composer.training.loop import Outcome, every, length_of
 from composer.training.processes import is_first
@@ -127,6 +130,36 @@ def too_few(stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:
             f"{plural(stage.batch, 'row')} of {rows.sequence:,} tokens need data of {plural(needed, 'row')}, about "
             f"{needed * rows.sequence:,} tokens, or more. Add data{fewer}."
         )
+
+
+def within_windows(resolved: Resolved, rows: PackedRows, held_out: PackedRows | None, how: Packing) -> Iterator[str]:
+    """Yield a warning for the rows to train on, and one for those to evaluate on, if no text in them is longer than the heads'
+    windows: the memories below a window are then empty, and a loss on the output of heads is 0."""
+    size = _window_size(resolved)
+    effects = {
+        "training": (rows, "these memories learn nothing"),
+        "held-out": (held_out, "the losses do not measure these memories"),
+    }
+    for name, (texts, effect) in effects.items():
+        longest = 0 if texts is None else int(texts.position[texts.valid].max()) + 1
+        if 0 < longest <= size:
+            remedy = "more or longer texts" if how == "joined" else "longer texts, or join them: --set recipe.rows=joined"
+            yield (
+                f"The longest {name} text in a row has {plural(longest, 'token')}, and the windows of the heads hold {size:,}: no "
+                f"pair is evicted into the memories below them, so {effect}. Use {remedy}."
+            )
+
+
+def _window_size(resolved: Resolved) -> int:
+    """Return the size of the smallest window; 0 if a head's other memories receive pairs that no window has evicted."""
+    sizes = []
+    for head in resolved.heads.values():
+        sources = sources_of_pairs(head)
+        first = [memory for memory in head.memory if sources.get(memory.called) == ALL]
+        if all(memory.exact and not memory.bounded for memory in head.memory):  # it has every pair, as its teacher has
+            continue
+        sizes += [memory.size if isinstance(memory, Window) and len(head.memory) > 1 else 0 for memory in first] or [0]
+    return min(sizes, default=0)
 
 
 def learned_nothing(outcomes: Iterable[Outcome], stages: Mapping[str, Stage], rows: PackedRows) -> Iterator[str]:

@@ -28,14 +28,14 @@ from composer.training.journal import CURVE, LOG, Journal, draw
 from composer.training.loop import Outcome, StageSetting
 from composer.training.options import TrainingOptions
 from composer.training.processes import by_first, is_first, loaded_on, shard, whole
-from composer.training.rows import bounded, learned_nothing, rows_of, too_few, unwritten, warn_or_raise
+from composer.training.rows import bounded, learned_nothing, rows_of, too_few, unwritten, warn_or_raise, within_windows
 from composer.training.stored_logits import StoredLogits, TaughtRows
 from composer.training.student import Student, check_held_out, learns_from_teacher
 from composer.training.teacher import Teacher, tokens_of
 from composer.weights.config import check_positions
 from composer.weights.load import load_model
 from composer.weights.output import check_output
-from composer.weights.record import TrainedStage
+from composer.weights.record import TrainedStage, adapter_in, read_record
 from composer.weights.rewrite import Adapter, Trained, write_trained
 from composer.words import quantity
 
@@ -141,6 +141,37 @@ class TrainingRun:
         STORE.remove(self.folder)
 
 
+def finished_run(
+    student: Student, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
+) -> TrainingReport | None:
+    """Return the report of a finished run of these stages that is to be continued, from the record of its result; None if there is
+    none. Next-token losses are not in records.
+    """
+    target = Path(out).expanduser()
+    record = read_record(target) if options.resume and not options.force and target.is_dir() else None
+    if record is None or (options.merge and adapter_in(record) is not None):
+        return None
+    before, done = student.record.training, record.training[len(student.record.training) :]
+    of_student = (record.spec_hash, record.source, record.seed, record.training[: len(before)])
+    if of_student != (student.record.spec_hash, student.record.source, student.record.seed, before):
+        return None
+    recipes = {stage.stage: (stage.recipe, stage.seed, stage.backend) for stage in done}
+    if recipes != {name: (stage.model_dump(mode="json"), options.seed, options.backend) for name, stage in stages.items()}:
+        return None
+    data = done[0].data
+    if [reference["reference"] for reference in data.get("references", ())] != list(options.data):
+        return None
+    if is_first():
+        options.tell(f"This run has finished, and its result is in {shown(target)}. To train again, use --force.")
+    return TrainingReport(
+        out=target,
+        stages=tuple(Outcome(**{name: getattr(stage, name) for name in Outcome.model_fields}) for stage in done),
+        loss=None,
+        teacher_loss=None,
+        data=data,
+    )
+
+
 def open_run(
     student: Student, teacher: Teacher | None, stages: Mapping[str, Stage], out: str | os.PathLike[str], options: TrainingOptions
 ) -> TrainingRun:
@@ -163,6 +194,7 @@ def open_run(
     warn_or_raise(too_few(stages, rows), options)
     if held_out is not None:
         held_out = bounded(held_out, stages, rows, options)
+    warn_or_raise(within_windows(student.record.resolved, rows, held_out, student.recipe.rows), options)
     references = DataReferences(
         data=tuple(options.data), held_out=tuple(options.held_out), share=options.share, held_out_rows=options.held_out_rows
     )

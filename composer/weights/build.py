@@ -16,6 +16,7 @@ from composer.drawing.picture import picture
 from composer.errors import BuildError
 from composer.files import sha256
 from composer.spec.inherit import shown
+from composer.spec.notes import notes_on_layers
 from composer.spec.outside import stored_parts
 from composer.spec.resolve import Resolved
 from composer.tables import Readable, Table, View
@@ -144,6 +145,8 @@ def build_folder(
         plan = plan.model_copy(update={"notes": (*plan.notes, *tokenizer_notes(source.folder, source.trunk.vocabulary_size))})
         trunk = replace(source.trunk, dtype=plan.dtype)
         student = record_of(source)
+    on_layers = notes_on_layers(resolved, has_head=spec_document.get("head") is not None)
+    plan = plan.model_copy(update={"notes": (*plan.notes, *on_layers)})
     config = config_dict(trunk, resolved, plan.dtype)
     if source is not None and isinstance(trunk, Host):
         _check_host(source, config, plan)

@@ -61,6 +61,7 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
         assert f"{stage.stage}: 2 steps, {stage.tokens} tokens" in words
     assert "The next token of held-out rows costs it" in words
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    assert "Stages: transfer (2 steps) and finetune (2 steps).\n" in result.stderr
     assert "transfer  2/2  loss" in result.stderr
     merged = compose("merge", "tiny-distilled", "-o", "merged")
     assert (merged.exit_code, merged.stdout) == (0, "Merged merged\n"), merged.output
@@ -69,6 +70,15 @@ def test_both_stages(compose: Compose, models: dict[str, Path], texts: Path) -> 
     assert json.loads(report.stdout) == {"out": "told", "spec_hash": record.spec_hash}, report.output
     refused = compose("merge", "told", "-o", "again", "--json")
     assert (refused.exit_code, list(json.loads(refused.stdout))) == (2, ["mistakes"])
+
+
+def test_a_stage_that_the_recipe_lacks_is_named(compose: Compose, models: dict[str, Path], texts: Path) -> None:
+    result = compose("distill", models["finetune"], "--data", texts, "--set", "recipe.finetune.steps=1")
+    assert result.exit_code == 0, result.output
+    message = (
+        "Stages: finetune (1 step). The recipe has no transfer: --set recipe.transfer.lr=… --set recipe.transfer.steps=… adds it."
+    )
+    assert message in result.stderr.splitlines()
 
 
 def test_json_is_the_report(compose: Compose, models: dict[str, Path], texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +161,13 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "nothing to resume": ("tiny", ["--data", "texts.jsonl", "--resume"], "There is no run to continue"),
     "no tokenizer": ("wordless", ["--data", "texts.jsonl"], "has no tokenizer that transformers can read"),
     "no built model": ("other", ["--data", "texts.jsonl"], "it is not a built model. Make one: `compose build SPEC --from SOURCE`"),
-    "no model": ("nowhere", ["--data", "texts.jsonl"], "it is not a built model"),
+    "no model": (
+        "nowhere",
+        ["--data", "texts.jsonl"],
+        'there is no folder "nowhere"; expected one that `compose build` has written.\n',
+    ),
+    "perhaps on the Hub": ("owner/nowhere", ["--data", "texts.jsonl"], "A model of the Hub of that name is hub:owner/nowhere."),
+    "a spec": ("lolcats", ["--data", "texts.jsonl"], "Build it first: `compose build lolcats --from SOURCE`"),
     "inside the model": ("tiny", ["--data", "texts.jsonl", "-o", "MODEL/inside"], "Choose another folder"),
     "no data": ("tiny", [], "Missing option '--data'"),
 }
@@ -196,6 +212,14 @@ def test_what_stands_there(compose: Compose, models: dict[str, Path], texts: Pat
     refused = compose(*arguments)
     assert (refused.exit_code, stands()) == (2, ["out"])
     assert "out exists already. Use --force to replace it" in refused.stderr
+    again = compose(*arguments, "--resume")
+    assert again.exit_code == 0
+    assert "This run has finished, and its result is in out. To train again, use --force.\n" in again.stderr
+    assert "Distilled out\n" in again.stdout
+    for other in (["--seed", 1], ["--set", "recipe.transfer.lr=0.5"], ["--stage", "finetune"]):
+        refused = compose(*arguments, "--resume", *other)
+        assert (refused.exit_code, stands()) == (2, ["out"])
+        assert "out exists already" in refused.stderr
     assert compose(*arguments, "--force").exit_code == 0
     assert stands() == ["out"]
 

@@ -77,4 +77,4 @@ def test_on_its_own_trunk(compose: Compose, teacher: Path) -> None:
     assert own["groups"] == on_source["groups"]
     result = compose("explain", "lawcat")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "or name a source (--from SOURCE)" in result.stderr
+    assert "no source is named: set --from SOURCE" in result.stderr

@@ -61,6 +61,30 @@ def test_a_source_without_its_option(compose: Compose) -> None:
     assert "--from" not in other.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["explain", "lawcat", "--source", "teacher"], "--from"),
+        (["distill", "student", "--steps", "4"], "--set recipe.finetune.steps=…, --set recipe.transfer.steps=…"),
+        (["distill", "student", "--fresh-lr=1e-3"], "--set recipe.finetune.fresh_lr=…"),
+        (["distill", "student", "--sequence", "64"], "--set recipe.sequence=…"),
+        (["train", "student", "--lr", "1e-3"], "--set recipe.train.lr=…"),
+        (["build", "lawcat", "--form", "teacher"], "--force, --fresh, --from"),
+    ],
+    ids=str,
+)
+def test_an_unknown_option_gives_a_hint(compose: Compose, arguments: list[str], meant: str) -> None:
+    result = compose(*arguments)
+    assert result.exit_code == MISTAKE
+    unknown = next(word for word in arguments if word.startswith("--")).partition("=")[0]
+    assert f"No such option: {unknown} (Possible options: {meant})" in result.stderr
+
+
+def test_an_unknown_option_without_a_hint(compose: Compose) -> None:
+    assert "No such option: --steps" in compose("generate", "student", "--steps", "4").stderr
+    assert "recipe" not in compose("generate", "student", "--steps", "4").stderr
+
+
 def test_the_commands() -> None:
     assert COMMANDS == [
         "ablate",
@@ -119,6 +143,11 @@ def test_help_of_all_names_every_command_on_one_line(compose: Compose) -> None:
 def test_version(compose: Compose) -> None:
     result = compose("--version")
     assert (result.exit_code, result.output) == (0, f"compose {composer.__version__}\n")
+
+
+def test_a_spec_without_a_source_is_not_explained(compose: Compose) -> None:
+    result = compose("explain", "lawcat")
+    assert (result.exit_code, result.stderr) == (MISTAKE, "no source is named: set --from SOURCE. Only its config.json is read.\n")
 
 
 @pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)

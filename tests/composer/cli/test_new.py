@@ -60,6 +60,8 @@ def test_a_copy_may_keep_its_name(compose: Compose) -> None:
     result = compose("new", "mine/lawcat", "--like", "lawcat")
     assert result.exit_code == 0, result.stderr
     assert load_spec(Path("mine/lawcat.yaml")) == load_spec("lawcat")
+    described = "  data: passkey retrieval, 10K samples of 1162 tokens  # a description: compose distill reads --data"
+    assert described in Path("mine/lawcat.yaml").read_text().splitlines()
 
 
 def test_like_a_file_that_extends_its_neighbour(compose: Compose) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import urllib.error
 import urllib.request
@@ -36,12 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path_factory.mktemp("hub") / "cache"))
-        served = composer.serve(folder, port=0, dtype="float32")
-        yield served
-        served.close()
+def server(folder: Path) -> Iterator[Server]:
+    served = composer.serve(folder, port=0, dtype="float32")
+    yield served
+    served.close()
 
 
 def post(server: Server, path: str, **body: Any) -> str:
@@ -77,9 +76,32 @@ def test_it_holds_a_conversation(server: Server, folder: Path) -> None:
     assert answer["choices"][0]["message"]["content"].strip() == written(folder, PROMPTS[0], chat=True).strip()
 
 
+def test_the_model_has_the_folders_name(server: Server) -> None:
+    assert server.model == "lolcats"
+    with urllib.request.urlopen(f"{server.address}/v1/models", timeout=60) as answer:
+        assert [model["id"] for model in json.load(answer)["data"]] == ["lolcats"]
+    assert json.loads(post(server, "completions", prompt="one"))["model"] == "lolcats"
+
+
 def test_another_model_is_not_served(server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError, match="400"):
         post(server, "completions", prompt="one", model="another")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("processor_config.json", {"processor_class": "LlavaProcessor", "image_token": "x"}),
+        ("processor_config.json", {"processor_class": "CLIPProcessor", "image_processor": 3}),
+        ("tokenizer.json", {}),
+    ],
+)
+def test_a_processor_that_does_not_fit_is_a_mistake(folder: Path, tmp_path: Path, file: str, content: dict[str, Any]) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    (copied / file).unlink(missing_ok=True)
+    (copied / file).write_text(json.dumps(content))
+    with pytest.raises(ComposerError, match="copied: its tokenizer or processor cannot be read: "):
+        composer.serve(copied, port=0)
 
 
 def test_mistakes_are_told_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_lolcats() -> None:
         "# B T 4 8 torch: blocks of queries against their window, by PyTorch's kernel",
         "window_weight = window.weight(hidden) # 4 as defined",
         "state_features = feature_map(query) # B T 4 128 as defined; keys as they reach the memory",
-        f"state = state(state_features, window_evicted) # B T 4 8 torch: {fast.by_rank["none"]}",
+        f"state = state(state_features, window_evicted) # B T 4 8 torch: {fast.by_rank['none']}",
         "output = read(window, state, window_weight) # B T 4 8 as defined",
         "return output",
     ]

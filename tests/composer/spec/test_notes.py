@@ -9,7 +9,7 @@ import pytest
 from composer.spec.dimensions import Dimensions
 from composer.spec.explain import explain_resolved
 from composer.spec.loading import load_spec
-from composer.spec.notes import notes_on_rotations
+from composer.spec.notes import notes_on_layers, notes_on_rotations
 from composer.spec.resolve import resolve
 from converters.length_rotations import LengthRotation
 
@@ -61,6 +61,21 @@ def test_a_window_alone_keeps_turned_keys_as_well() -> None:
     head = {"memory": [{"kind": "window", "size": 8, "evict": "drop"}]}
     (note,) = notes({"compose": 1, "name": "near", "head": head}, {0: LONG})
     assert "`window` keep" in note
+
+
+@pytest.mark.parametrize(
+    ("spec", "layers", "expected"),
+    [
+        ("lolcats", 4, []),
+        ("softmax", 4, []),
+        ("hybrid", 4, ["Layers 0, 3: softmax attention over the whole text, whose cache grows with it."]),
+        ("hybrid", 2, ["All layers have softmax attention, and no layer has the `head` of the spec: its `layers` name"]),
+    ],
+)
+def test_layers_with_softmax_are_named(spec: str, layers: int, expected: list[str]) -> None:
+    resolved = resolve(load_spec(spec), SIZE.model_copy(update={"layers": layers}))
+    notes = notes_on_layers(resolved, has_head=True)
+    assert [note[: len(start)] for note, start in zip(notes, expected, strict=True)] == expected
 
 
 def test_explain_shows_it() -> None:

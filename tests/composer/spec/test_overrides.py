@@ -117,6 +117,13 @@ def test_what_cannot_be_set(override: str, message: str) -> None:
     assert rest_of_message.lstrip(": ").startswith(message)
 
 
+def test_a_missing_size_is_described() -> None:
+    with pytest.raises(
+        SpecError, match=r"dimensions\.rope_theta: missing\. The base of the rotary frequencies; null if the source"
+    ):
+        load_spec("lolcats", ["dimensions.layers=3"])
+
+
 def test_errors_point_at_the_override_and_no_further(write: Callable) -> None:
     path = write("x.yaml", "compose: 1\nname: x\nhead:\n  memory: [state]\n  flow: both\n")
     with pytest.raises(SpecError) as caught:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from composer.errors import TrainingError
+from composer.spec.loading import load_spec
 from composer.spec.recipe import Finetune, Transfer
+from composer.spec.resolve import Resolved, resolve
 from composer.training.loop import Outcome, every, length_of
-from composer.training.rows import learned_nothing, rows_to_evaluate, some, too_few
+from composer.training.rows import learned_nothing, rows_to_evaluate, some, too_few, within_windows
+from tests.composer.spec.sources import SIZE
 from tests.composer.training.runs import rows_of, run
 
 
@@ -111,3 +115,48 @@ def test_few_tokens_that_nothing_is_learned_from() -> None:
     assert "no loss on the held-out rows fell below its start. Its data" in message, "what it began with is gone"
     nothing = outcome.model_copy(update={"before": {"layer 0": 0.0}, "after": {"layer 0": 0.0}})
     assert not list(learned_nothing([nothing], {"transfer": stage}, rows)), "there is nothing to gain"
+
+
+WINDOW, STATE, FULL = {"kind": "window", "size": 12}, "state", "full"
+LINEAR = {"feature_map": "hedgehog", "memory": [WINDOW, STATE]}
+
+
+def resolved_head(**head: Any) -> Resolved:
+    return resolve(load_spec({"compose": 1, "name": "tiny", "head": head}), SIZE)
+
+
+@pytest.mark.parametrize(
+    ("head", "lengths", "held_out", "named"),
+    [
+        (LINEAR, (16, 5), (12, 3), ["held-out text in a row has 12"]),
+        (LINEAR, (5, 9), (16,), ["training text in a row has 9"]),
+        (LINEAR, (5, 9), (7,), ["training", "held-out"]),
+        (LINEAR, (13,), (13,), []),
+        (LINEAR, (13,), None, []),
+        (LINEAR | {"memory": [STATE]}, (5,), (5,), []),
+        ({"memory": [WINDOW | {"evict": "drop"}]}, (5,), (5,), []),
+        ({"memory": [FULL]}, (5,), (5,), []),
+    ],
+)
+def test_texts_that_no_window_evicts_a_pair_of(
+    head: dict[str, Any], lengths: tuple[int, ...], held_out: tuple[int, ...] | None, named: list[str]
+) -> None:
+    rows, judged = rows_of(lengths=lengths), None if held_out is None else rows_of(lengths=held_out)
+    messages = list(within_windows(resolved_head(**head), rows, judged, "packed"))
+    assert len(messages) == len(named)
+    for message, words in zip(messages, named, strict=True):
+        assert words in message
+        assert "windows of the heads hold 12" in message
+        assert message.endswith("--set recipe.rows=joined.")
+
+
+def test_parallel_memories_receive_every_pair() -> None:
+    rows = rows_of(lengths=(5,))
+    assert not list(within_windows(resolved_head(**LINEAR, flow="parallel"), rows, rows, "packed"))
+
+
+def test_joined_texts_need_more_of_them(student: Path, texts: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"text": "once upon a"}\n')
+    with pytest.raises(TrainingError, match=r"has 3 tokens, and the windows .* hold 4: .* Use more or longer texts\. --strict"):
+        run(student, tmp_path / "out", texts, "recipe.rows=joined", which="transfer", held_out=(str(short),), strict=True)

@@ -215,7 +215,7 @@ def test_source_and_nothing_exclude_each_other(tmp_path: Path):
                 composer.build(document(), **options)
     with pytest.raises(SpecError, match="has no `trunk`"):
         composer.build("lawcat", fresh=True)
-    with pytest.raises(SpecError, match="has no `trunk`"):
+    with pytest.raises(BuildError, match="no source is named: set `source=SOURCE`"):
         composer.explain("lawcat")
     assert not os.listdir(tmp_path)
 

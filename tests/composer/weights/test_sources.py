@@ -96,7 +96,7 @@ SLIPS = {
         r'^there is no folder "examples/teahcer"; did you mean "examples/teacher"\? A model of the Hub ',
     ),
     "in its parent": ("exampels/teacher", r'"exampels/teacher"; did you mean "examples/teacher"\?'),
-    "here": ("studnet", r'"studnet"; did you mean "student"\? A model of the Hub of that name is hub:studnet\.$'),
+    "here": ("studnet", r'"studnet"; did you mean "student"\?$'),
     "a path": ("./examples/teahcer", r'"\./examples/teahcer"; did you mean "examples/teacher"\?$'),
     "nothing near": ("examples/other", r'there is no folder "examples/other" in examples\. .* is hub:examples/other\.$'),
     "a path to nothing": ("./nothing", "neither a folder here nor"),
