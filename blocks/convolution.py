@@ -12,10 +12,10 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from blocks import initialise
 from blocks.flow import Tokens
 from blocks.legend import Float, Shape, Tensor, torch
-from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, Slot, State, unbroken
+from blocks.operation import EVERY, FLA, Call, Form, Kind, Operation, Port, Slot, State, row_obstacle
 from blocks.part import FieldError, Fresh, Parameters, Part, Per, Shown, in_order
 from blocks.registry import Role
-from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, fits
+from blocks.taps import CONVOLUTION, Filtering, filtered, filtered_by_kernel, filtered_step, obstacle
 
 ConvolvedInput = Literal["q", "k", "v"]
 NAMES = {"q": "query", "k": "key", "v": "value"}
@@ -102,11 +102,11 @@ class Convolution(Part):
                     FLA,
                     "causal_conv1d",
                     partial(self._run, filtering=filtered_by_kernel),
-                    partial(fits, taps=self.kernel),
+                    partial(obstacle, taps=self.kernel),
                     missing=CONVOLUTION.missing,
                     refuses=True,
                 ),
-                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_step), unbroken, decode=True),
+                Form(EVERY, "all taps at once", partial(self._run, filtering=filtered_step), row_obstacle, decode=True),
                 Form(EVERY, "as defined", partial(self._run, filtering=filtered)),
             ),
             slots=self.state(shape),

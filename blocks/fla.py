@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 
-from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
+from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.operation import Setting, one_pair_at_most
+from blocks.operation import Setting, pair_obstacle
 from blocks.tensors import repeat_heads
 
 COLUMNS = 8
@@ -49,22 +49,22 @@ def in_chunks(
     return answered(output.unflatten(1, segment.shape).squeeze(0), documents.left(left), state)
 
 
-def fits(setting: Setting) -> str | None:
-    """The ``fits`` of a form of its chunked kernels."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why a form of fla's chunked kernels cannot run, or None."""
     if setting.dtype == "float16":
         return "sums over a long text leave the range of float16, which its kernels answer in"
     if setting.one_token:
         return "its chunks are for several tokens"
-    return needs_gpu(setting)
+    return gpu_obstacle(setting)
 
 
-def fits_a_step(setting: Setting) -> str | None:
-    """The ``fits`` of a form of its recurrent kernels, for one token."""
+def step_obstacle(setting: Setting) -> str | None:
+    """Return why a form of fla's recurrent kernels, for one token, cannot run, or None."""
     if setting.gradients:
         return "its kernel of one token has no gradient"
     if setting.shape is not None and setting.shape.state_heads and setting.shape.state_heads != setting.shape.heads:
         return "its kernel would copy a state for each of the query heads that share it"
-    return one_pair_at_most(setting) or fits(replace(setting, one_token=False))
+    return pair_obstacle(setting) or obstacle(replace(setting, one_token=False))
 
 
 def refuse_wrong_gradients(gates: Tensor) -> None:

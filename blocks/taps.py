@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from blocks.fla import kernel, one_row, rows
 from blocks.flow import Tokens
-from blocks.kernels import needs_gpu
+from blocks.kernels import gpu_obstacle
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
 from blocks.tensors import as_dtype, derives_by_hand, repeat_heads
@@ -103,8 +103,8 @@ def filtered_by_kernel(
     return output, carried if current is None else carried * current[..., None, None]
 
 
-def fits(setting: Setting, taps: int) -> str | None:
-    """Of a form that calls the kernel."""
+def obstacle(setting: Setting, taps: int) -> str | None:
+    """Return why a form that calls the kernel cannot run, or None. taps: tokens in a filter."""
     if taps > MOST_TAPS:
         return f"its kernel unrolls its taps, of which there are {taps}"
-    return needs_gpu(setting) if not setting.one_token else "its kernel is for several tokens"
+    return gpu_obstacle(setting) if not setting.one_token else "its kernel is for several tokens"

@@ -15,7 +15,7 @@ from blocks.convolution import Convolution
 from blocks.feature_maps.base import Plain
 from blocks.feature_maps.hedgehog import SHARES, WIDEST, Hedgehog
 from blocks.flow import Mapped, Pairs, Tokens
-from blocks.kernels import TRITON_PACKAGE, Kernel, Refused, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, Refused, gpu_obstacle
 from blocks.legend import Tensor, torch
 from blocks.operation import TRITON, Form, Kind, Setting, State
 from blocks.part import Parameters, Part
@@ -108,10 +108,10 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(features, Hedgehog)
     says = "taps, a product and its softmaxes, in one pass"
     missing = CONVOLVED_SHARES.missing
-    return (Form(TRITON, says, _run, partial(_fits, conv=conv, features=features), missing=missing, refuses=True),)
+    return (Form(TRITON, says, _run, partial(_obstacle, conv=conv, features=features), missing=missing, refuses=True),)
 
 
-def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None:
+def _obstacle(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None:
     if conv.inputs != ("q", "k"):
         return "it filters queries and keys, and nothing else"
     if conv.activation != "none":
@@ -121,7 +121,7 @@ def _fits(setting: Setting, conv: Convolution, features: Hedgehog) -> str | None
     if not features.linear:
         return "there is no product to fuse"
     largest = 0 if setting.shape is None else max(setting.shape.head_dim, features.dim or 0)
-    return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else needs_gpu(setting)
+    return f"it has room for {WIDEST} columns, not for {largest}" if largest > WIDEST else gpu_obstacle(setting)
 
 
 def _does_not_rotate(options: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -17,9 +17,9 @@ from blocks.gates.none import NoGate
 from blocks.kernels import Refused
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, one_size, unbroken
+from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, row_obstacle, size_obstacle
 from blocks.part import Parameters
-from blocks.softmax import dense, fla, native_step, native_step_fits, single
+from blocks.softmax import dense, fla, native_step, native_step_obstacle, single
 from blocks.tensors import accumulating, all_present, settled
 
 
@@ -103,20 +103,20 @@ class Full(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         masked = partial(self.answer, attention=self._masked)
         step_run = partial(self.answer_step, attention=single)
-        kernel, fits = (fla.FORGETTING, _kernel_fits) if self.fades else (fla.ATTENTION, _packed_fits)
+        kernel, obstacle = (fla.FORGETTING, _kernel_obstacle) if self.fades else (fla.ATTENTION, _packed_obstacle)
         forms = (
             Form(REFERENCE, "all pairs, masked", masked),
-            Form(FLA, kernel.name, partial(self.answer, attention=self._by_kernel), fits, missing=kernel.missing, refuses=True),
+            Form(FLA, kernel.name, partial(self.answer, attention=self._by_kernel), obstacle, missing=kernel.missing, refuses=True),
         )
         blocks = Form(TORCH, "blocks of 512 queries", masked)
         if self.fades:
-            return (*forms, Form(TORCH, "one query against all pairs", step_run, unbroken, decode=True), blocks)
+            return (*forms, Form(TORCH, "one query against all pairs", step_run, row_obstacle, decode=True), blocks)
         step = partial(self.answer_step, attention=native_step)
         return (
             *forms,
-            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_step_fits, decode=True),
+            Form(TORCH, "one query against all pairs, by PyTorch's kernel", step, native_step_obstacle, decode=True),
             Form(
-                TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_fits,
+                TORCH, "scaled_dot_product_attention", partial(self.answer, attention=self._native), _native_obstacle,
                 picks="FlashAttention's kernel or cuDNN's",
             ),
             blocks,
@@ -286,25 +286,25 @@ def _carried(faded: Fading | None) -> State:
     return {} if faded is None else {"faded": faded.left()}
 
 
-def _kernel_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a kernel that needs a pair at every token."""
-    return fla.fits(setting) or (
+def _kernel_obstacle(setting: Setting) -> str | None:
+    """Return why a kernel that needs a pair at every token cannot run, or None."""
+    return fla.obstacle(setting) or (
         None if setting.every_pair else "it needs a pair of every token, and these are evicted by a memory"
     )
 
 
-def _packed_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a kernel that separates documents by their bounds, where PyTorch's attention would need a mask of T ×
-    T."""
-    return _kernel_fits(setting) or (None if setting.documents else "it is for rows of several documents")
+def _packed_obstacle(setting: Setting) -> str | None:
+    """Return why a kernel that separates documents by their bounds cannot run, or None. For such rows PyTorch's attention would
+    need a mask of T × T."""
+    return _kernel_obstacle(setting) or (None if setting.documents else "it is for rows of several documents")
 
 
-def _native_fits(setting: Setting) -> str | None:
+def _native_obstacle(setting: Setting) -> str | None:
     if setting.needs_mass:
         return "PyTorch's attention returns no mass, and the read needs it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
-    if setting.device == "cpu" and one_size(setting):
+    if setting.device == "cpu" and size_obstacle(setting):
         return "on a CPU PyTorch's attention would hold T × T logits for values of another size than keys"
     return None if setting.every_pair else "PyTorch's attention needs a pair of every token, and these are evicted by a memory"
 

@@ -14,7 +14,7 @@ from blocks.flow import Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
 from blocks.memories.base import Memory
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Fresh, Parameters, Problem, Shown
 from blocks.positions import NoPosition, PositionConfig
 from blocks.recurrences import additive, cumulative_fla
@@ -79,15 +79,15 @@ class Latents(Memory):
             Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
             Form(
                 FLA, "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32",
-                partial(self.answer, means=_by_kernels), fla.fits, missing=cumulative_fla.missing, refuses=True,
+                partial(self.answer, means=_by_kernels), fla.obstacle, missing=cumulative_fla.missing, refuses=True,
             ),
-            Form(TORCH, "one step of eq. 19", self.answer_step, unbroken, decode=True),
+            Form(TORCH, "one step of eq. 19", self.answer_step, row_obstacle, decode=True),
             *(
                 Form(
                     form.backend,
                     "running sums of the key logits by pairs of neighbours, then the additive recurrence with a decay per latent",
                     partial(self.answer, means=partial(_by_recurrence, recurrence=form.run)),
-                    form.fits,
+                    form.obstacle,
                 )
                 for form in additive.FORMS
                 if form.backend == TORCH and not form.decode
@@ -102,7 +102,7 @@ class Latents(Memory):
             Form(REFERENCE, "T × T weights of each document", by(partial(pooling.by_document, left=True))),
             Form(
                 TRITON, "means of each document by stretches of it, and each token's mixture of them", by(pooling.by_kernel),
-                pooling.fits, missing=pooling.POOLED.missing, refuses=True,
+                pooling.obstacle, missing=pooling.POOLED.missing, refuses=True,
             ),
             Form(TORCH, "sums over each document, whole", by(pooling.by_document)),
         )  # fmt: skip

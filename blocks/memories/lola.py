@@ -9,13 +9,13 @@ from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens
 from blocks.fused.arguments import Cache, Chunks, Scores
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
 from blocks.memories.window_above_state import documents_of, to_write_over, weight_over
-from blocks.operation import TRITON, Form, Kind, Setting, State, one_size
+from blocks.operation import TRITON, Form, Kind, Setting, State, size_obstacle
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
@@ -152,7 +152,7 @@ def _kept(members: Int[Tensor, "B S H"], held: State, entries: Pairs, ends: Int[
     return kept | {"position": kept["position"].masked_fill(~present, -1)}
 
 
-def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
+def _obstacle(window: Window, sparse: Sparse, setting: Setting) -> str | None:
     sizes = setting.shape
     assert sizes is not None, "lowering has set the features of the state"
     keep = sparse.keep
@@ -169,7 +169,7 @@ def _fits(window: Window, sparse: Sparse, setting: Setting) -> str | None:
         "it caps no logits": setting.capped,
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
@@ -177,7 +177,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     assert isinstance(window, Window)
     assert isinstance(sparse, Sparse)
     says = "from chunk to chunk: evicted pairs, kept pairs and answers, in one pass"
-    return (Form(TRITON, says, _run, partial(_fits, window, sparse), missing=WALKED.missing, refuses=True),)
+    return (Form(TRITON, says, _run, partial(_obstacle, window, sparse), missing=WALKED.missing, refuses=True),)
 
 
 LOLA = Pattern(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from blocks import fla
 from blocks.flow import Tokens
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Tensor, torch
 from blocks.operation import Setting
 from blocks.stretches import Stretches
@@ -32,13 +32,13 @@ def _stretches(tokens: Tokens) -> Stretches:
     return Stretches.of(torch.arange(0, batch * length + 1, length, device=tokens.position.device))
 
 
-def fits(setting: Setting) -> str | None:
-    """Of a form that calls it."""
+def obstacle(setting: Setting) -> str | None:
+    """Return why a form that calls the kernel cannot run, or None."""
     if setting.dtype == "float16":
         return "what arrives at a mean of many tokens leaves the range of float16"
     if setting.shape is not None and setting.shape.value_dim > WIDEST:
         return f"it has room for {WIDEST} numbers a value"
-    return needs_gpu(setting)
+    return gpu_obstacle(setting)
 
 
 def by_document(

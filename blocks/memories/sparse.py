@@ -18,21 +18,21 @@ from blocks.memories.eligible import by_heads, hidden_by_evictions, joined_by_he
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
-from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, anywhere, unbroken
+from blocks.operation import EVERY, TORCH, Call, Form, Setting, Slot, State, no_obstacle, row_obstacle
 from blocks.part import Parameters
 from blocks.scores import ScoreConfig
 from blocks.scores.base import Contenders, pairs_to_evict
 from blocks.scores.self_recall import SelfRecall
-from blocks.softmax import dense, native, native_fits, native_step, native_step_fits, single
+from blocks.softmax import dense, native, native_obstacle, native_step, native_step_obstacle, single
 from blocks.tensors import accumulating, as_dtype, repeat_heads, take
 
 Attend = Callable[..., Partial]
 Way = tuple[str, str, Attend, Callable[[Setting], str | None]]
-"""Of a form: its backend, the end of its description, what computes attention, and where that fits."""
+"""A form's backend, the end of its description, the function that computes attention, and the form's ``obstacle``."""
 STEP = "the pairs that arrive at the token, then one query over the kept pairs"
-STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_step, native_step_fits), (TORCH, "", single, unbroken))
-FALLS = "one eviction after the other"
-BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_fits), (EVERY, "", dense, anywhere))
+STEPS: tuple[Way, ...] = ((TORCH, ", by PyTorch's kernel", native_step, native_step_obstacle), (TORCH, "", single, row_obstacle))
+ONE_BY_ONE = "one eviction after the other"
+BLOCKS: tuple[Way, ...] = ((TORCH, ", answered by PyTorch's kernel", native, native_obstacle), (EVERY, "", dense, no_obstacle))
 BLOCK = 64
 """Tokens that are answered at once. Each attends to the pairs kept before them and to all pairs received among them, masked as
 needed."""
@@ -119,9 +119,12 @@ class Sparse(Holding):
         if shape.features:
             return ()
         steps = [
-            Form(on, STEP + how, partial(self.answer_step, attention=attend), fits, decode=True) for on, how, attend, fits in STEPS
+            Form(on, STEP + how, partial(self.answer_step, attention=attend), obstacle, decode=True)
+            for on, how, attend, obstacle in STEPS
         ]
-        evictions = [Form(on, FALLS + how, partial(self.answer, attention=attend), fits) for on, how, attend, fits in BLOCKS]
+        evictions = [
+            Form(on, ONE_BY_ONE + how, partial(self.answer, attention=attend), obstacle) for on, how, attend, obstacle in BLOCKS
+        ]
         return (*steps, *evictions)
 
     def answer(

@@ -12,7 +12,7 @@ from blocks.flow import Features, Mapped, Pairs, Partial, Tokens
 from blocks.legend import Tensor, torch
 from blocks.memories.eligible import selected_by_heads
 from blocks.memories.recurrent import Recurrent, nothing
-from blocks.memories.sparse import BLOCKS, FALLS, STEP, STEPS, Attend, Sparse
+from blocks.memories.sparse import BLOCKS, ONE_BY_ONE, STEP, STEPS, Attend, Sparse
 from blocks.operation import EVERY, REFERENCE, Form, Kind, Setting, State
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
@@ -211,19 +211,20 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     of_evictions = [each for each in memory.recurrences if not each.decode]
     steps = [
         replace(each, says=f"{STEP}{how}; {each.says}", decode=True,
-                run=partial(_answer_step, recurrence=each, attention=attention), fits=partial(_both_fit, (fits, each.fits)))
-        for _, how, attention, fits in STEPS for each in of_steps
+                run=partial(_answer_step, recurrence=each, attention=attention),
+                obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
+        for _, how, attention, obstacle in STEPS for each in of_steps
     ]  # fmt: skip
     evictions = [
-        replace(each, says=f"{FALLS}{how}; {each.says}", run=partial(_answer, recurrence=each, attention=attention),
-                fits=partial(_both_fit, (fits, each.fits)))
-        for backend, how, attention, fits in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
+        replace(each, says=f"{ONE_BY_ONE}{how}; {each.says}", run=partial(_answer, recurrence=each, attention=attention),
+                obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
+        for backend, how, attention, obstacle in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
     ]  # fmt: skip
     return (*steps, *evictions)
 
 
-def _both_fit(fits: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:
-    return next(filter(None, (check(setting) for check in fits)), None)
+def _first_obstacle(obstacles: tuple[Callable[[Setting], str | None], ...], setting: Setting) -> str | None:
+    return next(filter(None, (obstacle(setting) for obstacle in obstacles)), None)
 
 
 SPARSE_ABOVE_STATE = Pattern(

@@ -15,9 +15,9 @@ from blocks.memories.base import Memory, Misplaced
 from blocks.memories.errors import error_sums
 from blocks.memories.holding import Holding, only, state_of
 from blocks.memories.ring import by_age, by_place, oldest, place_of, written
-from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, unbroken
+from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Port, Slot, State, row_obstacle
 from blocks.part import Parameters
-from blocks.softmax import dense, fla, native_fits, native_step, native_step_fits, single, triton, windowed
+from blocks.softmax import dense, fla, native_obstacle, native_step, native_step_obstacle, single, triton, windowed
 from blocks.softmax.dense import hidden
 from blocks.tensors import accumulating, all_present, may_look, take
 
@@ -101,19 +101,21 @@ class Window(Holding):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         step, blocks = "one query against the ring of pairs", "blocks of queries against their own and the previous window"
         native, natively = ", by PyTorch's kernel", partial(_blocks, by_kernel=True)
-        kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla.fits,
+        kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla.obstacle,
                       missing=fla.ATTENTION.missing, refuses=True)  # fmt: skip
         kernels = (kernel,) if self.shape == "sliding" else ()
         own = Form(TRITON, "blocks of queries against their window, with its mass, in one pass",
-                   partial(self.answer, attention=_with_mass), partial(triton.fits, beside=next(iter(kernels), None)),
+                   partial(self.answer, attention=_with_mass), partial(triton.obstacle, beside=next(iter(kernels), None)),
                    missing=triton.WITH_MASS.missing, refuses=True)  # fmt: skip
         return (
             own,
             *kernels,
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
-            Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_fits, decode=True),
-            Form(TORCH, step, partial(self.answer_step, attention=single), unbroken, decode=True),
-            Form(TORCH, "blocks of queries against their window" + native, partial(self.answer, attention=natively), native_fits),
+            Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_obstacle, decode=True),
+            Form(TORCH, step, partial(self.answer_step, attention=single), row_obstacle, decode=True),
+            Form(
+                TORCH, "blocks of queries against their window" + native, partial(self.answer, attention=natively), native_obstacle
+            ),
             Form(TORCH, blocks, partial(self.answer, attention=_blocks)),
         )
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from blocks.flow import Mapped, Pairs, Tokens
 from blocks.fused.arguments import Evictions
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.memories.holding import state_of
 from blocks.memories.ring import place_of, written
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.operation import TRITON, Call, Form, Kind, Setting, State, one_size, unbroken
+from blocks.operation import TRITON, Call, Form, Kind, Setting, State, row_obstacle, size_obstacle
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
 from blocks.reads import Shared
@@ -213,7 +213,7 @@ def _shared(bound: Bound) -> Shared:
     return bound.part
 
 
-def _fits(setting: Setting) -> str | None:
+def _obstacle(setting: Setting) -> str | None:
     sizes = setting.shape
     if sizes is None or sizes.both_ways:
         return "it is causal"
@@ -224,11 +224,11 @@ def _fits(setting: Setting) -> str | None:
         "a memory above keeps some pairs for good, and its window has no gaps": setting.sifted,
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or one_size(setting) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or size_obstacle(setting) or gpu_obstacle(setting)
 
 
-def _step_fits(setting: Setting) -> str | None:
-    """The ``fits`` of a step of decode."""
+def _step_obstacle(setting: Setting) -> str | None:
+    """Return why the kernel of a step of decode cannot run, or None."""
     sizes = setting.shape
     assert sizes is not None, "lowering has set the features of the state"
     reasons = {
@@ -238,14 +238,14 @@ def _step_fits(setting: Setting) -> str | None:
         f"it has room for {WIDEST} features and {WIDEST} numbers a head": max(sizes.head_dim, sizes.features) > WIDEST,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return reason or one_size(setting) or unbroken(setting) or needs_gpu(setting)
+    return reason or size_obstacle(setting) or row_obstacle(setting) or gpu_obstacle(setting)
 
 
 def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     says = "one token against ring and state, which are written over, in one pass"
-    step = Form(TRITON, says, _run_step, _step_fits, decode=True, missing=STEPPED.missing, refuses=True)
+    step = Form(TRITON, says, _run_step, _step_obstacle, decode=True, missing=STEPPED.missing, refuses=True)
     says = "blocks of queries against the state before them, the pairs evicted since and the window, in one pass"
-    return (step, Form(TRITON, says, _run, _fits, missing=TOGETHER.missing, refuses=True))
+    return (step, Form(TRITON, says, _run, _obstacle, missing=TOGETHER.missing, refuses=True))
 
 
 WINDOW_ABOVE_STATE = Pattern(

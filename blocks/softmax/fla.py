@@ -10,9 +10,9 @@ from typing import Any
 
 from blocks.fla import kernel, one_row, rows
 from blocks.flow import Partial
-from blocks.kernels import Kernel, needs_gpu
+from blocks.kernels import Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.operation import Setting, one_size
+from blocks.operation import Setting, size_obstacle
 from blocks.tensors import take
 
 ATTENTION = kernel("ops.attn", "parallel_attn")
@@ -20,7 +20,7 @@ FORGETTING = kernel("ops.forgetting_attn", "parallel_forgetting_attn")
 WIDEST = 256
 
 
-def fits(setting: Setting) -> str | None:
+def obstacle(setting: Setting) -> str | None:
     """Of a form that calls it."""
     if setting.needs_mass or setting.needs_maximum:
         return "its attention returns no mass, and the read needs it"
@@ -32,7 +32,7 @@ def fits(setting: Setting) -> str | None:
         return "its blocks are for several tokens"
     if setting.shape is not None and setting.shape.head_dim > WIDEST:
         return f"its kernel supports heads of {WIDEST} dimensions at most"
-    return one_size(setting) or needs_gpu(setting)
+    return size_obstacle(setting) or gpu_obstacle(setting)
 
 
 def behind(

@@ -6,7 +6,7 @@ import math
 
 from blocks.flow import Partial
 from blocks.legend import Float, Int, Tensor, torch
-from blocks.operation import Setting, one_size, unbroken
+from blocks.operation import Setting, row_obstacle, size_obstacle
 from blocks.softmax.single import rows
 from blocks.tensors import accumulating, all_present, as_dtype
 
@@ -49,17 +49,17 @@ def native_step(
     return native(query, key, value, absent if hiding is None else hiding + absent)
 
 
-def native_fits(setting: Setting) -> str | None:
-    """The ``fits`` of forms that call this kernel."""
+def native_obstacle(setting: Setting) -> str | None:
+    """Return why forms that call this kernel cannot run, or None."""
     if setting.needs_maximum:
         return "PyTorch's attention does not return the largest logit, and the read needs it"
     if setting.capped:
         return "PyTorch's attention caps no logits"
     if setting.gradients:
         return "PyTorch's attention has no gradient of its lse"
-    return one_size(setting) if setting.device == "cpu" else "PyTorch's attention returns its lse on a CPU only"
+    return size_obstacle(setting) if setting.device == "cpu" else "PyTorch's attention returns its lse on a CPU only"
 
 
-def native_step_fits(setting: Setting) -> str | None:
-    """The ``fits`` of their steps of decode."""
-    return native_fits(setting) or unbroken(setting)
+def native_step_obstacle(setting: Setting) -> str | None:
+    """Return why this kernel cannot run for a step of decode, or None."""
+    return native_obstacle(setting) or row_obstacle(setting)

@@ -34,7 +34,7 @@ def windowed(
 
     present: which entries are pairs (None: all); segment: their documents (None: one); reach: how many entries before its own each
     query sees, less than W (None: all W - 1); own: the queries' documents, if they differ from those of their entries. softcap: of
-    the logits. by_kernel: use PyTorch's kernel if ``native_fits``.
+    the logits. by_kernel: use PyTorch's kernel if ``native_obstacle``.
     """
     dtype, length = accumulating(query.dtype), query.shape[1]
     block = min(BLOCK, length)

@@ -258,7 +258,7 @@ def _choices(
             if absent is not None:
                 missing[absent] = reasons[absent] = None
                 continue
-            problem = form.fits(setting)
+            problem = form.obstacle(setting)
             if problem is not None:
                 reasons[f"{form.says}: {problem}"] = None
                 continue

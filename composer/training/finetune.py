@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, needs_gpu
+from blocks.kernels import FLASH_LINEAR_ATTENTION, Kernel, Refused, gpu_obstacle
 from blocks.operation import FLA, Setting
 from composer.data.packing import Batch, PackedRows
 from composer.errors import TrainingError
@@ -221,7 +221,7 @@ def why_not_fused(logits: Tensor, backend: str) -> str | None:
         return f"it does not serve {dtype}"
     if not logits.shape[0]:
         return "there is no token"
-    return ENTROPY.missing() or needs_gpu(Setting(device=logits.device.type, dtype=dtype))
+    return ENTROPY.missing() or gpu_obstacle(Setting(device=logits.device.type, dtype=dtype))
 
 
 def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:

@@ -19,7 +19,7 @@ from blocks.recurrences.elementwise.step import step
 
 FORMS: tuple[Form, ...] = (
     Form(REFERENCE, "one token after the other", naive),
-    Form(FLA, "chunk_hgrn", fla.chunked, fla.fits, missing=fla.missing, refuses=True),
+    Form(FLA, "chunk_hgrn", fla.chunked, fla.obstacle, missing=fla.missing, refuses=True),
     Form(TORCH, "one step of the recurrence", step, decode=True),
     Form(TORCH, "a scan over chunks of about √T tokens", scan),
 )

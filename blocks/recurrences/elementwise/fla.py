@@ -21,9 +21,9 @@ def missing() -> str | None:
     return CHUNKS.missing()
 
 
-def fits(setting: Setting) -> str | None:
+def obstacle(setting: Setting) -> str | None:
     """Of the form. Of a model of float16, too, it computes in float32."""
-    return fla.needs_gpu(setting) if setting.dtype == "float16" and not setting.one_token else fla.fits(setting)
+    return fla.gpu_obstacle(setting) if setting.dtype == "float16" and not setting.one_token else fla.obstacle(setting)
 
 
 def chunked(

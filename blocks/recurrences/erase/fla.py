@@ -18,11 +18,11 @@ def missing() -> str | None:
     return missing_of(CHUNKS, STEP)
 
 
-def fits(setting: Setting) -> str | None:
+def obstacle(setting: Setting) -> str | None:
     """Of the chunked form."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
         return f"its kernel supports {MOST_FEATURES} features at most"
-    return fla.fits(setting)
+    return fla.obstacle(setting)
 
 
 def chunked(

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt
 
 from blocks.flow import Pairs, Partial
-from blocks.kernels import TRITON_PACKAGE, Kernel, needs_gpu
+from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Shape, Tensor, torch
 from blocks.memories.holding import Holding, only, state_of
 from blocks.operation import REFERENCE, TRITON, Call, Form, Setting, Slot, State
@@ -53,7 +53,7 @@ class Strided(Holding):
                 TRITON,
                 "each query against the pairs that it sees, in one pass",
                 partial(self.answer, attend=by_kernel),
-                fits=fits,
+                obstacle=obstacle,
                 missing=ATTEND.missing,
                 refuses=True,
             ),
@@ -111,14 +111,14 @@ def gathered(
     return Partial(output, lse, maximum=maximum)
 
 
-def fits(setting: Setting) -> str | None:
+def obstacle(setting: Setting) -> str | None:
     """Why the kernel cannot run in a setting, or None."""
     reasons = {
         "it has no gradients": setting.gradients,
         "it returns no largest logit, and the read needs it": setting.needs_maximum,
         "it caps no logits": setting.capped,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or needs_gpu(setting)
+    return next((reason for reason, holds in reasons.items() if holds), None) or gpu_obstacle(setting)
 
 
 def by_kernel(

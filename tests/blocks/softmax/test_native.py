@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks.operation import Setting
-from blocks.softmax import dense, hidden, native, native_fits, native_step, native_step_fits, single
+from blocks.softmax import dense, hidden, native, native_obstacle, native_step, native_step_obstacle, single
 from tests.blocks.support import close, random
 
 HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
@@ -64,9 +64,9 @@ def test_half_precision_is_summed_in_float32() -> None:
     ],
 )
 def test_where_it_fits(setting: dict[str, bool], reason: str | None) -> None:
-    for fits in (native_fits, native_step_fits):
-        reason_found = fits(Setting(**setting))
+    for obstacle in (native_obstacle, native_step_obstacle):
+        reason_found = obstacle(Setting(**setting))
         assert reason_found is None if reason is None else reason in str(reason_found)
     padded = Setting(padded=True)
-    assert native_fits(padded) is None
-    assert "padding" in str(native_step_fits(padded))
+    assert native_obstacle(padded) is None
+    assert "padding" in str(native_step_obstacle(padded))
