@@ -1,4 +1,4 @@
-"""What parts do with tensors, whatever flows in them: their dtypes, norms and heads, and whether Python may read them."""
+"""Operations on tensors that several parts use: dtypes, norms and heads, and whether Python may read a tensor's numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from blocks.legend import Bool, Float, Int, Shaped, Tensor, torch
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether Python can read its numbers: a compiler's graph has none, nor have PyTorch's fake tensors, nor the device "meta"."""
+    """True if Python can read the tensor's numbers. There are none in a compiler's graph, in PyTorch's fake tensors, and on the
+    device "meta"."""
     return type(tensor) is torch.Tensor and not tensor.is_meta and not torch.compiler.is_compiling()
 
 
@@ -15,20 +16,20 @@ def settled(condition: bool) -> bool:
     return True if condition else False  # noqa: SIM210
 
 
-def may_look(tensor: Tensor) -> bool:
-    """Whether Python may read its numbers at no cost: without waiting for a device."""
+def may_read_numbers(tensor: Tensor) -> bool:
+    """True if Python can read the tensor's numbers without waiting for a device."""
     return tensor.is_cpu and has_numbers(tensor)
 
 
 def derives_by_hand(tensor: Tensor) -> bool:
-    """Whether a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms
+    """True if a form with written-out gradients computes this call: gradients are on, and the tensor is on a CPU. Such forms
     compute many small products, which are slow on a GPU, and a compiler cannot trace them."""
-    return torch.is_grad_enabled() and may_look(tensor)
+    return torch.is_grad_enabled() and may_read_numbers(tensor)
 
 
 def all_present(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
-    """Whether all entries are known to be pairs."""
-    return may_look(position) and int(position.min()) >= 0
+    """True if all entries are known to be pairs. False also if Python may not read the positions."""
+    return may_read_numbers(position) and int(position.min()) >= 0
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:

@@ -123,7 +123,7 @@ class Delta(Rated):
             )
             own = {name: parameters[f"rate_{name}"][step] for name in self.rate.parameters(shape)}
             numbers = {self._travels_as: self.rate.rate(own, hidden, shape)}
-            more = Pairs(key, key, value, pairs.position, numbers=numbers, of=pairs.of, looked=pairs.looked)
+            more = Pairs(key, key, value, pairs.position, numbers=numbers, tokens=pairs.tokens, known_present=pairs.known_present)
             yield self.features(features, more)
 
     def state(self, shape: Shape) -> dict[str, Slot]:

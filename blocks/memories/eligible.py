@@ -38,17 +38,22 @@ def _at_places_by_heads(
 
 
 def hidden_by_evictions(
-    eligible: Held, at: Int[Tensor, "B t"], evictions: Int[Tensor, "B e"], together: int, left: Int[Tensor, "B E H"], tokens: Tokens
+    eligible: Held,
+    at: Int[Tensor, "B t"],
+    evictions: Int[Tensor, "B e"],
+    max_per_token: int,
+    left: Int[Tensor, "B E H"],
+    tokens: Tokens,
 ) -> Float[Tensor, "B H t E"]:
     """Return the mask that is added to the logits of a block's tokens, 0 or -inf. A pair is visible from the eviction by which
     it enters the cache to the one by which it leaves.
 
-    at: the columns of the tokens. evictions: the columns at which the last entries enter, ``together`` entries at each. left: the
-    number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
+    at: the columns of the tokens. evictions: the columns at which the last entries enter, ``max_per_token`` entries at each. left:
+    the number of the eviction, from 1, by which each entry leaves; a larger number for entries that are kept.
     """
-    evictions = evictions[:, ::together]
+    evictions = evictions[:, ::max_per_token]
     passed = torch.arange(evictions.shape[1] + 1, device=at.device)
-    entered = passed[1:].repeat_interleave(together)
+    entered = passed[1:].repeat_interleave(max_per_token)
     entered = torch.nn.functional.pad(entered, (left.shape[1] - entered.shape[0], 0))
     left = left.masked_fill(eligible["position"] < 0, 0).transpose(1, 2)
     # The mask is the same for all tokens between two evictions.

@@ -81,7 +81,7 @@ class First(Holding):
         carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
         carried = only(carried, kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
-        evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), looked=False, of=None)
+        evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), known_present=False, tokens=None)
         return (answer, evicted), state_of(carried, call.state)
 
 

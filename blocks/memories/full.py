@@ -177,7 +177,7 @@ class Full(Memory):
         if window is not None:
             at, own = _counted(position, pairs, call.tokens)
             seen = position.masked_fill(at <= own - window, -1)
-        elif pairs.of is not None and pairs.of.once(("all",), lambda: all_present(position)):
+        elif pairs.tokens is not None and pairs.tokens.once(("all",), lambda: all_present(position)):
             seen = None
         faded = self._faded(call, decay)
         # For a single token, the sums of log decays are those of the new state.
@@ -212,7 +212,7 @@ class Full(Memory):
     def _ahead(self, pairs: Pairs, call: Call) -> Tensor | None:
         """Return the later tokens that each token of the call sees, B T T; None for none. Plain softmax alone follows the source
         here, and pairs that another memory evicts come from earlier tokens."""
-        return call.tokens.ahead if self.is_softmax_over_all and pairs.of is not None else None
+        return call.tokens.ahead if self.is_softmax_over_all and pairs.tokens is not None else None
 
     def _masked(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
@@ -276,7 +276,7 @@ def _grown(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Flo
 def _counted(position: Int[Tensor, "B S"], pairs: Pairs, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Return the places of pairs, B S, and of the call's tokens, B T, by which a window of the model counts. Tokens of a row
     count one by one, whatever their positions, as in transformers. Pairs that were evicted by a memory count by position."""
-    if pairs.of is None:
+    if pairs.tokens is None:
         return position, tokens.position
     place = (position >= 0).cumsum(1)
     return place, place[:, -tokens.position.shape[1] :]

@@ -12,7 +12,7 @@ from blocks.gates.base import Gate
 from blocks.gates.none import NoGate
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory
-from blocks.memories.looks import Looks
+from blocks.memories.repeated_reads import RepeatedReads
 from blocks.operation import EVERY, Call, Form, Kind, Port, State
 from blocks.part import Parameters
 from blocks.timeline import timeline
@@ -88,7 +88,9 @@ class Recurrent(Memory):
 
     def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
         """The same, of keys that have been mapped."""
-        return Features(key, pairs.value, None if pairs.all_present else pairs.present, pairs.arrival, together=pairs.together)
+        return Features(
+            key, pairs.value, None if pairs.all_present else pairs.present, pairs.arrival, max_per_token=pairs.max_per_token
+        )
 
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
@@ -130,8 +132,8 @@ class Recurrent(Memory):
         state."""
         raise NotImplementedError
 
-    def looks(self, state: State, shape: Shape) -> Looks | None:
-        """Return an object for repeated reads of a state that does not decay, if that is faster than reading it again. None
+    def repeated_reads(self, state: State, shape: Shape) -> RepeatedReads | None:
+        """Return the repeated reads of a state that does not decay, if they are faster than computing each read again. None
         otherwise."""
         return None
 

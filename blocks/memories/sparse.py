@@ -68,7 +68,7 @@ class Sparse(Holding):
         return self.slots(shape, self.size)
 
     @property
-    def looks_below(self) -> bool:
+    def reads_below(self) -> bool:
         return True
 
     @property
@@ -159,10 +159,10 @@ class Sparse(Holding):
         attention: Attend,
     ) -> tuple[Partial, State]:
         """Add the pairs as they arrive, evict the others into ``below``, and answer the queries, block by block."""
-        length, together, tokens = query.shape[1], pairs.together, call.tokens
+        length, max_per_token, tokens = query.shape[1], pairs.max_per_token, call.tokens
         column = torch.arange(length, device=query.device).expand(query.shape[0], -1)
         arrival = column if pairs.arrival is None else pairs.arrival
-        size = together * max(1, BLOCK // together)
+        size = max_per_token * max(1, BLOCK // max_per_token)
         held, arriving = self._entering(self.pairs_of(call.state), call, below), self._entering(pairs, call, below)
         if tokens.segment is not None:
             held["segment"] = torch.zeros_like(held["position"])
@@ -174,9 +174,9 @@ class Sparse(Holding):
             zip(*(of.split(size, dim=1) for of in (call.rotate(query, self.rotation), column, arrival)), strict=True)
         ):
             eligible = {name: joined_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
-            members, left = self._pass(eligible, evictions, together, call, below)
+            members, left = self._pass(eligible, evictions, max_per_token, call, below)
             if self.size:
-                hiding = hidden_by_evictions(eligible, at, evictions, together, left, tokens)
+                hiding = hidden_by_evictions(eligible, at, evictions, max_per_token, left, tokens)
                 answers.append(attention(asking, eligible["key"], eligible["value"], hiding, call.shape.softcap))
             else:
                 answers.append(_nothing(asking))
@@ -186,16 +186,16 @@ class Sparse(Holding):
         return _joined(answers), {name: held[name].contiguous() for name in call.state}
 
     def _pass(
-        self, eligible: Held, evictions: Int[Tensor, "B e"], together: int, call: Call, below: Below | None
+        self, eligible: Held, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: Below | None
     ) -> tuple[Int[Tensor, "B M H"], Int[Tensor, "B E H"]]:
         """Add the pairs that arrive in a block, one group after the other. Return which candidates are kept after the last group,
         and the number of the eviction, from 1, by which each candidate leaves; the number of evictions + 1 if it is kept."""
         present, segment, worth = eligible["position"] >= 0, call.tokens.segment, None
-        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], evictions.shape[1] // together + 1)
+        gone, left = torch.zeros_like(present), torch.full_like(eligible["position"], evictions.shape[1] // max_per_token + 1)
         if below is not None:
-            below.look(self._as_pairs(eligible, call), eligible["mapped"])
-        for first in range(0, evictions.shape[1], together):
-            column, among = evictions[:, first], slice(self.size + first + together)
+            below.set_pairs(self._as_pairs(eligible, call), eligible["mapped"])
+        for first in range(0, evictions.shape[1], max_per_token):
+            column, among = evictions[:, first], slice(self.size + first + max_per_token)
             if below is not None and self.keep.reads == "state":
                 below.reach(column)
             if self.keep.reads == "state" or worth is None:
@@ -206,7 +206,7 @@ class Sparse(Holding):
             score, resolution = (of[:, among] for of in worth)
             chosen = pairs_to_evict(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
             gone.scatter_(1, chosen, True)
-            left.scatter_(1, chosen, first // together + 1)
+            left.scatter_(1, chosen, first // max_per_token + 1)
             if below is not None:
                 below.evict(chosen, pairs.gather(1, chosen), column)
         return self._stay(gone), left
@@ -230,7 +230,7 @@ class Sparse(Holding):
                 assert below is not None, "the graph wires a state below"
                 every = self._as_pairs(eligible, call)
                 eligible |= {"mapped": repeat_heads(below.map(every), query.shape[2]), "norm": _norm(eligible["value"])}
-                below.look(every, eligible["mapped"])
+                below.set_pairs(every, eligible["mapped"])
             present = eligible["position"] >= 0
             gone = torch.zeros_like(present)
             chosen = pairs_to_evict(*self._worth(eligible, below, call.place), present, gone, present.shape[1] - self.size)

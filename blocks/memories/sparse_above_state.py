@@ -26,26 +26,26 @@ class StateBelow:
     """
 
     def __init__(
-        self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, together: int = 1
+        self, state: Bound, features: Mapped, decay: Tensor | None, like: Tensor, recurrence: Form, max_per_token: int = 1
     ) -> None:
-        """like: any tensor of the values' dtype. together: how many pairs are evicted at once, as in ``Pairs``."""
+        """like: any tensor of the values' dtype. max_per_token: as in ``Pairs``."""
         assert isinstance(state.part, Recurrent)
         self.memory, self.call, self.recurrence = state.part, state.call, recurrence
-        self.mapped, self.log_decay, self.like, self.together = features, decay, like, together
+        self.mapped, self.log_decay, self.like, self.max_per_token = features, decay, like, max_per_token
         self.seen, self.groups = state.call.state, 0
         self.evicted: list[Features] = []
         self.evictions: list[tuple[Tensor, Tensor, Tensor]] = []
         plain = decay is None and state.call.tokens.segment is None and recurrence.backend != REFERENCE
-        # A step of decode looks once.
-        self.looks = self.memory.looks(self.seen, state.call.shape) if plain and features.query.shape[1] > 1 else None
-        self.looked: Features | None = None
+        # A step of decode reads the state once.
+        self.reads = self.memory.repeated_reads(self.seen, state.call.shape) if plain and features.query.shape[1] > 1 else None
+        self.pairs_read: Features | None = None
 
     def map(self, pairs: Pairs) -> Tensor:
         """Return the pairs' keys as the state sees them."""
         return self.mapped.key(pairs)
 
-    def look(self, pairs: Pairs, keys: Tensor) -> None:
-        """Set the pairs of the calls that follow, of which some are evicted."""
+    def set_pairs(self, pairs: Pairs, keys: Tensor) -> None:
+        """Set the pairs of the calls that follow. Some of them are evicted."""
         self._settle()
         self.pairs = self.memory.mapped(keys, pairs)
 
@@ -53,17 +53,17 @@ class StateBelow:
         """Write the last evicted pairs, and advance to this column, without its decay."""
         segment = self.call.tokens.segment
         with torch.no_grad():
-            if self.looks is not None:
-                if self.looked is not self.pairs:  # ``_settle`` has gathered the pairs evicted before these, block by block
-                    self.looks.look(self.pairs, self.evicted[-1] if self.evicted else None)
-                self.looked = self.pairs
+            if self.reads is not None:
+                if self.pairs_read is not self.pairs:  # ``_settle`` has gathered the pairs evicted before these, block by block
+                    self.reads.set_pairs(self.pairs, self.evicted[-1] if self.evicted else None)
+                self.pairs_read = self.pairs
                 return
             last, before = self._last(), torch.full_like(column, -1)
             if last is not None:
                 assert last.arrival is not None
                 before = last.arrival[:, 0]
                 self._pass(replace(last, arrival=None), self._time(before, before + 1), None)
-            decay = self._time(before + 1, column) if self.together > 1 else None
+            decay = self._time(before + 1, column) if self.max_per_token > 1 else None
             if segment is not None:
                 segment = torch.nn.functional.pad(segment, (1, 0))
                 segment = segment.gather(1, column[:, None] + 1) - segment.gather(1, before[:, None] + 1)
@@ -73,8 +73,8 @@ class StateBelow:
     def distances(self) -> Tensor:
         """Return the distance between the state's answer to each pair's own key and the pair's value."""
         with torch.no_grad():
-            if self.looks is not None:
-                return self.looks.distances()
+            if self.reads is not None:
+                return self.reads.distances()
             answered = self.memory.predict(self.pairs.key, self.seen)
             return torch.linalg.vector_norm(answered - self.pairs.value, dim=-1)
 
@@ -82,11 +82,11 @@ class StateBelow:
         """Evict some of the pairs, if present, at the token in this column."""
         self.groups += 1
         self.evictions.append((index, present, column[:, None].expand(index.shape[:2])))
-        if self.looks is not None and self.looked is self.pairs:
-            self.looks.evict(index)
+        if self.reads is not None and self.pairs_read is self.pairs:
+            self.reads.evict(index)
 
     def _settle(self) -> None:
-        """Gather the evicted pairs of those set by ``look``."""
+        """Gather the evicted pairs of those set by ``set_pairs``."""
         if self.evictions:
             self.evicted.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.evictions, strict=True))))
             self.evictions = []
@@ -95,13 +95,13 @@ class StateBelow:
         pairs = self.pairs
         numbers = {} if pairs.rate is None else {"rate": pairs.rate}
         held = selected_by_heads({"key": pairs.key, "value": pairs.value} | numbers, index)
-        return Features(held["key"], held["value"], present, column, held.get("rate"), self.together)
+        return Features(held["key"], held["value"], present, column, held.get("rate"), self.max_per_token)
 
     def _last(self) -> Features | None:
         """Return the last evicted pairs; None if there are none."""
         if self.evictions:
             return self._of(*self.evictions[-1])
-        return self.evicted[-1].cut(slice(-self.together, None)) if self.evicted else None
+        return self.evicted[-1].cut(slice(-self.max_per_token, None)) if self.evicted else None
 
     def answer_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
         """Return the state's answer to the only token, at which these pairs are evicted, and the new state."""
@@ -115,7 +115,7 @@ class StateBelow:
     def answer(self) -> tuple[Partial, State]:
         """Return the state's answer to all tokens, and what it hands on."""
         self._settle()
-        evicted = _joined(self.evicted, self.together)
+        evicted = _joined(self.evicted, self.max_per_token)
         return self._recall(self.mapped.query, evicted, self.log_decay, self.call.tokens, self.call.state)
 
     def _pass(self, features: Features, log_decay: Tensor | None, segment: Tensor | None) -> None:
@@ -131,7 +131,7 @@ class StateBelow:
         """Return the decay of the tokens between two columns, B 1 N or B 1 N F: those of the last eviction and of this one."""
         if self.log_decay is None:
             return None
-        around = slice(max(self.groups - 1, 0) * self.together, (self.groups + 1) * self.together)
+        around = slice(max(self.groups - 1, 0) * self.max_per_token, (self.groups + 1) * self.max_per_token)
         decay, valid = self.log_decay[:, around], self.call.tokens.valid
         column = torch.arange(around.start, around.start + decay.shape[1], device=decay.device)
         inside = (column >= first[:, None]) & (column < end[:, None])
@@ -150,7 +150,7 @@ class StateBelow:
         return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
-def _joined(evicted: list[Features], together: int) -> Features:
+def _joined(evicted: list[Features], max_per_token: int) -> Features:
     """Return all evicted pairs, in their order; with one per token, in its own column."""
     key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in evicted), strict=True))
     others = zip(*((each.present, each.arrival, each.rate) for each in evicted), strict=True)
@@ -159,9 +159,9 @@ def _joined(evicted: list[Features], together: int) -> Features:
         key,
         value,
         torch.cat(present, dim=1),
-        torch.cat(arrival, dim=1) if together > 1 else None,
+        torch.cat(arrival, dim=1) if max_per_token > 1 else None,
         torch.cat(rate, dim=1) if rate else None,
-        together,
+        max_per_token,
     )
 
 
@@ -192,8 +192,8 @@ def _opened(
     """Return the cache and the state, the state as the cache reads it, the queries, and the pairs that arrive, if any."""
     cache, state = bound["sparse"], bound["state"]
     query, pairs = inputs["sparse"]["query"], inputs["sparse"]["pairs"]
-    together = 1 if pairs is None else pairs.together
-    below = StateBelow(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, together)
+    max_per_token = 1 if pairs is None else pairs.max_per_token
+    below = StateBelow(state, inputs["state"]["features"], inputs["state"].get("decay"), query, recurrence, max_per_token)
     return cache, state, below, query, pairs
 
 

@@ -14,13 +14,13 @@ from blocks import initialise
 from blocks.flow import Features, Mapped, Pairs, Partial
 from blocks.legend import Float, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
-from blocks.memories.looks import Looks
 from blocks.memories.recurrent import Recurrent, run
+from blocks.memories.repeated_reads import RepeatedReads
 from blocks.operation import FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Slot, State
 from blocks.part import FieldError, Fresh, Parameters, Problem
 from blocks.recurrences import additive
 from blocks.recurrences.additive.chunked import CHUNK
-from blocks.recurrences.additive.together import together
+from blocks.recurrences.additive.grouped import grouped
 from blocks.recurrences.stabilised import stabilise, stabilise_step
 from blocks.tensors import accumulating, as_dtype, least_mass, repeat_heads, with_ones
 
@@ -154,8 +154,8 @@ class StateMemory(Recurrent):
     ) -> tuple[Partial, State]:
         plain = log_decay is None and not call.shape.exponential and recurrence.backend == TORCH and not recurrence.decode
         # Without arrivals there is one pair per token, however many may be evicted at once.
-        if plain and pairs is not None and pairs.arrival is not None and pairs.together >= SHORTEST_GROUP:
-            run = partial(together, arrival=pairs.arrival, size=pairs.together)
+        if plain and pairs is not None and pairs.arrival is not None and pairs.max_per_token >= SHORTEST_GROUP:
+            run = partial(grouped, arrival=pairs.arrival, size=pairs.max_per_token)
             return self.recur(call, query, pairs, None, replace(recurrence, run=run))
         return super().recall(call, query, pairs, log_decay, recurrence)
 
@@ -212,12 +212,12 @@ class StateMemory(Recurrent):
             matrix = matrix[..., :-1]
         return matrix * state["maximum"].double().exp()[..., None] if "maximum" in state else matrix
 
-    def looks(self, state: State, shape: Shape) -> Looks | None:
+    def repeated_reads(self, state: State, shape: Shape) -> RepeatedReads | None:
         if "maximum" in state:
             return None
         if self.normalise:
-            return Looks(state["state"], (lambda key: key) if shape.even else (lambda key: scaled(key)[0]), None)
-        return Looks(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
+            return RepeatedReads(state["state"], (lambda key: key) if shape.even else (lambda key: scaled(key)[0]), None)
+        return RepeatedReads(state["state"], lambda key: key, math.sqrt(state["state"].shape[2]) if self.scale == "root" else 1.0)
 
     def problem_both_ways(self) -> str | None:
         return None if self.gate.rank_of_decay == "none" else "a state with a gate decays over time, so it is causal"
@@ -248,20 +248,24 @@ class StateMemory(Recurrent):
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)
-        answer = quotient(output, dtype, mass=mass)
-        if answer.lse is not None and log_scale is not None:
-            answer.lse = answer.lse + log_scale
-        return answer
+        return quotient(output, dtype, log_scale, mass=mass)
 
 
-def quotient(sums: Float[Tensor, "B T H V"], dtype: torch.dtype, *, mass: bool) -> Partial:
-    """Return sums of weighted values, divided by the sum of the weights, which is their last column. mass: whether its logarithm is
-    needed."""
+def quotient(
+    sums: Float[Tensor, "B T H V"], dtype: torch.dtype, log_scale: Float[Tensor, "B T H"] | None = None, *, mass: bool
+) -> Partial:
+    """Return sums of weighted values, divided by the sum of the weights, which is their last column.
+
+    log_scale: the logarithm of a factor of the sums; None: no factor. mass: whether the logarithm of the mass is needed.
+    """
     columns = sums.shape[-1] - 1
     numerator, masses = sums.narrow(-1, 0, columns), sums.narrow(-1, columns, 1)
     least = least_mass(masses.dtype)
-    answer = as_dtype(numerator / torch.threshold(masses, least, math.inf), dtype)
-    return Partial(answer, torch.threshold(masses, least, 0.0).log().squeeze(-1) if mass else None)
+    output = as_dtype(numerator / torch.threshold(masses, least, math.inf), dtype)
+    if not mass:
+        return Partial(output, None)
+    lse = torch.threshold(masses, least, 0.0).log().squeeze(-1)
+    return Partial(output, lse if log_scale is None else lse + log_scale)
 
 
 def scaled(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from blocks.operation import FLA, REFERENCE, TORCH, TRITON, Call, Form, Kind, Po
 from blocks.part import Parameters
 from blocks.softmax import dense, fla, native_obstacle, native_step, native_step_obstacle, single, triton, windowed
 from blocks.softmax.dense import hidden
-from blocks.tensors import accumulating, all_present, may_look, take
+from blocks.tensors import accumulating, all_present, may_read_numbers, take
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Window(Holding):
             carried |= self._summed(call, features, query, self.pairs_of(carried), hiding)
         position = carried["position"]
         # If each token adds its pair, windows of one size hold the same positions in all layers.
-        full = pairs.of is tokens and tokens.once(("full", self.held), lambda: all_present(position))
+        full = pairs.tokens is tokens and tokens.once(("full", self.held), lambda: all_present(position))
         answer = attention(query, carried["key"], carried["value"], None if full else position, hiding, call.shape.softcap)
         return (answer, evicted), carried
 
@@ -205,10 +205,11 @@ class Window(Holding):
         """Return the pairs that are evicted at the only token of a call, if any can be."""
         if self.shape == "terraced":
             return self._evicted_chunk(call.state, call.tokens)
-        evicted = self.pairs_of(oldest(call.state, place_of(call.tokens, self.held)))
-        if pairs.of is not None and pairs.of.once(("falls", self.held), lambda: all_present(evicted.position)):
-            evicted.looked = True
-        return evicted
+        evicted = oldest(call.state, place_of(call.tokens, self.held))
+        known = pairs.tokens is not None and pairs.tokens.once(
+            ("evicted present", self.held), lambda: all_present(evicted["position"])
+        )
+        return self.pairs_of(evicted, known_present=known)
 
     def _summed(
         self, call: Call, features: Mapping[str, Mapped], query: Tensor, every: Pairs, hiding: Tensor | None
@@ -226,11 +227,11 @@ class Window(Holding):
         """Return the chunk before the last, where the only token of a call begins one: position -1 in the rows where it does
         not."""
         begins = tokens.once(("begins", self.size), lambda: tokens.position % self.size == 0)
-        if may_look(begins) and not begins.any():
+        if may_read_numbers(begins) and not begins.any():
             return None
         index = (tokens.in_row() + torch.arange(self.size, device=begins.device)) % self.held
         evicted = self.pairs_of({name: take(entries, index) for name, entries in state.items()})
-        return replace(only(evicted, begins), arrival=torch.zeros_like(index), together=self.size)
+        return replace(only(evicted, begins), arrival=torch.zeros_like(index), max_per_token=self.size)
 
     def _beyond_two_chunks(self, tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "B 1 1 W"]:
         """Of a ring of two chunks, what hides from the only token what is neither in its own chunk nor in the one before."""
@@ -297,7 +298,7 @@ class Window(Holding):
         if segment is not None:
             present = present & (take(segment, entry) == take(segment, arrival + self.held))
         evicted = only(extended.each(lambda entries: take(entries, entry)), present)
-        return replace(evicted, arrival=arrival, together=size)
+        return replace(evicted, arrival=arrival, max_per_token=size)
 
 
 def _masked(query: Tensor, key: Tensor, pairs: Pairs, visible: Visible, softcap: float | None) -> Partial:

@@ -23,7 +23,7 @@ from blocks.reads import Shared
 from blocks.recurrences.stabilised import stabilise_step
 from blocks.tensors import repeat_heads
 
-TOGETHER = Kernel("blocks.fused.joint", "together", TRITON_PACKAGE)
+JOINT = Kernel("blocks.fused.joint", "attend_jointly", TRITON_PACKAGE)
 STEPPED = Kernel("blocks.fused.window_and_state_step", "stepped", TRITON_PACKAGE)
 RING = ("key", "value", "position")
 WIDEST = 256
@@ -36,7 +36,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     query = window.call.rotate(inputs["window"]["query"], _window(window).rotation)
     arguments = window, extended, inputs["state"]["features"], inputs["state"].get("decay"), inputs["read"]["weight"]
     state_features, rest = state.compute(_features, state, *arguments)
-    output, summed = read.compute(_together, query, extended, state_features, rest, _shared(read).asks_maximum)
+    output, summed = read.compute(_attend_jointly, query, extended, state_features, rest, _shared(read).asks_maximum)
     carried = window.compute(lambda _: _window(window).carried(window.call, extended))
     return [((None, None), carried), ((None,), {"state": summed}), ((output,), {})]
 
@@ -69,7 +69,7 @@ def _features(
     return state_features, (decay, weight, state.call.state["state"], evictions_of(memory, extended, tokens))
 
 
-def _together(
+def _attend_jointly(
     parameters: Any,
     query: Float[Tensor, "B T H D"],
     extended: Pairs,
@@ -77,7 +77,7 @@ def _together(
     rest: tuple[Any, ...],
     row_max: bool,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B N F V"]]:
-    return TOGETHER(query, extended.key, extended.value, *state_features, *rest, row_max=row_max)
+    return JOINT(query, extended.key, extended.value, *state_features, *rest, row_max=row_max)
 
 
 def evictions_of(window: Window, extended: Pairs, tokens: Tokens) -> Evictions:
@@ -245,7 +245,7 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     says = "one token against ring and state, which are written over, in one pass"
     step = Form(TRITON, says, _run_step, _step_obstacle, decode=True, missing=STEPPED.missing, refuses=True)
     says = "blocks of queries against the state before them, the pairs evicted since and the window, in one pass"
-    return (step, Form(TRITON, says, _run, _obstacle, missing=TOGETHER.missing, refuses=True))
+    return (step, Form(TRITON, says, _run, _obstacle, missing=JOINT.missing, refuses=True))
 
 
 WINDOW_ABOVE_STATE = Pattern(

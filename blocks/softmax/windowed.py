@@ -9,7 +9,7 @@ from blocks.flow import Partial
 from blocks.legend import Bool, Float, Int, Tensor, torch
 from blocks.softmax.dense import capped, hidden, raw_weights
 from blocks.softmax.native import native
-from blocks.tensors import accumulating, derives_by_hand, may_look
+from blocks.tensors import accumulating, derives_by_hand, may_read_numbers
 
 BLOCK = 64
 """Queries in a block: a smaller one leaves the matrix products too small, a larger one meets more pairs that it does not see."""
@@ -44,7 +44,7 @@ def windowed(
     within, before = None, size
     if reach is not None:
         within = _filled(reach, missing).unflatten(1, (count, block))
-        if may_look(within):
+        if may_read_numbers(within):
             # Of what may be before a block, that which its queries reach: of a window of chunks half, where chunks are blocks.
             before = min(size, max(0, int((within - torch.arange(block)).max())))
 

@@ -89,7 +89,7 @@ def test_keys_that_it_refuses_are_mapped_as_defined(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Kernel, "__call__", second_is_refused)
         with pytest.warns(RuntimeWarning, match="of a test"):
             actual, _ = run(module, data, backend="triton")
-    assert seen == ["shares", "shares", "together"]
+    assert seen == ["shares", "shares", "attend_jointly"]
     assert_close(actual, expected)
 
 

@@ -15,7 +15,7 @@ from blocks.recurrences.additive.chunked import SPAN, scan
 from blocks.recurrences.chunks import cut_documents, into_chunks, of_documents
 
 
-def together(
+def grouped(
     query: Float[Tensor, "B T H F"],
     key: Float[Tensor, "B E N F"],
     value: Float[Tensor, "B E K V"],
