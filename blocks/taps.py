@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blocks.fla import kernel, one_row, rows
+from blocks.fla_kernels import kernel, one_row, rows
 from blocks.flow import Tokens
 from blocks.kernels import gpu_obstacle
 from blocks.legend import Float, Tensor, torch

@@ -9,7 +9,7 @@ from __future__ import annotations
 from blocks.flow import Tokens
 from blocks.legend import Float, Int, Shaped, Tensor, torch
 from blocks.memories.below import Held
-from blocks.softmax import hidden
+from blocks.softmax import mask_bias
 from blocks.tensors import accumulating, in_all_rows, take
 
 
@@ -37,7 +37,7 @@ def _at_places_by_heads(
     return entries.transpose(1, 2).flatten(0, 2).index_select(0, place).unflatten(0, like.shape).transpose(1, 2)
 
 
-def hidden_by_evictions(
+def eviction_bias(
     eligible: Held,
     at: Int[Tensor, "B t"],
     evictions: Int[Tensor, "B e"],
@@ -57,9 +57,9 @@ def hidden_by_evictions(
     entered = torch.nn.functional.pad(entered, (left.shape[1] - entered.shape[0], 0))
     left = left.masked_fill(eligible["position"] < 0, 0).transpose(1, 2)
     # The mask is the same for all tokens between two evictions.
-    between = hidden((entered <= passed[:, None]) & (passed[:, None] < left[:, :, None]), accumulating(eligible["value"].dtype))
-    hiding = take(between.transpose(1, 2), (evictions[:, None] <= at[..., None]).sum(-1)).transpose(1, 2)
+    between = mask_bias((entered <= passed[:, None]) & (passed[:, None] < left[:, :, None]), accumulating(eligible["value"].dtype))
+    bias = take(between.transpose(1, 2), (evictions[:, None] <= at[..., None]).sum(-1)).transpose(1, 2)
     if tokens.segment is None:
-        return hiding
+        return bias
     own = eligible["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, at)[:, None, :, None]
-    return hiding + hidden(own, hiding.dtype)
+    return bias + mask_bias(own, bias.dtype)

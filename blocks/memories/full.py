@@ -19,7 +19,7 @@ from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories.base import Memory
 from blocks.operation import EVERY, FLA, REFERENCE, TORCH, Call, Form, Kind, Port, Setting, Slot, State, row_obstacle, size_obstacle
 from blocks.part import Parameters
-from blocks.softmax import dense, fla, native_step, native_step_obstacle, single
+from blocks.softmax import dense, fla_forms, native_step, native_step_obstacle, single
 from blocks.tensors import accumulating, all_present, settled
 
 
@@ -103,7 +103,7 @@ class Full(Memory):
     def forms(self, shape: Shape) -> tuple[Form, ...]:
         masked = partial(self.answer, attention=self._masked)
         step_run = partial(self.answer_step, attention=single)
-        kernel, obstacle = (fla.FORGETTING, _kernel_obstacle) if self.fades else (fla.ATTENTION, _packed_obstacle)
+        kernel, obstacle = (fla_forms.FORGETTING, _kernel_obstacle) if self.fades else (fla_forms.ATTENTION, _packed_obstacle)
         forms = (
             Form(REFERENCE, "all pairs, masked", masked),
             Form(FLA, kernel.name, partial(self.answer, attention=self._by_kernel), obstacle, missing=kernel.missing, refuses=True),
@@ -181,8 +181,8 @@ class Full(Memory):
             seen = None
         faded = self._faded(call, decay)
         # For a single token, the sums of log decays are those of the new state.
-        hiding = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
-        answer = attention(self._rotate_and_scale(query, call), key, value, seen, hiding, call.shape.softcap)
+        bias = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
+        answer = attention(self._rotate_and_scale(query, call), key, value, seen, bias, call.shape.softcap)
         return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
 
     def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
@@ -227,7 +227,7 @@ class Full(Memory):
             raise Refused("in this call tokens see later ones")
         segment = call.tokens.extended_segment(key.shape[1] - query.shape[1])
         since = None if faded is None else faded.since
-        return fla.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
+        return fla_forms.all_before(query, key, value, position >= 0, segment, call.shape.window, since)
 
     def _native(
         self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, pairs: Pairs, call: Call, faded: Fading | None
@@ -288,7 +288,7 @@ def _carried(faded: Fading | None) -> State:
 
 def _kernel_obstacle(setting: Setting) -> str | None:
     """Return why a kernel that needs a pair at every token cannot run, or None."""
-    return fla.obstacle(setting) or (
+    return fla_forms.obstacle(setting) or (
         None if setting.every_pair else "it needs a pair of every token, and these are evicted by a memory"
     )
 

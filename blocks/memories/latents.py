@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt, field_validator
 
-from blocks import fla, initialise
+from blocks import fla_kernels, initialise
 from blocks.flow import Partial, Tokens
 from blocks.legend import Float, Int, Shape, Tensor, torch
 from blocks.memories import pooling
@@ -79,7 +79,7 @@ class Latents(Memory):
             Form(REFERENCE, "one token after the other, with a running maximum (eq. 19)", partial(self.answer, means=_sequential)),
             Form(
                 FLA, "fused_additive_gate, then chunk_gla: chunk_lightnet with gates of float32",
-                partial(self.answer, means=_by_kernels), fla.obstacle, missing=cumulative_fla.missing, refuses=True,
+                partial(self.answer, means=_by_kernels), fla_kernels.obstacle, missing=cumulative_fla.missing, refuses=True,
             ),
             Form(TORCH, "one step of eq. 19", self.answer_step, row_obstacle, decode=True),
             *(

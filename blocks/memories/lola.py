@@ -14,7 +14,7 @@ from blocks.legend import Bool, Int, Tensor, torch
 from blocks.memories.sparse import Sparse
 from blocks.memories.state import StateMemory, scaled
 from blocks.memories.window import Window
-from blocks.memories.window_above_state import documents_of, to_write_over, weight_over
+from blocks.memories.window_above_state import document_starts, to_write_over, weight_over
 from blocks.operation import TRITON, Form, Kind, Setting, State, size_obstacle
 from blocks.part import Part
 from blocks.pattern import Bound, Pattern
@@ -90,7 +90,7 @@ def _pieces(tokens: Tokens, size: int) -> tuple[Tensor, Tensor, Tensor | None, T
     """Return the first token of each chunk of the call, as in ``blocks.fused.cascade``, the number of chunks and of real
     tokens, the first entry of each entry's document, and that of the last token's document."""
     position, valid = tokens.position, tokens.valid
-    start, ends, count = documents_of(tokens, 2 * size)
+    start, ends, count = document_starts(tokens, 2 * size)
     token = torch.arange(position.shape[1], device=position.device)
     begins = (position % size == 0) | (token == 0)
     if valid is not None:
@@ -159,7 +159,7 @@ def _obstacle(window: Window, sparse: Sparse, setting: Setting) -> str | None:
     unknown = None if type(keep) in KNOWN else keep.reads
     reasons = {
         "it has no gradient": setting.gradients,
-        "it supports only a window that moves by chunks": window.shape != "terraced",
+        "it supports only a window that moves by chunks": window.is_sliding,
         "of scores that read the state it supports `self_recall` and `relative_recall`": unknown == "state",
         "of scores that read the window it supports `squared_error`, `absolute_error` and `overestimate`": unknown == "window",
         "window and cache must rotate their keys alike": window.rotation.base != sparse.rotation.base,

@@ -5,7 +5,7 @@ L below is the number of latents of a head. query: p(l|t); logits: those of p(s|
 
 from __future__ import annotations
 
-from blocks import fla
+from blocks import fla_kernels
 from blocks.flow import Tokens
 from blocks.kernels import TRITON_PACKAGE, Kernel, gpu_obstacle
 from blocks.legend import Float, Tensor, torch
@@ -28,7 +28,7 @@ def by_kernel(
 def _stretches(tokens: Tokens) -> Stretches:
     batch, length = tokens.position.shape
     if tokens.segment is not None:
-        return Stretches.of(fla.rows(tokens.segment).bounds)
+        return Stretches.of(fla_kernels.rows(tokens.segment).bounds)
     return Stretches.of(torch.arange(0, batch * length + 1, length, device=tokens.position.device))
 
 

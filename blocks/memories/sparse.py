@@ -14,7 +14,7 @@ from blocks.flow import Pairs, Partial
 from blocks.legend import Bool, Float, Int, Number, Shape, Tensor, torch
 from blocks.memories.base import Memory, Misplaced
 from blocks.memories.below import Below, Held, selected
-from blocks.memories.eligible import by_heads, hidden_by_evictions, joined_by_heads, selected_by_heads
+from blocks.memories.eligible import by_heads, eviction_bias, joined_by_heads, selected_by_heads
 from blocks.memories.holding import Holding
 from blocks.memories.recurrent import Recurrent
 from blocks.memories.window import Window
@@ -176,8 +176,8 @@ class Sparse(Holding):
             eligible = {name: joined_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
             members, left = self._pass(eligible, evictions, max_per_token, call, below)
             if self.size:
-                hiding = hidden_by_evictions(eligible, at, evictions, max_per_token, left, tokens)
-                answers.append(attention(asking, eligible["key"], eligible["value"], hiding, call.shape.softcap))
+                bias = eviction_bias(eligible, at, evictions, max_per_token, left, tokens)
+                answers.append(attention(asking, eligible["key"], eligible["value"], bias, call.shape.softcap))
             else:
                 answers.append(_nothing(asking))
             held = selected_by_heads(eligible, members)

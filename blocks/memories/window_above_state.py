@@ -57,7 +57,7 @@ def _features(
     """Return the state's queries and keys, its decay, the weight of the window over it, the state itself, and the evicted
     entries."""
     tokens, shape, memory = state.call.tokens, state.call.shape, _window(window)
-    most = tokens.position.shape[1] + (0 if memory.shape == "sliding" else memory.size - 1)
+    most = tokens.position.shape[1] + (0 if memory.is_sliding else memory.size - 1)
     key = features.key(extended.each(lambda entries: entries[:, :most]))
     query, log_scale = features.query, None
     if not shape.even:
@@ -83,11 +83,11 @@ def _attend_jointly(
 def evictions_of(window: Window, extended: Pairs, tokens: Tokens) -> Evictions:
     """Which entries the state has at each token."""
     held, size = window.held, window.size
-    evicted, start, ends, count = tokens.once(("fall", window.shape, size), lambda: _tables(window, tokens))
+    evicted, start, ends, count = tokens.once(("evictions", window.is_sliding, size), lambda: _tables(window, tokens))
     absent = (extended.position[:, :held] < 0).sum(1)
     # A terraced window has room for pairs that are in the state by now.
-    first = absent if window.shape == "sliding" else absent.maximum(size - 1 - (tokens.position[:, 0] - 1) % size)
-    reach, length = (1 if window.shape == "sliding" else size), tokens.position.shape[1]
+    first = absent if window.is_sliding else absent.maximum(size - 1 - (tokens.position[:, 0] - 1) % size)
+    reach, length = (1 if window.is_sliding else size), tokens.position.shape[1]
     end = torch.full_like(first, length) if evicted is None else evicted[:, -1]
     rows = torch.stack((first, end, ends, count), dim=1).to(torch.int32)
     return Evictions(held, reach, length + reach - 1, rows, evicted, start)
@@ -99,24 +99,24 @@ def _tables(window: Window, tokens: Tokens) -> tuple[Tensor | None, Tensor | Non
     position, valid = tokens.position, tokens.valid
     length, size = position.shape[1], window.size
     token = torch.arange(length, device=position.device)
-    start, ends, count = documents_of(tokens, window.held)
+    start, ends, count = document_starts(tokens, window.held)
     evicted = None
-    if window.shape == "terraced":
+    if not window.is_sliding:
         evicted = size + token - position % size
     elif valid is not None:
         evicted = (token + 1).expand_as(position)
     if evicted is not None and valid is not None:
         last = (count - 1).clamp(min=0)[:, None]
         # Nothing is evicted at padding; a row of padding alone has the entries evicted before.
-        before = 0 if window.shape == "sliding" else size - 1 - (position[:, :1] - 1) % size
+        before = 0 if window.is_sliding else size - 1 - (position[:, :1] - 1) % size
         evicted = torch.where(valid, evicted, torch.where(valid.any(1, keepdim=True), evicted.gather(1, last), before))
     evicted, start = (None if table is None else table.to(torch.int32).contiguous() for table in (evicted, start))
     return evicted, start, ends, count
 
 
-def documents_of(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the first entry of each entry's document (None: a row is one), that of the last token's, and how many tokens are
-    real."""
+def document_starts(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | None, Int[Tensor, " B"], Int[Tensor, " B"]]:
+    """Return the first entry of each entry's document (None: a row is one document), the first entry of the last token's document,
+    and the number of real tokens."""
     position, valid, segment = tokens.position, tokens.valid, tokens.extended_segment(held)
     count = torch.full_like(position[:, 0], position.shape[1]) if valid is None else valid.sum(1)
     if segment is None:
@@ -135,7 +135,7 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     query_features, taken, decay, weight, summed = state.compute(_step_features, state, *arguments)
     held, call = to_write_over(window.call), window.call
     query, ring = call.rotate(inputs["window"]["query"], _window(window).rotation), tuple(held[name] for name in RING)
-    further = {"size": 0 if _window(window).shape == "sliding" else _window(window).size, "row_max": _shared(read).asks_maximum}
+    further = {"size": 0 if _window(window).is_sliding else _window(window).size, "row_max": _shared(read).asks_maximum}
 
     def answer(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]

@@ -25,8 +25,8 @@ class DocumentFactors:
     across: Float[Tensor, "B n"]
 
 
-def documents_of(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) -> DocumentFactors:
-    """Return the documents of ``B T`` tokens in chunks of so many."""
+def document_factors(segment: Int[Tensor, "B T"], chunk: int, dtype: torch.dtype) -> DocumentFactors:
+    """Return which tokens share a document. chunk: tokens in a chunk. dtype: of the factors."""
     batch, length = segment.shape
     starts = torch.arange(0, length, chunk, device=segment.device)
     before = torch.cat((segment.new_zeros(batch, 1), segment[:, starts[1:] - 1]), dim=1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from blocks.fla import kernel, one_row, rows
+from blocks.fla_kernels import kernel, one_row, rows
 from blocks.legend import Float, Int, Tensor
-from blocks.recurrences.additive import fla as additive
+from blocks.recurrences.additive import fla_forms as additive
 
 GATE = kernel("ops.gsa.gate", "fused_additive_gate")
 NOWHERE = -1e30

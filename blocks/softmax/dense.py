@@ -23,7 +23,7 @@ def dense(
 ) -> Partial:
     """Softmax over the visible pairs, in blocks of queries. Keys and values are not repeated for the query heads.
 
-    visible: one mask for all heads, or one per key head, or the result of ``hidden`` for it. softcap: see ``capped``. faded:
+    visible: one mask for all heads, or one per key head, or the result of ``mask_bias`` for it. softcap: see ``capped``. faded:
     running sums of decay at the queries and at the pairs; a logit decreases by their difference.
     """
     dtype = accumulating(query.dtype)
@@ -57,12 +57,12 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 def masked_softmax(logits: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, log-sum-exp and largest logit over the last dimension; 0, -inf and -inf where nothing is visible."""
-    raw, mass, lse, maximum = raw_weights(logits + hidden(visible, logits.dtype))
+    raw, mass, lse, maximum = raw_weights(logits + mask_bias(visible, logits.dtype))
     return raw / mass[..., None], lse, maximum
 
 
-def hidden(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor to add to logits: 0 for visible pairs, -inf for others. A floating-point argument is returned unchanged.
+def mask_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor to add to logits: 0 for visible pairs, -inf for others. A floating-point argument is not computed again.
     Adding is many times as fast as filling by a mask."""
     if visible.dtype != torch.bool:
         return visible.to(dtype)

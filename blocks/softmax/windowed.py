@@ -7,7 +7,7 @@ from functools import partial
 
 from blocks.flow import Partial
 from blocks.legend import Bool, Float, Int, Tensor, torch
-from blocks.softmax.dense import capped, hidden, raw_weights
+from blocks.softmax.dense import capped, mask_bias, raw_weights
 from blocks.softmax.native import native
 from blocks.tensors import accumulating, derives_by_hand, may_read_numbers
 
@@ -69,7 +69,7 @@ def windowed(
         from blocks.softmax.gradients import blocks as with_gradients
 
         keys, values = (of[:, size - before :].to(dtype) for of in (key, value))
-        output, lse, maximum = with_gradients(query.to(dtype), keys, values, hidden(visible, dtype), before)
+        output, lse, maximum = with_gradients(query.to(dtype), keys, values, mask_bias(visible, dtype), before)
         return Partial(output.to(query.dtype), lse, maximum=maximum)
 
     queries = _filled(query.to(dtype), missing).unflatten(1, (count, block))
@@ -92,7 +92,7 @@ def _of_products(
     keys, values = key.transpose(2, 3), value.transpose(2, 3)
     # Copied row by row here; the product would copy the transposed keys number by number.
     logits = (grouped.flatten(3, 4) @ keys.contiguous().mT).unflatten(3, grouped.shape[3:5])
-    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + hidden(visible, logits.dtype)[:, :, None, None])
+    raw, mass, lse, largest = raw_weights(capped(logits, softcap) + mask_bias(visible, logits.dtype)[:, :, None, None])
     # Divided here, the output has V numbers to divide and the weights S.
     output = (raw.flatten(3, 4) @ values).unflatten(3, grouped.shape[3:5]) / mass[..., None]
     lse, largest = (of.permute(0, 1, 4, 2, 3).flatten(3, 4) for of in (lse, largest))
@@ -109,7 +109,7 @@ def _of_kernel(
     batch = query.shape[0]
     seen = visible.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
     rows = (of.flatten(0, 1) for of in (query, key, value))
-    answer = native(*rows, hiding=hidden(seen, query.dtype))
+    answer = native(*rows, bias=mask_bias(seen, query.dtype))
     assert answer.lse is not None, "the kernel returns it"
     return answer.output.unflatten(0, (batch, -1)), answer.lse.unflatten(0, (batch, -1))
 

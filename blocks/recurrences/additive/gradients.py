@@ -24,7 +24,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
-from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, ending_keys, mask_weights
+from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, document_factors, ending_keys, mask_weights
 from blocks.tensors import put_rows, rows
 
 
@@ -39,7 +39,7 @@ def chunks(
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Return the recurrence's output and its last state. left: E, where decay makes it another tensor than the keys; whole: w."""
-    documents = None if segment is None else documents_of(segment, chunk, query.dtype)
+    documents = None if segment is None else document_factors(segment, chunk, query.dtype)
     return _Chunks.apply(query, key, left, value, whole, state, documents, chunk)
 
 

@@ -27,7 +27,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from blocks.legend import Float, Int
-from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, documents_of, lower_triangle
+from blocks.recurrences.by_chunk import ChunkSizes, DocumentFactors, document_factors, lower_triangle
 from blocks.tensors import put_rows, rows
 
 STEEPEST = -1e4
@@ -45,7 +45,7 @@ def chunks(
     chunk: int,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B N F V"]]:
     """Return the rule's output and its last state."""
-    documents = None if segment is None else documents_of(segment, chunk, query.dtype)
+    documents = None if segment is None else document_factors(segment, chunk, query.dtype)
     return _Chunks.apply(query, key, value, rate, log_decay, state, documents, chunk)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blocks.flow import Tokens
 from blocks.memories.below import Held, selected
-from blocks.memories.eligible import by_heads, hidden_by_evictions, joined_by_heads, selected_by_heads
+from blocks.memories.eligible import by_heads, eviction_bias, joined_by_heads, selected_by_heads
 from tests.blocks.support import random
 
 
@@ -55,7 +55,7 @@ def test_a_pair_is_seen_from_fall_to_fall(documents: bool, size: int, max_per_to
         assert tokens.segment is not None
         segment = tokens.segment.tolist()
         pairs["segment"] = torch.randint(0, 3, (2, entries, 3))
-    result = hidden_by_evictions(pairs, at, evictions, max_per_token, left, tokens)
+    result = eviction_bias(pairs, at, evictions, max_per_token, left, tokens)
     assert result.shape == (2, 3, length, entries)
     facts = {name: pairs[name].tolist() for name in pairs.keys() & {"position", "segment"}}
     numbers, leaves, hides = left.tolist(), columns.tolist(), result.tolist()

@@ -8,7 +8,7 @@ import torch
 import tests.interpreter  # noqa: F401 - the kernels run in it
 from blocks.operation import Setting
 from blocks.recurrences.delta import naive
-from blocks.recurrences.delta.fla import chunked, obstacle, step
+from blocks.recurrences.delta.fla_forms import chunked, obstacle, step
 from tests.blocks.recurrences.delta.problems import RANKS, draw
 from tests.blocks.recurrences.kernels import CLOSE, compared
 from tests.laws.cases import SMALL

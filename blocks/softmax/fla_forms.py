@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from blocks.fla import kernel, one_row, rows
+from blocks.fla_kernels import kernel, one_row, rows
 from blocks.flow import Partial
 from blocks.kernels import Kernel, gpu_obstacle
 from blocks.legend import Bool, Float, Int, Tensor, torch

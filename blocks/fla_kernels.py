@@ -1,4 +1,4 @@
-"""Common functions of the forms on flash-linear-attention (fla): when they fit, packed documents, padding of sizes.
+"""Common functions of the forms on flash-linear-attention (fla): when they can run, packed documents, padding of sizes.
 
 fla's kernels expect B T H D with the same number of heads in all inputs, in float32 or bfloat16, and keep states in float32.
 Several documents are concatenated into one row, with their bounds (``cu_seqlens``) and one state for each document.

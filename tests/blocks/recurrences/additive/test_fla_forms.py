@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401 - the kernels run in it
-from blocks.fla import obstacle, step_obstacle
+from blocks.fla_kernels import obstacle, step_obstacle
 from blocks.operation import Setting
 from blocks.recurrences.additive import FORMS, naive
-from blocks.recurrences.additive.fla import chunked, step
+from blocks.recurrences.additive.fla_forms import chunked, step
 from tests.blocks.recurrences.additive.problems import RANKS, draw
 from tests.blocks.recurrences.kernels import CLOSE, compared
 from tests.laws.cases import SMALL

@@ -6,7 +6,7 @@ the values' dtype, bfloat16 in a model of bfloat16, and summed in float32.
 
 from __future__ import annotations
 
-from blocks.fla import (
+from blocks.fla_kernels import (
     answered,
     filled_state,
     in_chunks,

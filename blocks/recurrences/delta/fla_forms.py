@@ -5,8 +5,8 @@ its own copy of a shared state.
 
 from __future__ import annotations
 
-from blocks import fla
-from blocks.fla import (
+from blocks import fla_kernels
+from blocks.fla_kernels import (
     answered,
     filled_state,
     in_chunks,
@@ -35,7 +35,7 @@ def obstacle(setting: Setting) -> str | None:
     """Of the chunked form."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
         return f"its kernel supports {MOST_FEATURES} features at most"
-    return fla.obstacle(setting)
+    return fla_kernels.obstacle(setting)
 
 
 def chunked(

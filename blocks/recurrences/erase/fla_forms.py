@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from blocks import fla
-from blocks.fla import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
+from blocks import fla_kernels
+from blocks.fla_kernels import answered, filled_state, in_chunks, kernel, missing_of, to_heads, width
 from blocks.kernels import gently
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
@@ -22,7 +22,7 @@ def obstacle(setting: Setting) -> str | None:
     """Of the chunked form."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
         return f"its kernel supports {MOST_FEATURES} features at most"
-    return fla.obstacle(setting)
+    return fla_kernels.obstacle(setting)
 
 
 def chunked(

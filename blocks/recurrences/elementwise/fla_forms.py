@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from blocks import fla
-from blocks.fla import kernel
+from blocks import fla_kernels
+from blocks.fla_kernels import kernel
 from blocks.legend import Float, Int, Tensor, torch
 from blocks.operation import Setting
 
@@ -22,8 +22,10 @@ def missing() -> str | None:
 
 
 def obstacle(setting: Setting) -> str | None:
-    """Of the form. Of a model of float16, too, it computes in float32."""
-    return fla.gpu_obstacle(setting) if setting.dtype == "float16" and not setting.one_token else fla.obstacle(setting)
+    """Return why the form cannot run, or None. It computes in float32, also in a model of float16."""
+    return (
+        fla_kernels.gpu_obstacle(setting) if setting.dtype == "float16" and not setting.one_token else fla_kernels.obstacle(setting)
+    )
 
 
 def chunked(

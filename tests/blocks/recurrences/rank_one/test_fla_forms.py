@@ -12,7 +12,7 @@ import torch
 import tests.interpreter  # noqa: F401 - the kernels run in it
 from blocks.operation import Setting
 from blocks.recurrences.rank_one import naive
-from blocks.recurrences.rank_one.fla import chunked, obstacle, step
+from blocks.recurrences.rank_one.fla_forms import chunked, obstacle, step
 from tests.blocks.recurrences.kernels import CLOSE, compared
 from tests.blocks.recurrences.rank_one.problems import draw
 from tests.laws.cases import SMALL
