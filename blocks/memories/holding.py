@@ -21,8 +21,8 @@ class Holding(Memory):
     bounded: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"size", "evict"}
-    evict: Literal["fall", "drop"] = "fall"
-    """Whether evicted pairs enter the memory below or are discarded."""
+    evict: Literal["next", "drop"] = "next"
+    """next: evicted pairs enter the next memory. drop: they are discarded."""
 
     @property
     def drops(self) -> bool:
@@ -37,7 +37,7 @@ class Holding(Memory):
         pair = (count, shape.heads if by_query_head else shape.key_heads)
         slots = {"key": Slot((*pair, shape.head_dim), "pairs"), "value": Slot((*pair, shape.value_dim), "pairs")}
         slots["position"] = Slot(pair if by_query_head else pair[:1], "int64", -1)
-        if self.evict == "fall":
+        if not self.drops:
             if shape.convolved_heads:
                 slots["convolved"] = Slot((count, shape.heads if by_query_head else shape.convolved_heads, shape.head_dim), "pairs")
             slots |= {
