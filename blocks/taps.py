@@ -60,7 +60,7 @@ def _tap_by_tap(extended: Tensor, taps: Tensor, segment: Tensor | None, length: 
 def filtered_step(
     inputs: Float[Tensor, "B 1 h D"], weight: Float[Tensor, "w D kernel"], _: Tokens, earlier: Float[Tensor, "B P h D"]
 ) -> tuple[Tensor, Tensor]:
-    """The same for one token, of the document that the earlier ones belong to: all taps at once."""
+    """Filter one token, of the document that the earlier tokens belong to: all taps at once."""
     extended, taps = torch.cat((earlier, inputs), dim=1), as_dtype(weight, inputs.dtype).permute(2, 0, 1)
     heads, own = inputs.shape[2], weight.shape[0]
     if heads == own:
@@ -83,7 +83,7 @@ def filtered_by_kernel(
     tokens: Tokens,
     earlier: Float[Tensor, "B P h D"],
 ) -> tuple[Tensor, Tensor]:
-    """The same in one pass, by fla's kernel: the earlier inputs are placed before the others, as tokens whose outputs are
+    """Filter the tokens in one pass, by fla's kernel. The earlier inputs are placed before those of the call, and their outputs are
     discarded."""
     past = earlier.shape[1]
     extended = torch.cat((earlier, inputs), dim=1)

@@ -33,12 +33,13 @@ def all_present(position: Int[Tensor, "B S"] | Int[Tensor, "B S K"]) -> bool:
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums are kept in: float32, or float64 where the model is in float64."""
+    """Return the dtype of sums: float32, or float64 if the model is in float64."""
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def least_mass(dtype: torch.dtype) -> float:
-    """Below it there is no mass: a little earlier than at 0, since a quotient's gradient divides by the square of its mass."""
+    """Return the smallest sum that counts as a mass. It is above 0, since the gradient of a quotient divides by the square of the
+    mass."""
     return 1e8 * torch.finfo(dtype).tiny
 
 
@@ -50,7 +51,7 @@ def as_dtype(states: Tensor, dtype: torch.dtype) -> Tensor:
 def affine(
     states: Float[Tensor, "*rest C"], weight: Float[Tensor, "n C"], bias: Float[Tensor, " n"], dtype: torch.dtype
 ) -> Float[Tensor, "*rest n"]:
-    """x Wᵀ + b in ``dtype``, the product in the weight's dtype: a bias may be wider."""
+    """Return x Wᵀ + b in ``dtype``. The product is computed in the weight's dtype; the bias may be wider."""
     states = as_dtype(states, weight.dtype)
     if bias.dtype == weight.dtype:
         return as_dtype(torch.nn.functional.linear(states, weight, bias), dtype)
@@ -94,8 +95,8 @@ def repeat_heads(states: Tensor, heads: int, dim: int = 2) -> Tensor:
 
 
 def rows(states: Float[Tensor, "B T H x"], tokens: slice, heads: int) -> Float[Tensor, "Bh c x"]:
-    """These tokens as the rows of matrix products, one matrix for each of ``heads`` heads of each text. Where there are more heads
-    in ``states``, the rows of those that share one of ``heads`` follow each other."""
+    """Return these tokens as the rows of matrix products, one matrix for each of ``heads`` heads of each text. Where there are more
+    heads in ``states``, the rows of those that share one of ``heads`` follow each other."""
     own = states[:, tokens].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
     return own.reshape(states.shape[0] * heads, -1, states.shape[-1])
 

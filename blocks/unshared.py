@@ -64,7 +64,7 @@ class Copies(Part):
     def own(
         self, difference: Float[Tensor, "H x C"], hidden: Float[Tensor, "B T C"], shared: Float[Tensor, "B T H x"]
     ) -> Float[Tensor, "B T H x"]:
-        """Of each query head."""
+        """Return the keys or values of each query head: the shared ones, plus a learned difference."""
         added = torch.nn.functional.linear(hidden.to(difference.dtype), difference.flatten(0, 1))
         return shared + added.view(shared.shape).to(shared.dtype)
 

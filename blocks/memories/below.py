@@ -32,7 +32,7 @@ class Below(Protocol):
         ...
 
     def distances(self) -> Float[Tensor, "B E H"]:
-        """Return the distance between each pair's value and the state's answer to the pair's own key."""
+        """Return the distance between each pair's value and the state's output for the pair's own key."""
         ...
 
     def evict(self, index: Int[Tensor, "B M H"], present: Bool[Tensor, "B M H"], column: Int[Tensor, " B"]) -> None:

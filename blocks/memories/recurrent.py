@@ -25,7 +25,7 @@ class Recurrent(Memory):
     takes_several: ClassVar[bool] = True
     incidental: ClassVar[frozenset[str]] = Memory.incidental | {"gate"}
     gate: GateConfig = NoGate()
-    """How fast it forgets."""
+    """The gate that computes the decay of the state."""
 
     @property
     def gates(self) -> Gate:
@@ -87,7 +87,7 @@ class Recurrent(Memory):
         return self.mapped(features.key(pairs), pairs)
 
     def mapped(self, key: Float[Tensor, "B E N F"], pairs: Pairs) -> Features:
-        """The same, of keys that have been mapped."""
+        """Return the pairs in the form that this memory writes. key: their features."""
         return Features(
             key, pairs.value, None if pairs.all_present else pairs.present, pairs.arrival, max_per_token=pairs.max_per_token
         )
@@ -124,7 +124,8 @@ class Recurrent(Memory):
     def recur(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
     ) -> tuple[Partial, State]:
-        """The same for at most one pair per token, in the token's own column; in decode, for all pairs of the only token."""
+        """Compute ``recall`` for at most one pair per token, in the token's own column; in decode, for all pairs of the only
+        token."""
         raise NotImplementedError
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
@@ -139,7 +140,7 @@ class Recurrent(Memory):
 
 
 def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -> Features:
-    """No pair at any of the queries' tokens. dtype: of the values."""
+    """Return features that have no pair at any of the queries' tokens. dtype: of the values."""
     key = query.new_zeros(*query.shape[:2], shape.state_heads, shape.features)
     value = query.new_zeros(*query.shape[:2], shape.key_heads, shape.value_dim, dtype=dtype)
     absent = torch.zeros(query.shape[:2], dtype=torch.bool, device=query.device)
@@ -147,7 +148,7 @@ def nothing(query: Float[Tensor, "B T H F"], shape: Shape, dtype: torch.dtype) -
 
 
 def still(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
-    """The decay of the tokens, and none at padding."""
+    """Return the decay of the tokens, with 0 (no decay) at padding."""
     valid = tokens.valid
     if log_decay is None or valid is None:
         return log_decay
@@ -155,5 +156,5 @@ def still(log_decay: Tensor | None, tokens: Tokens) -> Tensor | None:
 
 
 def run(recurrence: Form, call: Call, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What the recurrence makes of inputs, the state last."""
+    """Run the recurrence. Return its output and the new state. inputs: its arguments in order, the state last."""
     return recurrence.run(*inputs, in_place=call.in_place) if recurrence.decode else recurrence.run(*inputs)

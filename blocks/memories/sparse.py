@@ -130,14 +130,14 @@ class Sparse(Holding):
     def answer(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B T H D"], pairs: Pairs, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
-        """Return the answer of a cache that has no state below it, and its new state."""
+        """Return the partial of a cache without a state below it, and the cache's new state."""
         partial, state = self.attend(parameters, query, pairs, call, below=None, attention=attention)
         return (partial, None), state
 
     def answer_step(
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
-        """The same for one token."""
+        """Return the partial of a cache without a state below it, for one token, and the cache's new state."""
         answer, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
         return (answer, None), state
 
@@ -257,7 +257,8 @@ class Sparse(Holding):
         return held | {"position": position}
 
     def _entering(self, pairs: Pairs, call: Call, below: Below | None) -> Held:
-        """The same, with what is computed of each once."""
+        """Return the pairs in the form of the state, with their mapped keys and the norms of their values, which are computed
+        once."""
         held = self._held(pairs, call)
         if below is not None:
             pairs = pairs if "convolved" in call.state else replace(pairs, convolved=pairs.key)
@@ -293,13 +294,13 @@ def _norm(value: Float[Tensor, "B E H V"]) -> Float[Tensor, "B E H"]:
 
 
 def _nothing(query: Tensor) -> Partial:
-    """Return the answer of a cache without room."""
+    """Return the partial of a cache of size 0: no pair, and an output of 0."""
     empty = query.new_full(query.shape[:3], -math.inf, dtype=accumulating(query.dtype))
     return Partial(torch.zeros_like(query), empty, maximum=empty)
 
 
 def _joined(answers: list[Partial]) -> Partial:
-    """Return the answers to tokens, concatenated."""
+    """Concatenate the partials of blocks of tokens."""
     output, lse = (torch.cat(of, dim=1) for of in zip(*((each.output, each.lse) for each in answers), strict=True))
     largest = [each.maximum for each in answers if each.maximum is not None]
     return Partial(output, lse, maximum=torch.cat(largest, dim=1) if largest else None)

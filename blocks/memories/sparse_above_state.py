@@ -41,7 +41,7 @@ class StateBelow:
         self.pairs_read: Features | None = None
 
     def map(self, pairs: Pairs) -> Tensor:
-        """Return the pairs' keys as the state sees them."""
+        """Return the features of the pairs' keys in the state."""
         return self.mapped.key(pairs)
 
     def set_pairs(self, pairs: Pairs, keys: Tensor) -> None:
@@ -71,7 +71,7 @@ class StateBelow:
                 self._pass(self._nothing(1), decay, segment)
 
     def distances(self) -> Tensor:
-        """Return the distance between the state's answer to each pair's own key and the pair's value."""
+        """Return the distance between the state's output for each pair's own key and the value of the pair."""
         with torch.no_grad():
             if self.reads is not None:
                 return self.reads.distances()
@@ -104,7 +104,7 @@ class StateBelow:
         return self.evicted[-1].cut(slice(-self.max_per_token, None)) if self.evicted else None
 
     def answer_step(self, pairs: Pairs | None, keys: Tensor | None) -> tuple[Partial, State]:
-        """Return the state's answer to the only token, at which these pairs are evicted, and the new state."""
+        """Return the state's partial for the only token, at which these pairs are evicted, and the new state."""
         taken = None
         if pairs is not None and keys is not None:
             taken = self.memory.mapped(keys, pairs)
@@ -113,7 +113,7 @@ class StateBelow:
         return self.memory.recall(self.call, self.mapped.query, taken, self.log_decay, self.recurrence)
 
     def answer(self) -> tuple[Partial, State]:
-        """Return the state's answer to all tokens, and what it hands on."""
+        """Return the state's partial for all tokens, and its new state."""
         self._settle()
         evicted = _joined(self.evicted, self.max_per_token)
         return self._recall(self.mapped.query, evicted, self.log_decay, self.call.tokens, self.call.state)
@@ -146,7 +146,7 @@ class StateBelow:
         return self.memory.recall(call, query, features, log_decay, self.recurrence)
 
     def _nothing(self, length: int) -> Features:
-        """No pair at any of so many tokens."""
+        """Return features without a pair at any of ``length`` tokens."""
         return nothing(self.mapped.query[:, :length], self.call.shape, self.like.dtype)
 
 
@@ -178,7 +178,7 @@ def _answer(
 def _answer_step(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
-    """The same in a step of decode."""
+    """Return the outputs of the cache and of the state for one token."""
     cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
     answers = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
     exact, *arriving, held = answers

@@ -144,7 +144,7 @@ class StateMemory(Recurrent):
         return (answer,), state
 
     def _skipped(self, parameters: Parameters, answer: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
-        """With the tokens' own values."""
+        """Return the partial with the tokens' own values added, times the learned ``skip`` of each head."""
         output = answer.output
         own = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
         return replace(answer, output=output + own)
@@ -225,7 +225,7 @@ class StateMemory(Recurrent):
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
     ) -> tuple[tuple[Partial], State]:
-        """The same with the sums of a token's whole document, before and after it."""
+        """Answer each token from the sums over its whole document, before and after the token."""
         query, taken, tokens = features.query, self.features(features, pairs), call.tokens
         dtype, exponential = pairs.value.dtype, call.shape.exponential
         key = taken.fill_absent(repeat_heads(taken.key, call.shape.state_heads), -math.inf if exponential else 0.0)
@@ -276,7 +276,7 @@ def scaled(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _whole(query: Tensor, key: Tensor, value: Tensor, inside: Tensor, exponential: bool) -> tuple[Tensor, Tensor]:
-    """Return every query against the sums over the pairs inside, and the logarithm of what its answer is to be multiplied by."""
+    """Return the output of every query over the pairs inside, and the logarithm of the factor of each output."""
     log_scale = query.new_zeros(query.shape[:3])
     if exponential:
         key = key.masked_fill(~inside, -math.inf)

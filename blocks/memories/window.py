@@ -172,7 +172,7 @@ class Window(Holding):
         return before.joined(pairs.kept(self.rotation))
 
     def carried(self, call: Call, extended: Pairs) -> State:
-        """What the call hands on of them."""
+        """Return the new state: the last ``held`` pairs."""
         tokens = call.tokens
         held_on, current = extended.each(lambda entries: tokens.tail(entries, self.held)), tokens.tail_is_current(self.held)
         if current is not None:
@@ -189,7 +189,7 @@ class Window(Holding):
         features: Mapping[str, Mapped],
         attention: Callable[..., Partial],
     ) -> tuple[tuple[Partial, Pairs | None], State]:
-        """The same for one token, whose pair overwrites the oldest. Nothing is evicted: None."""
+        """Answer the query of one token, whose pair overwrites the oldest. The evicted pairs are None if none can be evicted."""
         tokens, state = call.tokens, call.state
         place = place_of(tokens, self.held)
         evicted = None if self.drops else self.evicted_pairs(call, pairs)

@@ -27,7 +27,8 @@ JOINT = Kernel("blocks.fused.joint", "attend_jointly", TRITON_PACKAGE)
 STEPPED = Kernel("blocks.fused.window_and_state_step", "stepped", TRITON_PACKAGE)
 RING = ("key", "value", "position")
 WIDEST = 256
-"""Of heads and features: a block of wider ones does not fit a processor of the GPU."""
+"""The largest size of a head, and the largest number of features. Larger blocks do not fit into the memory of a processor of the
+GPU."""
 
 
 def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
@@ -81,7 +82,7 @@ def _attend_jointly(
 
 
 def evictions_of(window: Window, extended: Pairs, tokens: Tokens) -> Evictions:
-    """Which entries the state has at each token."""
+    """Return which entries have been evicted into the state at each token."""
     held, size = window.held, window.size
     evicted, start, ends, count = tokens.once(("evictions", window.is_sliding, size), lambda: _tables(window, tokens))
     absent = (extended.position[:, :held] < 0).sum(1)
@@ -127,7 +128,8 @@ def document_starts(tokens: Tokens, held: int) -> tuple[Int[Tensor, "B E"] | Non
 
 
 def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, State]]:
-    """The same for one token. Inputs that no kernel needs, such as a key before its convolution, are written separately."""
+    """Return the head's output for one token. Tensors of pairs that no kernel needs, such as a key before its convolution, are
+    written into the state separately."""
     window, state, read = bound["window"], bound["state"], bound["read"]
     pairs: Pairs = inputs["window"]["pairs"].kept(_window(window).rotation)
     evicted = window.compute(lambda _: _window(window).evicted_pairs(window.call, pairs))
@@ -182,8 +184,12 @@ def _step_features(
 def weight_over(
     exact: Bound, state: Bound, logits: Mapping[str, Tensor], log_scale: Tensor | None, query: Float[Tensor, "B T H F"]
 ) -> Float[Tensor, "B T H"] | None:
-    """Return the logarithm of what an exact memory's mass is multiplied by before it meets the state's. log_scale: that of what the
-    state's is still to be multiplied by."""
+    """Return the logarithm of the ratio of two factors: that of an exact memory's mass and that of the state's mass. None: both are
+    1.
+
+    log_scale: the logarithm of a factor of the state's mass that is not yet applied. logits: the learned weights of memories, of
+    which each mass is multiplied by the sigmoid.
+    """
     weight = None if log_scale is None else -log_scale
     for bound, sign in ((exact, 1), (state, -1)):
         assert isinstance(bound.part, Memory)
@@ -194,7 +200,7 @@ def weight_over(
 
 
 def to_write_over(call: Call) -> State:
-    """Return the state, where nobody else holds it; else a copy."""
+    """Return the state if it may be overwritten; otherwise a copy."""
     return {name: entries.contiguous() if call.in_place else entries.clone() for name, entries in call.state.items()}
 
 
@@ -215,9 +221,9 @@ def _shared(bound: Bound) -> Shared:
 
 def _obstacle(setting: Setting) -> str | None:
     sizes = setting.shape
-    if sizes is None or sizes.both_ways:
-        return "it is causal"
+    assert sizes is not None, "lowering has set the features of the state"
     reasons = {
+        "it is causal, and this head is bidirectional": sizes.both_ways,
         "it processes tokens in blocks, and a step of decode has one token": setting.one_token,
         "it keeps no running maximum for exponential features": sizes.exponential,
         "it caps no logits": setting.capped,

@@ -43,11 +43,11 @@ class Mixer(Part):
         raise NotImplementedError
 
     def own_state(self, width: int) -> dict[str, Slot]:
-        """What one way hands from call to call."""
+        """Return the tensors of the state of one direction, by name."""
         raise NotImplementedError
 
     def own_flops(self, width: int) -> int:
-        """Operations of one token, one way."""
+        """Return the floating-point operations of one token in one direction."""
         raise NotImplementedError
 
     @property

@@ -19,7 +19,7 @@ NOWHERE = -1e30
 
 
 def missing() -> str | None:
-    """What is not installed of all that the form calls."""
+    """Return a message on the packages that the form needs and that are not installed, or None."""
     return GATE.missing() or additive.missing()
 
 

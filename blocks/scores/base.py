@@ -47,12 +47,12 @@ class Score(Part):
 
     role: ClassVar[str] = "score"
     reads: ClassVar[Literal["pair", "state", "window"]] = "pair"
-    """What it looks at beside the pair: the state below, or the window above."""
+    """What the score reads: the pair alone, the state below, or the window above."""
     by_position: ClassVar[bool] = False
-    """It follows from the position alone, and nothing of it is rounded."""
+    """True if the score depends on the position alone and has no rounding error."""
 
     def score(self, pairs: Contenders) -> Float[Tensor, "B E H"]:
-        """What each pair is worth. The positions of none do not matter."""
+        """Return the score of each pair. Scores of absent entries (position -1) are not used."""
         raise NotImplementedError
 
     def resolution(self, pairs: Contenders, score: Float[Tensor, "B E H"]) -> Float[Tensor, "B E H"]:

@@ -21,7 +21,7 @@ WIDEST = 256
 
 
 def obstacle(setting: Setting) -> str | None:
-    """Of a form that calls it."""
+    """Return why a form that calls these kernels cannot run, or None."""
     if setting.needs_mass or setting.needs_maximum:
         return "its attention returns no mass, and the read needs it"
     if setting.sifted:

@@ -194,7 +194,7 @@ def merged(student: ComposedForCausalLM) -> dict[str, Tensor]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can hold it."""
+    """Return the value as JSON can hold it."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", value)
 
 
@@ -213,9 +213,11 @@ def next_token_losses(logits: Tensor, targets: Tensor, backend: str = AUTO) -> T
 
 
 def why_not_fused(logits: Tensor, backend: str) -> str | None:
-    """Why the kernel does not compute the losses of these logits, or None."""
-    if backend not in (AUTO, FLA) or (backend == AUTO and logits.device.type != "cuda"):
-        return "auto uses it on a GPU"
+    """Return why the kernel does not compute the losses of these logits, or None."""
+    if backend not in (AUTO, FLA):
+        return f"it is a kernel of {FLA}, and the backend is {backend}"
+    if backend == AUTO and logits.device.type != "cuda":
+        return f"{AUTO} uses it on a GPU only"
     dtype = dtype_name(logits.dtype)
     if dtype not in SERVED:
         return f"it does not serve {dtype}"
@@ -225,7 +227,10 @@ def why_not_fused(logits: Tensor, backend: str) -> str | None:
 
 
 def merge_adapters(model: Path, out: Path, *, force: bool = False) -> Record:
-    """The model of a folder with its adapters folded in, at ``out``; its record. Raises TrainingError and BuildError."""
+    """Write the model of a folder to ``out``, with its adapters folded into the weights. Return its record.
+
+    Raises TrainingError and BuildError.
+    """
     loaded = load_model(model, "float32", "cpu")
     if not isinstance(loaded, ComposedForCausalLM) or loaded.config.adapter is None:
         raise TrainingError(f"{model} has no adapters: there is nothing to merge.")

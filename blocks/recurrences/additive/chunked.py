@@ -129,7 +129,7 @@ def scan(
     continues: Tensor | None,
     state: Float[Tensor, "B K R F V"],
 ) -> tuple[Float[Tensor, "B K n R c V"], Float[Tensor, "B K R F V"]]:
-    """What each chunk's queries read in the state that enters it, and the state that leaves the last."""
+    """Return the outputs of each chunk's queries for the state before the chunk, and the state after the last chunk."""
     state = as_dtype(state, added.dtype)
     if whole is None and continues is None and (torch.is_grad_enabled() or not added.is_cpu):
         # One sum and one product have fewer backward steps, and fewer launches.

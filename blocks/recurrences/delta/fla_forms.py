@@ -27,12 +27,12 @@ MOST_FEATURES = 256
 
 
 def missing() -> str | None:
-    """What is not installed of all that the forms call."""
+    """Return a message on the packages that the forms need and that are not installed, or None."""
     return missing_of(GATED, PLAIN, STEP, BY_FEATURE, STEP_BY_FEATURE)
 
 
 def obstacle(setting: Setting) -> str | None:
-    """Of the chunked form."""
+    """Return why the chunked form cannot run, or None."""
     if setting.shape is not None and setting.shape.features > MOST_FEATURES:
         return f"its kernel supports {MOST_FEATURES} features at most"
     return fla_kernels.obstacle(setting)
@@ -82,7 +82,7 @@ def step(
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log_decay: Tensor | None, *, gated: bool) -> dict[str, Tensor]:
-    """By the names that the kernels have for them."""
+    """Return the inputs by the names of the kernels' arguments."""
     heads, dtype, features = query.shape[2], value.dtype, width(query.shape[-1])
     inputs = {
         "q": to_heads(query, heads, dtype, features),

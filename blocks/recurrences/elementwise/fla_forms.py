@@ -17,7 +17,7 @@ CHUNKS = kernel("ops.hgrn", "chunk_hgrn")
 
 
 def missing() -> str | None:
-    """What is not installed of what the form calls."""
+    """Return a message on the packages that the form needs and that are not installed, or None."""
     return CHUNKS.missing()
 
 

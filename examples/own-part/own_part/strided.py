@@ -129,6 +129,6 @@ def by_kernel(
     seen: Bool[Tensor, "B T n"],
     softcap: float | None = None,
 ) -> Partial:
-    """The same as ``gathered``, by this package's own kernel."""
+    """Compute ``gathered`` by this package's own kernel."""
     output, lse = ATTEND(query, key.to(query.dtype), value.to(query.dtype), entry, seen)
     return Partial(output, lse)
