@@ -74,9 +74,9 @@ class Convolution(Part):
         return {NAMES[name]: sizes[name] for name in self.inputs}
 
     def parameters(self, shape: Shape) -> dict[str, Fresh]:
-        own = shape.heads if self.per == "query_head" else shape.key_heads
+        key_filters = shape.heads if self.per == "query_head" else shape.key_heads
         size = shape.head_dim
-        rows = {"weight": (own, size)} if self.share == "qk" else {"query": (shape.heads, size), "key": (own, size)}
+        rows = {"weight": (key_filters, size)} if self.share == "qk" else {"query": (shape.heads, size), "key": (key_filters, size)}
         rows["value"] = shape.key_heads, shape.value_dim
         used = {"weight", *self._convolved(shape)}
         return {name: Fresh((*sizes, self.kernel), initialise.current_token) for name, sizes in rows.items() if name in used}

@@ -43,7 +43,7 @@ def in_chunks(
         output, left = run(**inputs, initial_state=entering, scale=1.0, output_final_state=True)
         return answered(output, left, state)
     documents = rows(segment)
-    flat = {name: one_row(of) for name, of in inputs.items()}
+    flat = {name: one_row(tensor) for name, tensor in inputs.items()}
     start = documents.states(entering)
     output, left = run(**flat, initial_state=start, cu_seqlens=documents.bounds, scale=1.0, output_final_state=True)
     return answered(output.unflatten(1, segment.shape).squeeze(0), documents.left(left), state)
@@ -107,8 +107,8 @@ class FlatRows:
     def states(self, state: Float[Tensor, "B ..."], empty: float = 0.0) -> Tensor:
         """Return the initial state of each document: that of the row for a document that continues, ``empty`` for all
         others."""
-        own = state.masked_fill(~self.continues.view(-1, *[1] * (state.dim() - 1)), empty)
-        return state.new_full((self.bounds.shape[0] - 1, *state.shape[1:]), empty).index_copy(0, self.first, own)
+        continued = state.masked_fill(~self.continues.view(-1, *[1] * (state.dim() - 1)), empty)
+        return state.new_full((self.bounds.shape[0] - 1, *state.shape[1:]), empty).index_copy(0, self.first, continued)
 
     def left(self, states: Float[Tensor, "n ..."]) -> Tensor:
         """Return the final state of each row."""

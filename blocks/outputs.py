@@ -26,9 +26,9 @@ class Output(Part):
     """Divides the output by its own size."""
 
     def operation(self, shape: Shape) -> Operation:
-        answer = Port("output", Kind.OUTPUT, shape.heads, shape.value_dim)
+        heads = Port("output", Kind.OUTPUT, shape.heads, shape.value_dim)
         hidden = Port("hidden", Kind.HIDDEN, dim=shape.hidden_size)
-        return Operation(reads=(answer, hidden), gives=(answer,), forms=(Form(EVERY, "as defined", self._run),))
+        return Operation(reads=(heads, hidden), gives=(heads,), forms=(Form(EVERY, "as defined", self._run),))
 
     def _run(self, parameters: Parameters, call: Call, *, output: Tensor, hidden: Tensor) -> tuple[tuple[Tensor], State]:
         return (self.finish(parameters, output, hidden),), {}

@@ -48,8 +48,7 @@ class Read(TakesPartials):
     ) -> tuple[tuple[Tensor], State]:
         """Both by the memories' names."""
         weighed = [
-            Partial(answer.output, answer.lse, weight[name], answer.maximum) if name in weight else answer
-            for name, answer in partial.items()
+            Partial(item.output, item.lse, weight[name], item.maximum) if name in weight else item for name, item in partial.items()
         ]
         return (self.combine(parameters, weighed),), {}
 

@@ -62,11 +62,11 @@ def filtered_step(
 ) -> tuple[Tensor, Tensor]:
     """Filter one token, of the document that the earlier tokens belong to: all taps at once."""
     extended, taps = torch.cat((earlier, inputs), dim=1), as_dtype(weight, inputs.dtype).permute(2, 0, 1)
-    heads, own = inputs.shape[2], weight.shape[0]
-    if heads == own:
+    heads, filters = inputs.shape[2], weight.shape[0]
+    if heads == filters:
         output = (extended * taps).sum(1, keepdim=True)
     else:
-        shared = min(heads, own)
+        shared = min(heads, filters)
         past, batch, size = extended.shape[1], *inputs.shape[::3]
         products = extended.view(batch, past, shared, -1, size) * taps.view(past, shared, -1, size)
         output = products.sum(1).view(batch, 1, -1, size)

@@ -97,11 +97,11 @@ def repeat_heads(states: Tensor, heads: int, dim: int = 2) -> Tensor:
 def rows(states: Float[Tensor, "B T H x"], tokens: slice, heads: int) -> Float[Tensor, "Bh c x"]:
     """Return these tokens as the rows of matrix products, one matrix for each of ``heads`` heads of each text. Where there are more
     heads in ``states``, the rows of those that share one of ``heads`` follow each other."""
-    own = states[:, tokens].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
-    return own.reshape(states.shape[0] * heads, -1, states.shape[-1])
+    tokens_of_heads = states[:, tokens].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
+    return tokens_of_heads.reshape(states.shape[0] * heads, -1, states.shape[-1])
 
 
 def put_rows(into: Float[Tensor, "B T H x"], tokens: slice, products: Float[Tensor, "Bh c x"]) -> None:
     """Write what ``rows`` has laid out into these tokens."""
-    own = products.view(into.shape[0], into.shape[2], -1, products.shape[-1])
-    into[:, tokens].copy_(own.transpose(1, 2))
+    tokens_of_heads = products.view(into.shape[0], into.shape[2], -1, products.shape[-1])
+    into[:, tokens].copy_(tokens_of_heads.transpose(1, 2))

@@ -45,12 +45,12 @@ def _joined(
     filtered: dict[str, Tensor] = {}
     mapped_tensors: dict[str, Tensor] = {}
     for name in ("query", "key"):
-        own, earlier = filters[name if name in filters else "weight"], conv.call.state[name]
+        taps, earlier = filters[name if name in filters else "weight"], conv.call.state[name]
 
         def at_once(
-            x: Tensor, matrix: Tensor, bias: Tensor | None, name: str = name, own: Tensor = own, earlier: Tensor = earlier
+            x: Tensor, matrix: Tensor, bias: Tensor | None, name: str = name, taps: Tensor = taps, earlier: Tensor = earlier
         ) -> Tensor:
-            filtered[name], shares = CONVOLVED_SHARES(x, earlier, own, start, matrix, bias, **sides)
+            filtered[name], shares = CONVOLVED_SHARES(x, earlier, taps, start, matrix, bias, **sides)
             return shares
 
         mapped_tensors[name] = part.mapped(parameters, f"{name}_", inputs["conv"][name], scale, at_once)

@@ -208,13 +208,13 @@ def _decays(log_decay: Tensor | None, count: int, block: int, evictions: Evictio
     """Return the decays in the layout of ``blocks.fused.window_and_state``, padded to all entries of all blocks."""
     if log_decay is None:
         return None, None, None, None
-    missing, own = count * block - log_decay.shape[1], log_decay.dim() - 2
-    filled = torch.nn.functional.pad(log_decay, (0, 0) * own + (0, missing))
+    missing, axes = count * block - log_decay.shape[1], log_decay.dim() - 2
+    filled = torch.nn.functional.pad(log_decay, (0, 0) * axes + (0, missing))
     if evictions.reach == 1:
         entries = tokens = filled.unflatten(1, (count, block)).cumsum(2).flatten(1, 2).contiguous()
     else:
         entries, tokens = _decays_of_groups(filled, log_decay.shape[1], count, block, evictions)
-    return (entries, None, tokens, None) if own == 1 else (None, entries, None, tokens)
+    return (entries, None, tokens, None) if axes == 1 else (None, entries, None, tokens)
 
 
 def _decays_of_groups(

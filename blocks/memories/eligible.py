@@ -61,5 +61,5 @@ def eviction_bias(
     bias = take(between.transpose(1, 2), (evictions[:, None] <= at[..., None]).sum(-1)).transpose(1, 2)
     if tokens.segment is None:
         return bias
-    own = eligible["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, at)[:, None, :, None]
-    return bias + mask_bias(own, bias.dtype)
+    same_document = eligible["segment"].transpose(1, 2)[:, :, None] == take(tokens.segment, at)[:, None, :, None]
+    return bias + mask_bias(same_document, bias.dtype)

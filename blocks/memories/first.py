@@ -69,7 +69,7 @@ class First(Holding):
         # The new state has the pairs of the document at the end of the row, in order, followed by empty entries.
         held = present if segment is None else present & (segment == tokens.last_segment())
         order = torch.where(held, entry, entry + present.shape[1]).argsort(1)[:, :size]
-        kept, few = _picked(held, order), entries.each(lambda of: _picked(of, order))
+        kept, few = _picked(held, order), entries.each(lambda tensor: _picked(tensor, order))
         if segment is None:  # no others fit, however many tokens there are
             seen, visible = few, kept[:, None] & (order[:, None] <= entry[size:, None])
         else:
@@ -77,12 +77,12 @@ class First(Holding):
                 entries,
                 present[:, None] & (entry <= entry[size:, None]) & (segment[:, size:, None] == segment[:, None]),
             )
-        answer = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
-        carried = few.each(lambda of: of * kept.view(*kept.shape, *[1] * (of.dim() - 2)))
+        partial = dense(call.rotate(query, self.rotation), seen.key, seen.value, visible, call.shape.softcap)
+        carried = few.each(lambda tensor: tensor * kept.view(*kept.shape, *[1] * (tensor.dim() - 2)))
         carried = only(carried, kept)
         # The evicted pairs are the call's own; kept pairs are marked as absent for the memories below.
         evicted = replace(pairs, position=pairs.position.masked_fill(stays, -1), known_present=False, tokens=None)
-        return (answer, evicted), state_of(carried, call.state)
+        return (partial, evicted), state_of(carried, call.state)
 
 
 def _picked(entries: Tensor, order: Tensor) -> Tensor:

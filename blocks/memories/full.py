@@ -154,11 +154,11 @@ class Full(Memory):
         key, value = _grown(state["key"], pairs.rotated(rotation)), _grown(state["value"], pairs.value)
         position = torch.cat((state["position"], pairs.position), dim=1)
         faded = self._faded(call, decay)
-        answer = attention(query, key, value, position, pairs, call, faded)
+        result = attention(query, key, value, position, pairs, call, faded)
         if tokens.segment is not None:
             segment = tokens.extended_segment(earlier)
             position = position.masked_fill(segment != tokens.last_segment(), -1)
-        return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
+        return (result,), {"key": key, "value": value, "position": position} | _carried(faded)
 
     def answer_step(
         self,
@@ -175,15 +175,15 @@ class Full(Memory):
         position = torch.cat((call.state["position"], pairs.position), dim=1)
         seen, window = position, call.shape.window
         if window is not None:
-            at, own = _counted(position, pairs, call.tokens)
-            seen = position.masked_fill(at <= own - window, -1)
+            pair_place, query_place = _counted(position, pairs, call.tokens)
+            seen = position.masked_fill(pair_place <= query_place - window, -1)
         elif pairs.tokens is not None and pairs.tokens.once(("all",), lambda: all_present(position)):
             seen = None
         faded = self._faded(call, decay)
         # For a single token, the sums of log decays are those of the new state.
         bias = None if faded is None else faded.left().transpose(1, 2).unflatten(1, (key.shape[2], -1))
-        answer = attention(self._rotate_and_scale(query, call), key, value, seen, bias, call.shape.softcap)
-        return (answer,), {"key": key, "value": value, "position": position} | _carried(faded)
+        result = attention(self._rotate_and_scale(query, call), key, value, seen, bias, call.shape.softcap)
+        return (result,), {"key": key, "value": value, "position": position} | _carried(faded)
 
     def _rotate_and_scale(self, query: Float[Tensor, "B T H D"], call: Call) -> Float[Tensor, "B T H D"]:
         """Return the queries, rotated and, with ``length_scale``, multiplied by the factor of their position."""
@@ -204,8 +204,8 @@ class Full(Memory):
             visible = visible | torch.nn.functional.pad(ahead, (earlier, 0))
         visible = (position >= 0)[:, None] & visible
         if call.shape.window is not None:
-            at, own = _counted(position, pairs, call.tokens)
-            visible = visible & (at[:, None] > own[:, :, None] - call.shape.window)
+            pair_place, query_place = _counted(position, pairs, call.tokens)
+            visible = visible & (pair_place[:, None] > query_place[:, :, None] - call.shape.window)
         segment = call.tokens.extended_segment(earlier)
         return visible if segment is None else visible & (segment[:, earlier:, None] == segment[:, None])
 
@@ -263,8 +263,8 @@ class Full(Memory):
         visible = pairs.present[:, None].expand(-1, query.shape[1], -1)
         if tokens.segment is not None:
             visible = visible & (tokens.segment[:, :, None] == tokens.segment[:, None])
-        answer = dense(call.rotate(query, rotation), pairs.rotated(rotation), pairs.value, visible, call.shape.softcap)
-        return (answer,), {}
+        result = dense(call.rotate(query, rotation), pairs.rotated(rotation), pairs.value, visible, call.shape.softcap)
+        return (result,), {}
 
 
 def _grown(held: Float[Tensor, "B E K x"], new: Float[Tensor, "B T K x"]) -> Float[Tensor, "B S K x"]:

@@ -175,8 +175,8 @@ class Latents(Memory):
         brought = as_dtype(value, mean.dtype).view(batch, shared, 1, size)
         mean = (means.addcmul_(new, brought) if call.in_place else means.addcmul(new, brought)).view_as(mean)
         output = query.softmax(-1).flatten(0, 2)[:, None].bmm(mean.flatten(0, 1)).view(batch, 1, -1, size)
-        answer = Partial(as_dtype(output, value.dtype), None, query.logsumexp(-1))
-        return (answer,), {"maximum": maximum, "total": total, "state": mean}
+        result = Partial(as_dtype(output, value.dtype), None, query.logsumexp(-1))
+        return (result,), {"maximum": maximum, "total": total, "state": mean}
 
     def problem_both_ways(self) -> None:
         return None

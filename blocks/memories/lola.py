@@ -64,7 +64,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
     summed, numbers = to_write_over(state.call), _sum_of(window)
     pieces, rows, start, ends = tokens.once(("pieces", size), lambda: _pieces(tokens, size))
 
-    def answer(_: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(_: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         before, worth, resolution, length = sparse.call.state, None, None, None
         if numbers is not None:
             worth = torch.cat((before[numbers], extended.numbers[numbers]), dim=1).transpose(1, 2).float().contiguous()
@@ -77,7 +77,7 @@ def _run(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]]) ->
         chunks, scores = Chunks(size, pieces, rows, start), Scores(_called(keep), worth, resolution, length)
         return (*WALKED(*entries, cache, weights, *passing, chunks, scores, row_max=shared.asks_maximum), worth)
 
-    output, members, worth = read.compute(answer)
+    output, members, worth = read.compute(run)
     if numbers is not None:
         assert worth is not None
         extended = replace(extended, numbers={**extended.numbers, numbers: worth[:, :, cache.size :].transpose(1, 2)})
@@ -109,7 +109,7 @@ def _called(keep: Score) -> str:
     """Return the kind of the score for ``blocks.fused.arguments.Scores``."""
     if keep.reads == "pair":
         return "place" if keep.by_position else "pair"
-    return next(of.model_fields["kind"].default for of in KNOWN if type(keep) is of)
+    return next(score.model_fields["kind"].default for score in KNOWN if type(keep) is score)
 
 
 def _worth(keep: Score, held: State, entries: Pairs, place: tuple[int, int]) -> tuple[Tensor, Tensor | None]:

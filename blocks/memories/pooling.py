@@ -56,7 +56,7 @@ def by_document(
         return _pooled(*states, left=left)
     row = torch.arange(value.shape[0], device=value.device)[:, None] * (segment.max() + 1)
     _, lengths = (row + segment).flatten().unique_consecutive(return_counts=True)
-    stretches = zip(*(of.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for of in states), strict=True)
+    stretches = zip(*(tensor.flatten(0, 1)[None].split(lengths.tolist(), dim=1) for tensor in states), strict=True)
     output = torch.cat([_pooled(*stretch, left=left) for stretch in stretches], dim=1)
     return output.unflatten(1, value.shape[:2]).squeeze(0)
 

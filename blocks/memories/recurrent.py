@@ -73,8 +73,8 @@ class Recurrent(Memory):
     ) -> tuple[tuple[Partial], State]:
         """Write the pairs that are evicted into the state at each token, and answer the token's query."""
         taken = None if pairs is None else self.features(features, pairs)
-        answer, state = self.recall(call, features.query, taken, decay, recurrence)
-        return (answer,), state
+        result, state = self.recall(call, features.query, taken, decay, recurrence)
+        return (result,), state
 
     def answer_both_ways(
         self, parameters: Parameters, call: Call, *, features: Mapped, pairs: Pairs, decay: Tensor | None = None
@@ -117,9 +117,9 @@ class Recurrent(Memory):
         )
         decay = None if log_decay is None else line.of_time(log_decay)
         along = replace(call, tokens=line.tokens)
-        answer, carried = self.recur(along, line.of_tokens(query), one_by_one, decay, recurrence)
-        lse = None if answer.lse is None else line.at_tokens(answer.lse)
-        return replace(answer, output=line.at_tokens(answer.output), lse=lse), carried
+        result, carried = self.recur(along, line.of_tokens(query), one_by_one, decay, recurrence)
+        lse = None if result.lse is None else line.at_tokens(result.lse)
+        return replace(result, output=line.at_tokens(result.output), lse=lse), carried
 
     def recur(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form

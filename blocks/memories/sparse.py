@@ -138,8 +138,8 @@ class Sparse(Holding):
         self, parameters: Parameters, call: Call, *, query: Float[Tensor, "B 1 H D"], pairs: Pairs | None, attention: Attend
     ) -> tuple[tuple[Partial, None], State]:
         """Return the partial of a cache without a state below it, for one token, and the cache's new state."""
-        answer, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
-        return (answer, None), state
+        result, _, _, state = self.step(parameters, query, pairs, call, below=None, attention=attention)
+        return (result, None), state
 
     def flops(self, shape: Shape, tokens: int) -> int:
         """Attention over the cache. At every eviction a score of recall reads the state for each pair in the cache and each new
@@ -169,21 +169,21 @@ class Sparse(Holding):
             arriving["segment"] = take(tokens.segment, arrival)[..., None].expand_as(arriving["position"])
         held = {name: by_heads(entries) for name, entries in held.items()}
         blocks = {name: entries.to(held[name].dtype).split(size, dim=1) for name, entries in arriving.items()}
-        answers: list[Partial] = []
+        partials: list[Partial] = []
         for index, (asking, at, evictions) in enumerate(
-            zip(*(of.split(size, dim=1) for of in (call.rotate(query, self.rotation), column, arrival)), strict=True)
+            zip(*(tensor.split(size, dim=1) for tensor in (call.rotate(query, self.rotation), column, arrival)), strict=True)
         ):
             eligible = {name: joined_by_heads(entries, blocks[name][index]) for name, entries in held.items()}
             members, left = self._pass(eligible, evictions, max_per_token, call, below)
             if self.size:
                 bias = eviction_bias(eligible, at, evictions, max_per_token, left, tokens)
-                answers.append(attention(asking, eligible["key"], eligible["value"], bias, call.shape.softcap))
+                partials.append(attention(asking, eligible["key"], eligible["value"], bias, call.shape.softcap))
             else:
-                answers.append(_nothing(asking))
+                partials.append(_nothing(asking))
             held = selected_by_heads(eligible, members)
         if tokens.segment is not None:
             held["position"] = held["position"].masked_fill(held["segment"] != tokens.last_segment()[..., None], -1)
-        return _joined(answers), {name: held[name].contiguous() for name in call.state}
+        return _joined(partials), {name: held[name].contiguous() for name in call.state}
 
     def _pass(
         self, eligible: Held, evictions: Int[Tensor, "B e"], max_per_token: int, call: Call, below: Below | None
@@ -203,7 +203,7 @@ class Sparse(Holding):
             pairs = present[:, among]
             if segment is not None:
                 pairs = pairs & (eligible["segment"][:, among] == segment.gather(1, column[:, None])[..., None])
-            score, resolution = (of[:, among] for of in worth)
+            score, resolution = (tensor[:, among] for tensor in worth)
             chosen = pairs_to_evict(score, resolution, pairs, gone[:, among], pairs.shape[1] - first - self.size)
             gone.scatter_(1, chosen, True)
             left.scatter_(1, chosen, first // max_per_token + 1)
@@ -239,12 +239,12 @@ class Sparse(Holding):
             if below is not None:
                 mapped = dropped["mapped"] if "mapped" in dropped else below.map(evicted)
         if self.size == 0:
-            answer = _nothing(query)
+            result = _nothing(query)
         else:
-            answer = attention(
+            result = attention(
                 call.rotate(query, self.rotation), state["key"], state["value"], state["position"], None, call.shape.softcap
             )
-        return answer, evicted, mapped, state
+        return result, evicted, mapped, state
 
     def _held(self, pairs: Pairs, call: Call) -> Held:
         """Return the pairs in the form of the state: those of each query head, with rotated keys."""
@@ -299,8 +299,8 @@ def _nothing(query: Tensor) -> Partial:
     return Partial(torch.zeros_like(query), empty, maximum=empty)
 
 
-def _joined(answers: list[Partial]) -> Partial:
+def _joined(partials: list[Partial]) -> Partial:
     """Concatenate the partials of blocks of tokens."""
-    output, lse = (torch.cat(of, dim=1) for of in zip(*((each.output, each.lse) for each in answers), strict=True))
-    largest = [each.maximum for each in answers if each.maximum is not None]
+    output, lse = (torch.cat(blocks, dim=1) for blocks in zip(*((item.output, item.lse) for item in partials), strict=True))
+    largest = [item.maximum for item in partials if item.maximum is not None]
     return Partial(output, lse, maximum=torch.cat(largest, dim=1) if largest else None)

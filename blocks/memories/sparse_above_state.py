@@ -88,7 +88,7 @@ class StateBelow:
     def _settle(self) -> None:
         """Gather the evicted pairs of those set by ``set_pairs``."""
         if self.evictions:
-            self.evicted.append(self._of(*(torch.cat(of, dim=1) for of in zip(*self.evictions, strict=True))))
+            self.evicted.append(self._of(*(torch.cat(groups, dim=1) for groups in zip(*self.evictions, strict=True))))
             self.evictions = []
 
     def _of(self, index: Tensor, present: Tensor, column: Tensor) -> Features:
@@ -152,9 +152,9 @@ class StateBelow:
 
 def _joined(evicted: list[Features], max_per_token: int) -> Features:
     """Return all evicted pairs, in their order; with one per token, in its own column."""
-    key, value = (torch.cat(of, dim=1) for of in zip(*((each.key, each.value) for each in evicted), strict=True))
+    key, value = (torch.cat(groups, dim=1) for groups in zip(*((each.key, each.value) for each in evicted), strict=True))
     others = zip(*((each.present, each.arrival, each.rate) for each in evicted), strict=True)
-    present, arrival, rate = ([of for of in every if of is not None] for every in others)
+    present, arrival, rate = ([tensor for tensor in every if tensor is not None] for every in others)
     return Features(
         key,
         value,
@@ -165,7 +165,7 @@ def _joined(evicted: list[Features], max_per_token: int) -> Features:
     )
 
 
-def _answer(
+def _run(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state."""
@@ -175,13 +175,13 @@ def _answer(
     return [((exact, None), held), ((rest,), summed)]
 
 
-def _answer_step(
+def _run_step(
     bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]], *, recurrence: Form, attention: Attend
 ) -> list[tuple[Any, State]]:
     """Return the outputs of the cache and of the state for one token."""
     cache, state, below, query, pairs = _opened(bound, inputs, recurrence)
-    answers = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
-    exact, *arriving, held = answers
+    results = cache.compute(_sparse(cache).step, query, pairs, cache.call, below=below, attention=attention)
+    exact, *arriving, held = results
     rest, summed = state.compute(lambda _: below.answer_step(*arriving))
     return [((exact, None), held), ((rest,), summed)]
 
@@ -211,12 +211,12 @@ def _forms(parts: Mapping[str, Part]) -> tuple[Form, ...]:
     of_evictions = [each for each in memory.recurrences if not each.decode]
     steps = [
         replace(each, says=f"{STEP}{how}; {each.says}", decode=True,
-                run=partial(_answer_step, recurrence=each, attention=attention),
+                run=partial(_run_step, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
         for _, how, attention, obstacle in STEPS for each in of_steps
     ]  # fmt: skip
     evictions = [
-        replace(each, says=f"{ONE_BY_ONE}{how}; {each.says}", run=partial(_answer, recurrence=each, attention=attention),
+        replace(each, says=f"{ONE_BY_ONE}{how}; {each.says}", run=partial(_run, recurrence=each, attention=attention),
                 obstacle=partial(_first_obstacle, (obstacle, each.obstacle)))
         for backend, how, attention, obstacle in BLOCKS for each in of_evictions if backend in (EVERY, each.backend)
     ]  # fmt: skip

@@ -138,16 +138,16 @@ class StateMemory(Recurrent):
         if step is not None and taken is not None:
             key, step = repeat_heads(taken.key, step.shape[2]), step[..., None]
             taken = replace(taken, key=key + step.log() if call.shape.exponential else key * step)
-        answer, state = self.recall(call, features.query, taken, decay, recurrence)
+        result, state = self.recall(call, features.query, taken, decay, recurrence)
         if self.skip and pairs is not None:
-            answer = self._skipped(parameters, answer, pairs.value)
-        return (answer,), state
+            result = self._skipped(parameters, result, pairs.value)
+        return (result,), state
 
-    def _skipped(self, parameters: Parameters, answer: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
+    def _skipped(self, parameters: Parameters, result: Partial, value: Float[Tensor, "B T K V"]) -> Partial:
         """Return the partial with the tokens' own values added, times the learned ``skip`` of each head."""
-        output = answer.output
-        own = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
-        return replace(answer, output=output + own)
+        output = result.output
+        skipped = repeat_heads(value.to(output.dtype), output.shape[2]) * parameters["skip"].to(output.dtype)[:, None]
+        return replace(result, output=output + skipped)
 
     def recall(
         self, call: Call, query: Float[Tensor, "B T H F"], pairs: Features | None, log_decay: Tensor | None, recurrence: Form
@@ -191,7 +191,7 @@ class StateMemory(Recurrent):
         elif self.normalise and not shape.even:
             query, log_scale = scaled(query)
         output, carried["state"] = run(recurrence, call, query, key, value, log_decay, segment, matrix)
-        return self._answer(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
+        return self._normalised(output, log_scale, dtype, query.shape[-1], mass=call.needs_mass), carried
 
     def predict(self, key: Float[Tensor, "B E H F"], state: State) -> Float[Tensor, "B E H V"]:
         matrix, log_scale = state["state"], None
@@ -203,7 +203,7 @@ class StateMemory(Recurrent):
         elif self.normalise:
             key, _ = scaled(key)
         output = torch.einsum("behf,bhfv->behv", key, matrix)
-        return self._answer(output, log_scale, output.dtype, key.shape[-1], mass=False).output
+        return self._normalised(output, log_scale, output.dtype, key.shape[-1], mass=False).output
 
     def matrix(self, state: State) -> Float[Tensor, "B N F V"]:
         """S, times exp(M) of exponential features, without z."""
@@ -237,14 +237,17 @@ class StateMemory(Recurrent):
         log_scale = query.new_zeros(query.shape[:3])
         for document in segment.unique().tolist():
             inside = segment == document
-            answer, scale = _whole(query, key, value, inside[..., None, None], exponential)
-            output = output + answer * inside[..., None, None]
+            sums, scale = _whole(query, key, value, inside[..., None, None], exponential)
+            output = output + sums * inside[..., None, None]
             log_scale = log_scale + scale * inside[..., None]
-        answer = self._answer(output, log_scale, dtype, query.shape[-1])
-        return (self._skipped(parameters, answer, pairs.value) if self.skip else answer,), {}
+        result = self._normalised(output, log_scale, dtype, query.shape[-1])
+        return (self._skipped(parameters, result, pairs.value) if self.skip else result,), {}
 
-    def _answer(self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True) -> Partial:
-        """log_scale: the logarithm of the output's factor; None: no factor. mass: whether a read needs the mass."""
+    def _normalised(
+        self, output: Tensor, log_scale: Tensor | None, dtype: torch.dtype, features: int, *, mass: bool = True
+    ) -> Partial:
+        """Return the output as this state normalises it. log_scale: the logarithm of a factor of the output; None: no factor. mass:
+        whether a read needs the mass."""
         if not self.normalise:
             output = output if log_scale is None else output * log_scale[..., None].exp()
             return Partial(output / math.sqrt(features) if self.scale == "root" else output, None)

@@ -108,11 +108,11 @@ class Window(Holding):
         kernel = Form(FLA, "parallel_attn", partial(self.answer, attention=_by_kernel), fla_forms.obstacle,
                       missing=fla_forms.ATTENTION.missing, refuses=True)  # fmt: skip
         kernels = (kernel,) if self.is_sliding else ()
-        own = Form(TRITON, "blocks of queries against their window, with its mass, in one pass",
+        with_mass = Form(TRITON, "blocks of queries against their window, with its mass, in one pass",
                    partial(self.answer, attention=_with_mass), partial(triton_forms.obstacle, beside=next(iter(kernels), None)),
                    missing=triton_forms.WITH_MASS.missing, refuses=True)  # fmt: skip
         return (
-            own,
+            with_mass,
             *kernels,
             Form(REFERENCE, "all pairs of a call, masked", partial(self.answer, attention=_masked)),
             Form(TORCH, step + native, partial(self.answer_step, attention=native_step), native_step_obstacle, decode=True),
@@ -155,7 +155,7 @@ class Window(Holding):
         key, query = extended.key, call.rotate(query, self.rotation)
         reach = None if self.is_sliding else tokens.position % self.size + self.size
         visible = Visible(extended.position, segment, held, reach)
-        answer = attention(query, key, extended, visible, call.shape.softcap)
+        result = attention(query, key, extended, visible, call.shape.softcap)
         for number in call.shape.numbers:
             if number.error is not None:
                 sums = error_sums(number.error, features[number.name], query, key, extended, tokens, visible)
@@ -164,7 +164,7 @@ class Window(Holding):
 
         carried = self.carried(call, extended)
         evict = self._pair_per_token if self.is_sliding else self._chunks
-        return (answer, evict(extended, segment, tokens)), carried
+        return (result, evict(extended, segment, tokens)), carried
 
     def entries(self, call: Call, pairs: Pairs) -> Pairs:
         """Return the pairs of the state, the oldest first, followed by those of the call."""
@@ -202,8 +202,8 @@ class Window(Holding):
         position = carried["position"]
         # If each token adds its pair, windows of one size hold the same positions in all layers.
         full = pairs.tokens is tokens and tokens.once(("full", self.held), lambda: all_present(position))
-        answer = attention(query, carried["key"], carried["value"], None if full else position, bias, call.shape.softcap)
-        return (answer, evicted), carried
+        result = attention(query, carried["key"], carried["value"], None if full else position, bias, call.shape.softcap)
+        return (result, evicted), carried
 
     def evicted_pairs(self, call: Call, pairs: Pairs) -> Pairs | None:
         """Return the pairs that are evicted at the only token of a call, if any can be."""
@@ -273,7 +273,7 @@ class Window(Holding):
 
         segment = None if tokens.segment is None else around(tokens.segment)
         arguments = around(key), around(pairs.value), around(pairs.present), segment, 2 * self.size - 1
-        return (windowed(query, *arguments, own=tokens.segment, softcap=call.shape.softcap), None), {}
+        return (windowed(query, *arguments, query_segment=tokens.segment, softcap=call.shape.softcap), None), {}
 
     def _pair_per_token(self, extended: Pairs, segment: Tensor | None, tokens: Tokens) -> Pairs:
         length = tokens.position.shape[1]
@@ -299,7 +299,7 @@ class Window(Holding):
         last = torch.arange(size, length + missing + 1, size, device=begins.device).clamp(max=length) - 1
         arrival = torch.minimum(column, last)
         entry = (arrival[..., None] + torch.arange(size, device=begins.device)).flatten(1)
-        present, arrival = (of.repeat_interleave(size, dim=1) for of in (column < length, arrival))
+        present, arrival = (tensor.repeat_interleave(size, dim=1) for tensor in (column < length, arrival))
         if segment is not None:
             present = present & (take(segment, entry) == take(segment, arrival + self.held))
         evicted = only(extended.each(lambda entries: take(entries, entry)), present)

@@ -139,11 +139,11 @@ def _run_step(bound: Mapping[str, Bound], inputs: Mapping[str, Mapping[str, Any]
     query, ring = call.rotate(inputs["window"]["query"], _window(window).rotation), tuple(held[name] for name in RING)
     further = {"size": 0 if _window(window).is_sliding else _window(window).size, "row_max": _shared(read).asks_maximum}
 
-    def answer(_: Any) -> Tensor:
+    def run(_: Any) -> Tensor:
         rest = taken, decay, weight, ring, summed["state"]
         return STEPPED(query, pairs.key, pairs.value, call.tokens.position, call.tokens.in_row(), query_features, *rest, **further)
 
-    output = read.compute(answer)
+    output = read.compute(run)
     others = {name: entries for name, entries in held.items() if name not in RING}
     if others:
         held |= written(others, place_of(call.tokens, _window(window).held), state_of(pairs, others), in_place=True)
@@ -194,8 +194,8 @@ def weight_over(
     for bound, sign in ((exact, 1), (state, -1)):
         assert isinstance(bound.part, Memory)
         if bound.part.called in logits:
-            own = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
-            weight = own if weight is None else weight + own
+            log_weight = sign * torch.nn.functional.logsigmoid(logits[bound.part.called])
+            weight = log_weight if weight is None else weight + log_weight
     return None if weight is None else weight.expand(query.shape[:3])
 
 

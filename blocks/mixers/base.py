@@ -80,7 +80,7 @@ class Mixer(Part):
         if not self.both_ways:
             return fresh
         back = self.own_parameters(shape.hidden_size, ahead=True)
-        return fresh | {f"{BACKWARD}{name}": own for name, own in back.items()}
+        return fresh | {f"{BACKWARD}{name}": parameter for name, parameter in back.items()}
 
     def state(self, shape: Shape) -> dict[str, Slot]:
         return {} if self.both_ways else self.own_state(shape.hidden_size)

@@ -42,7 +42,7 @@ def means(
         documents = rows(segment)
         start = documents.states(before, NOWHERE)
         key, log_decay, after = GATE(one_row(entering), initial_state=start, cu_seqlens=documents.bounds)
-        key, log_decay = (of.unflatten(1, segment.shape).squeeze(0) for of in (key, log_decay))
+        key, log_decay = (tensor.unflatten(1, segment.shape).squeeze(0) for tensor in (key, log_decay))
         after = documents.left(after)
     # A token without a logit adds nothing. The first with one has nothing before it to decay.
     key = key.masked_fill(logits.isneginf(), 0.0)

@@ -95,9 +95,9 @@ def pairs_to_evict(
     smallest = score.masked_fill(gone, math.inf).topk(count + 1, dim=1, largest=False)
     resolution = resolution.nan_to_num(0.0, posinf=0.0)  # where a score is infinite
     # The difference of two infinities is no number, and compares as equal.
-    above = score - smallest.values[:, -1:]
+    margin = score - smallest.values[:, -1:]
     within = resolution + resolution.gather(1, smallest.indices[:, -1:])
-    rank = torch.where(above < -within, age + score.shape[1], age).masked_fill((above > within) | gone, -1)
+    rank = torch.where(margin < -within, age + score.shape[1], age).masked_fill((margin > within) | gone, -1)
     return rank.argmax(dim=1, keepdim=True) if count == 1 else rank.topk(count, dim=1).indices.sort(dim=1).values
 
 

@@ -64,9 +64,9 @@ def all_before(
     held = key.shape[1] - query.shape[1]
     if held:
         # Absent entries can be anywhere. Moved before all others they split no document.
-        own = torch.arange(held, key.shape[1], device=key.device).expand(key.shape[0], -1)
-        order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), own), dim=1)
-        key, value, present = (take(of, order) for of in (key, value, present))
+        entry = torch.arange(held, key.shape[1], device=key.device).expand(key.shape[0], -1)
+        order = torch.cat((present[:, :held].byte().argsort(dim=1, stable=True), entry), dim=1)
+        key, value, present = (take(states, order) for states in (key, value, present))
         since = None if since is None else take(since, order)
     # The answers at padding are discarded, so rows of one document need no cutting.
     document = segment if held == 0 else _documents(present, segment, held)
@@ -88,11 +88,11 @@ def _answer(run: Kernel, query: Tensor, key: Tensor, value: Tensor, document: In
     """document: of each entry; None: one a row."""
     held = key.shape[1] - query.shape[1]
     queries = torch.cat((query.new_zeros(query.shape[0], held, *query.shape[2:]), query), dim=1)
-    inputs = [of.to(value.dtype) for of in (queries, key, value)]
+    inputs = [states.to(value.dtype) for states in (queries, key, value)]
     scale = 1 / math.sqrt(query.shape[-1])
     if document is None:
         output = run(*inputs, scale=scale, **further)
     else:
-        output = run(*(one_row(of) for of in inputs), scale=scale, cu_seqlens=rows(document).bounds, **further)
+        output = run(*(one_row(states) for states in inputs), scale=scale, cu_seqlens=rows(document).bounds, **further)
         output = output.unflatten(1, document.shape).squeeze(0)
     return Partial(output[:, held:].to(query.dtype), None)

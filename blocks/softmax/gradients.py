@@ -75,8 +75,8 @@ class _Blocks(torch.autograd.Function):
         keys, scale = key.shape[2], 1 / math.sqrt(query.shape[-1])
         to_query = torch.empty_like(query) if ctx.needs_input_grad[0] else None
         to_key, to_value = (
-            torch.zeros_like(of, memory_format=torch.contiguous_format) if needed else None
-            for of, needed in zip((key, value), ctx.needs_input_grad[1:3], strict=True)
+            torch.zeros_like(states, memory_format=torch.contiguous_format) if needed else None
+            for states, needed in zip((key, value), ctx.needs_input_grad[1:3], strict=True)
         )
         for index, (tokens, entries) in enumerate(_places(query, bias, ctx.before)):
             raw, mass = rest[index], rest[ctx.count + index]

@@ -38,8 +38,8 @@ def behind(
     """Return each query, the last of the entries among them, against those of its document among the last ``held`` entries, its own
     among them; or against its own and ``reach`` before it, fewer than ``held``. position: -1 where there is no pair."""
     earlier = key.shape[1] - query.shape[1]
-    own = torch.arange(earlier, key.shape[1], device=key.device)
-    first = (own - (held - 1 if reach is None else reach)).expand(query.shape[:2])
+    query_entry = torch.arange(earlier, key.shape[1], device=key.device)
+    first = (query_entry - (held - 1 if reach is None else reach)).expand(query.shape[:2])
     if segment is not None:
         first = first.maximum(torch.searchsorted(segment, segment[:, earlier:].contiguous()))
     output, lse = WITH_MASS(query.to(value.dtype), key.to(value.dtype), value, position, first.clamp(min=0), held)

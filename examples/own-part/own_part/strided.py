@@ -76,23 +76,23 @@ class Strided(Holding):
         if segment is not None:
             seen = seen & (take(segment, entry) == segment[:, size:].repeat_interleave(size, dim=1))
         shape = (*last.shape, size)
-        answer = attend(
+        result = attend(
             call.rotate(query, self.rotation), entries.key, entries.value, entry.view(shape), seen.view(shape), call.shape.softcap
         )
 
         oldest, column = torch.searchsorted(count, last - size), torch.arange(size, count.shape[1], device=count.device)
         evicted_entry = torch.where(kept, oldest, column)
-        evicted = entries.each(lambda of: take(of, evicted_entry))
+        evicted = entries.each(lambda tensor: take(tensor, evicted_entry))
         present = evicted.present & pairs.present
         if segment is not None:
             present = present & (take(segment, evicted_entry) == segment[:, size:])
         evicted = only(evicted, present)
 
         carried_entry = torch.searchsorted(count, count[:, -1:] - age.flip(0))
-        carried = entries.each(lambda of: take(of, carried_entry))
+        carried = entries.each(lambda tensor: take(tensor, carried_entry))
         if segment is not None:
             carried = only(carried, take(segment, carried_entry) == tokens.last_segment())
-        return (answer, evicted), state_of(carried, call.state)
+        return (result, evicted), state_of(carried, call.state)
 
 
 def gathered(
@@ -106,8 +106,9 @@ def gathered(
     """Softmax of each query over its ``n`` entries, if they are visible."""
     batch, length, count = entry.shape
     keys, values = (take(states, entry.flatten(1)).view(batch * length, count, *states.shape[2:]) for states in (key, value))
-    own = dense(query.flatten(0, 1)[:, None], keys, values, seen.flatten(0, 1)[:, None], softcap)
-    output, lse, maximum = (of.view(batch, length, *of.shape[2:]) for of in (own.output, own.lse, own.maximum) if of is not None)
+    rows = dense(query.flatten(0, 1)[:, None], keys, values, seen.flatten(0, 1)[:, None], softcap)
+    results = (rows.output, rows.lse, rows.maximum)
+    output, lse, maximum = (tensor.view(batch, length, *tensor.shape[2:]) for tensor in results if tensor is not None)
     return Partial(output, lse, maximum=maximum)
 
 
